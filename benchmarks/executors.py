@@ -6,7 +6,7 @@ import numpy as np
 
 import graphwright as gw
 from benchmarks.harness import Figure, rounds
-from graphwright.plan import Workspace
+from graphwright.plan import Executable
 
 SIZES = (64, 1024, 16_384, 65_536, 262_144, 1_048_576)
 FEW = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ def measure(figure: Figure, op: str, p: gw.Program, feeds: dict[str, np.ndarray]
     """ATen's time over the VM's; adds both rows."""
     spaces = {}
     for executor in ("aten", "vm"):
-        spaces[executor] = Workspace(p.compile({name: a.shape for name, a in feeds.items()}, executor=executor))
+        spaces[executor] = Executable(p.compile({name: a.shape for name, a in feeds.items()}, executor=executor))
         spaces[executor].run(feeds)
     size = max(a.size for a in feeds.values())
     taken = rounds({name: space.execute for name, space in spaces.items()}, n=9, inner=max(3, 400_000 // (size + 2000)))

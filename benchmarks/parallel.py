@@ -7,7 +7,7 @@ import numpy as np
 import graphwright as gw
 from benchmarks.harness import Figure, rounds
 from graphwright.array.cpu import set_num_threads
-from graphwright.plan import ParallelWorkspace, Workspace
+from graphwright.plan import Executable, ParallelExecutable
 
 SIDES = (32, 128, 512, 1024)
 BRANCHES, DEPTH = 4, 4
@@ -21,7 +21,7 @@ def run() -> list[Figure]:
     )
     for side in SIDES:
         feeds, plan = branches(side)
-        spaces = {"in order": Workspace(plan), "2 threads": ParallelWorkspace(plan, threads=2)}
+        spaces = {"in order": Executable(plan), "2 threads": ParallelExecutable(plan, threads=2)}
         results = {name: space.run(feeds)["y"].tobytes() for name, space in spaces.items()}
         assert len(set(results.values())) == 1  # bit for bit
         taken = rounds({name: s.execute for name, s in spaces.items()}, n=15, inner=max(1, 2 * 10**8 // side**3 // 16))

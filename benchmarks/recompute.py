@@ -9,7 +9,7 @@ import numpy as np
 import graphwright as gw
 from benchmarks.harness import Figure, rounds
 from graphwright.ops import get
-from graphwright.plan import BudgetImpossible, Workspace
+from graphwright.plan import BudgetImpossible, Executable
 
 LAYERS, WIDTH, BATCH = 9, 128, 512
 
@@ -24,7 +24,7 @@ def run() -> list[Figure]:
     plain = planned(p)
     every = [(q.arena_bytes, operations(q)) for q in (marked(p, cuts) for cuts in product((0, 1), repeat=LAYERS - 1))]
     root = marked(p, [int(k % 3 == 2) for k in range(LAYERS - 1)])
-    spaces = {"all kept": Workspace(plain), "blocks of √n": Workspace(root)}
+    spaces = {"all kept": Executable(plain), "blocks of √n": Executable(root)}
     for share in (0.8, 0.6, 0.5, 0.4):
         budget = int(share * plain.arena_bytes)
         best = min((flops for arena, flops in every if arena <= budget), default=None)
@@ -33,7 +33,7 @@ def run() -> list[Figure]:
         except BudgetImpossible as error:
             figure.says.append(f"{share:.0%}: not found, {error.best / plain.arena_bytes:.0%} at best")
             continue
-        spaces[f"{share:.0%}"] = Workspace(plan)
+        spaces[f"{share:.0%}"] = Executable(plan)
         figure.add(f"{share:.0%}: budget", operations(plan) / operations(plain), "x operations")
         if best is not None:
             figure.add(

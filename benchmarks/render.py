@@ -1,46 +1,94 @@
-"""`docs/performance.md` from the stored results and the reasons in `limits.md`."""
+"""Write the tables of each machine beside its results, and `docs/performance.md` from its template.
+
+`results/<machine>/tables.md` holds every stored figure. The template `performance.md` holds the conclusions; a field
+`{{ benchmark | part of the title | row }}` becomes the stored median, of the first machine of `MACHINES` that has it,
+and `{{ ... @ machine }}` that of a machine by its short name.
+"""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import RESULTS
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-LIMITS = Path(__file__).with_name("limits.md")
+TEMPLATE = Path(__file__).with_name("performance.md")
+MACHINES = {
+    "epyc2": "amd-epyc-family-25-model-17",
+    "epyc": "amd-epyc",
+    "xeon": "intel-r-xeon-r-processor-2-50ghz",
+}
+"""Short name -> folder of results, in the order in which fields look for their figure."""
+_FIELD = re.compile(r"\{\{([^{}]*)\}\}")
+_STEPS = {"s": ("s", 1.0), "ms": ("s", 1e-3), "us": ("s", 1e-6), "ns": ("s", 1e-9)}
 
 
 def render() -> None:
-    """Write the page."""
+    """Write all tables and the page."""
+    for folder in sorted(RESULTS.iterdir()):
+        (folder / "tables.md").write_text(tables(folder), encoding="utf-8")
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    """The page with all fields filled in. Raises: KeyError for a field that names no stored figure."""
+    text = _FIELD.sub(lambda m: value(m[1]), TEMPLATE.read_text(encoding="utf-8"))
+    return text
+
+
+def value(field: str) -> str:
+    """The stored median of one field, with its unit."""
+    wanted, _, machine = (part.strip() for part in field.partition("@"))
+    name, title, row = (part.strip() for part in wanted.split("|"))
+    for folder in [MACHINES[machine]] if machine else MACHINES.values():
+        path = RESULTS / folder / f"{name}.json"
+        if not path.is_file():
+            continue
+        for figure in json.loads(path.read_text(encoding="utf-8"))["figures"]:
+            for r in figure["rows"] if title in figure["title"] + ", " + figure["conditions"] else ():
+                if r["who"] == row:
+                    return quantity(r["value"], r["unit"])
+    raise KeyError(f"no stored figure for {{{{{field}}}}}")
+
+
+def quantity(number: float, unit: str) -> str:
+    """A number with its unit in three digits; seconds with the prefix that suits."""
+    if unit in _STEPS:
+        seconds = number * _STEPS[unit][1]
+        unit, size = next(((u, s) for u, (_, s) in _STEPS.items() if seconds >= s), ("ns", 1e-9))
+        number = seconds / size
+    if unit == "bits per byte":
+        return f"{number:.2f}"
+    digits = f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+    return f"{digits} {unit}".strip()
+
+
+def tables(folder: Path) -> str:
+    """All figures stored of one machine."""
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))]
     lines = [
-        "# Performance",
+        f"# {stored[0]['machine']['cpu']}",
         "",
-        "Each table is printed by the command under it; the page is written by `python -m benchmarks`.",
-        "Medians with bootstrap 95 % intervals; `A/A` is the first row measured again, as the noise of the machine.",
-        "What was measured on other kinds of machines stands under the first, with their names in the titles.",
-        "Clocks and neighbours differ from run to run: compare within a table, not between them.",
+        "Written by `python -m benchmarks`. Medians with bootstrap 95 % intervals; `A/A` is the first row measured a",
+        "second time, the noise of the machine. Compare within a table, not between tables.",
         "",
-        LIMITS.read_text(encoding="utf-8"),
     ]
-    stored = [json.loads(path.read_text(encoding="utf-8")) for path in RESULTS.glob("*/*.json")]
-    often = Counter(data["machine"]["cpu"] for data in stored)
-    first = max(sorted(often), key=often.__getitem__)
-    for data in sorted(stored, key=lambda d: (d["name"], d["machine"]["cpu"] != first, d["machine"]["cpu"])):
-        lines += _tables(data, "" if data["machine"]["cpu"] == first else f" ({data['machine']['cpu']})")
-    PAGE.write_text("\n".join(lines), encoding="utf-8")
+    for data in stored:
+        lines += _tables(data)
+    return "\n".join(lines)
 
 
-def _tables(data: dict[str, Any], where: str) -> list[str]:
-    """One benchmark's figures, and how they were made; `where` goes into their titles."""
+def _tables(data: dict[str, Any]) -> list[str]:
+    """One benchmark's figures, and how they were made."""
     lines: list[str] = []
     m = data["machine"]
     versions = ", ".join(f"{k} {v}" for k, v in m["versions"].items())
     for figure in data["figures"]:
         lines += [
-            f"## {figure['title']}{where}",
+            f"## {figure['title']}",
             "",
             figure["conditions"] + ".",
             "",

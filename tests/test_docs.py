@@ -60,6 +60,13 @@ def test_every_page_is_in_the_menu_of_the_site():
     assert packages == {Path(name).stem for name in menu if name.startswith("reference/")}
 
 
+def test_the_performance_page_shows_the_stored_results(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.render import PAGE, page
+
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
 def test_the_readme_has_an_example():
     assert _BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
 

@@ -1,7 +1,7 @@
-"""The root of all errors: what, where, expected, got and the way out, as fields and as text.
+"""The root of all errors: what, where, expected, got and a fix, as fields and as text.
 
-Each layer defines its own classes beside the code that raises them; this file holds the root, the two bases that tell
-the caller's mistake from a failure at run time, and the kinds that several layers raise.
+Each layer defines its own classes beside the code that raises them. This file holds the root, the two bases (mistakes
+of the caller, failures at run time), and the kinds that several layers raise.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class GraphwrightError(Exception):
     """Root of all errors of this package.
 
     Args:
-        what: one sentence that says what is wrong.
-        where: path, key, file or line at which it is wrong.
-        expected: what would have been right.
-        got: what was found.
-        fix: the way out, as a call or a command where there is one.
+        what: one sentence that states the problem.
+        where: the path, key, file or line of the problem.
+        expected: what would have been valid.
+        got: what was found instead.
+        fix: how to solve it, as a call or a command if there is one.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class GraphwrightError(Exception):
 
 
 class Facts(TypedDict, total=False):
-    """The keywords of the root, for errors that take facts of their own and pass these on."""
+    """The keywords of `GraphwrightError`, for subclasses that forward them."""
 
     where: object
     expected: object
@@ -71,11 +71,11 @@ class Facts(TypedDict, total=False):
 
 
 class UsageError(GraphwrightError, ValueError):
-    """The caller asked for something that cannot be."""
+    """The caller passed invalid arguments or made an invalid request."""
 
 
 class BudgetUnreachable(UsageError):
-    """No result meets a budget `asked` for; `best` is the nearest figure that one does meet."""
+    """No result meets the budget `asked`; `best` is the closest value that can be reached."""
 
     def __init__(self, what: str, *, asked: float, best: float, where: object = None, fix: str | None = None) -> None:
         super().__init__(what, where=where, expected=f"{asked:g}", got=f"{best:g} at best", fix=fix)
@@ -83,19 +83,19 @@ class BudgetUnreachable(UsageError):
 
 
 class ComputeError(GraphwrightError, RuntimeError):
-    """Something failed while running, on input that looked right."""
+    """A computation failed on valid arguments."""
 
 
 class IndexOutOfRange(ComputeError, IndexError):
-    """An id or a place outside the axis it indexes."""
+    """An index is outside the axis that it indexes."""
 
 
 class NonFinite(ComputeError, ArithmeticError):
-    """A value is infinite or NaN where a check refuses that."""
+    """A value is infinite or NaN, and a check does not allow it."""
 
 
 class AliasError(UsageError):
-    """A result would be written over memory that the op still reads."""
+    """A result would overwrite memory that the op still reads."""
 
 
 class CycleError(UsageError):
@@ -107,15 +107,15 @@ class CycleError(UsageError):
 
 
 class ShapeError(UsageError):
-    """Shapes that do not fit an operation."""
+    """The shapes of operands do not fit the operation."""
 
 
 class DTypeError(UsageError, TypeError):
-    """A dtype that an operation does not take."""
+    """An operation does not accept this dtype."""
 
 
 class MissingExtra(UsageError, ImportError):
-    """A feature needs packages that are not installed."""
+    """A feature needs optional packages that are not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
         super().__init__(f"{needed_for} needs the extra '{extra}'", fix=f"python -m pip install 'graphwright[{extra}]'")

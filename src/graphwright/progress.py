@@ -1,4 +1,4 @@
-"""Progress of long work as events; whoever shows them (CLI, notebook, studio) gets the same ones."""
+"""Progress of long work as events, the same for the command line, notebooks and other frontends."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of some work.
+    """One event of a long task.
 
     Attributes:
-        what: of the work.
+        what: name of the task.
         done, total: steps.
-        facts: numbers worth showing: loss, tokens per second.
-        table: row -> column -> number, where several parts of the work go on at once.
+        facts: numbers to show, such as the loss or tokens per second.
+        table: row -> column -> number, if several parts of the task run at once.
     """
 
     what: str

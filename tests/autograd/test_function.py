@@ -149,7 +149,7 @@ def test_what_it_saves_goes_with_its_vjp_though_the_result_lives() -> None:
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             y = Silu.forward(ctx, x)
-            held.extend(weakref.ref(array_of(t)) for t in ctx._kept[1:])
+            held.extend(weakref.ref(array_of(t)) for t in ctx._pending[1:])
             return y
 
     x = tensor(X, requires_grad=True)

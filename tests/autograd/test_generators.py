@@ -60,7 +60,7 @@ def test_a_plan_draws_what_the_same_steps_draw_outside_it() -> None:
     manual_seed(3)
     run = gw.compile(noisy)
     assert [np.array_equal(run(x).numpy(), y) for y in outside] == [True] * 3
-    assert rng.get_state() == {"seed": 3, "step": 3, "stream": 0}
+    assert rng.state_dict() == {"seed": 3, "step": 3, "stream": 0}
     manual_seed(3)
     program = gw.trace(noisy, x)
     assert [np.array_equal(program.run({"x": x})["out"].to_numpy(), y) for y in outside] == [True] * 3
@@ -102,12 +102,12 @@ def test_the_gradient_passes_where_the_values_did() -> None:
 def test_two_backwards_share_one_mask_and_leave_the_generator_alone() -> None:
     x = tensor(ONES, requires_grad=True)
     y = dropout(x, 0.5)
-    state = rng.get_state()
+    state = rng.state_dict()
     first, second = grad(y.sum(), x, retain_graph=True)[0], grad((3 * y).sum(), x)[0]
     rng.next_step()
     assert np.array_equal(3 * first.numpy(), second.numpy())
     assert np.array_equal(first.numpy(), y.numpy())
-    assert state == {**rng.get_state(), "step": 0, "stream": 1}
+    assert state == {**rng.state_dict(), "step": 0, "stream": 1}
 
 
 def test_a_programs_gradient_and_its_tape_use_the_mask_of_the_run() -> None:
@@ -142,13 +142,13 @@ def test_streams_stay_with_their_nodes_when_others_go() -> None:
 
 def test_state_comes_back_and_forks_are_put_back() -> None:
     rand(2)
-    state = rng.get_state()
+    state = rng.state_dict()
     with fork_rng(9) as forked:
         assert forked.seed == 9
         other = rand(4)
     again = rand(4).numpy()
     assert not np.array_equal(other.numpy(), again)
-    rng.set_state(state)
+    rng.load_state_dict(state)
     assert np.array_equal(rand(4).numpy(), again)
     with pytest.raises(RuntimeError), fork_rng(1):
         raise RuntimeError
@@ -161,10 +161,10 @@ def test_state_comes_back_and_forks_are_put_back() -> None:
     "state", [{}, {"seed": -1, "step": 0, "stream": 0}, {"seed": 0, "step": 2**32, "stream": 0}, 3]
 )
 def test_what_is_no_state_is_refused(state) -> None:
-    before = rng.get_state()
+    before = rng.state_dict()
     with pytest.raises(UsageError):
-        rng.set_state(state)
-    assert rng.get_state() == before
+        rng.load_state_dict(state)
+    assert rng.state_dict() == before
 
 
 def test_a_number_that_equals_p_is_kept() -> None:

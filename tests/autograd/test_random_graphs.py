@@ -236,6 +236,6 @@ def test_a_quotient_of_integers_keeps_signs(kinds: tuple[str, str]) -> None:
 
 
 def test_integers_have_no_negative_powers() -> None:
-    with pytest.raises(gw.GraphwrightError, match="negative powers"):
+    with pytest.raises(gw.GraphwrightError, match="negative power"):
         _ = gw.tensor([2, 3]) ** -1
     assert (gw.tensor([2.0]) ** -1).tolist() == [0.5]

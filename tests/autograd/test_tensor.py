@@ -189,7 +189,7 @@ def test_one_element_is_a_number() -> None:
 
 def test_length_is_that_of_the_first_axis() -> None:
     assert len(zeros(4, 2)) == 4
-    with pytest.raises(UsageError, match="scalar"):
+    with pytest.raises(UsageError, match="0-d tensor"):
         len(tensor(1.0))
 
 

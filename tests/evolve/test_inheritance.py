@@ -87,5 +87,5 @@ def test_inherited_weights_reach_a_target_sooner_than_fresh_ones():
         return ev.Evolution(ev.tasks.xor(), None, settings, seed=seed).run(80).evolution.counters.backward
 
     inherited, fresh = ([steps(how, seed) for seed in range(20)] for how in ("lamarck", "none"))
-    _, p = wilcoxon(inherited, fresh, alternative="less")
+    p = float(wilcoxon(inherited, fresh, alternative="less")[1])
     assert p < 0.05, (inherited, fresh)

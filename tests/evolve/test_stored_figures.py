@@ -36,7 +36,7 @@ def ablation(rows: Rows) -> None:
     for less in ("no species", "no growth"):
         one, other = solved(whole), solved(found[less])
         table = [[one, 100 - one], [other, 100 - other]]
-        _, p = fisher_exact(table, alternative="greater")
+        p = float(fisher_exact(table, alternative="greater")[1])
         assert p < 0.05
     assert solved(found["no growth"]) == 0
     ends = [evaluations(found[w], 45_000) for w in ("all of it", "no crossover", "no species", "no growth")]
@@ -53,7 +53,7 @@ def hybrid(rows: Rows) -> None:
 def inherited(rows: Rows) -> None:
     for ours, fresh in (rows[:2], rows[2:]):
         assert len(ours["seeds"]) == len(fresh["seeds"]) == 20
-        _, p = wilcoxon(ours["seeds"], fresh["seeds"], alternative="less")
+        p = float(wilcoxon(ours["seeds"], fresh["seeds"], alternative="less")[1])
         assert p < 0.05
 
 

@@ -224,9 +224,9 @@ def test_what_is_in_the_way_of_a_folder_is_said_with_a_way_out_that_works(tmp_pa
     for write in (make, directory.check_free, lambda place: atomic_write(place, b"x")):
         for place in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
             error = said(place, write)
-            assert "a file stands" in error.what
+            assert "is a file" in error.what
             assert "mkdir" not in str(error)
-            assert error.expected == f"{tmp_path / 'afile'}, a folder"
+            assert error.expected == f"{tmp_path / 'afile'} to be a directory"
         assert said(tmp_path / "no ne/x", write).fix == f"mkdir -p '{tmp_path / 'no ne'}'"
 
 

@@ -54,26 +54,26 @@ class Session:
         self.issued[handle] = payload
 
     def done(self, before: Model, hashed: str, undo: Callable[[], None], redo: Callable[[], None]) -> None:
-        self.past.append((before, hashed, self.model.copy(), self.graph.hash(places=True), undo, redo))
+        self.past.append((before, hashed, self.model.copy(), self.graph.hash(positions=True), undo, redo))
         self.future.clear()
 
     def undo(self) -> None:
         before, hashed, _, _, undo, _ = entry = self.past.pop()
         undo()
-        assert self.graph.hash(places=True) == hashed
+        assert self.graph.hash(positions=True) == hashed
         self.model = before.copy()
         self.future.append(entry)
 
     def redo(self) -> None:
         _, _, after, hashed, _, redo = entry = self.future.pop()
         redo()
-        assert self.graph.hash(places=True) == hashed
+        assert self.graph.hash(positions=True) == hashed
         self.model = after.copy()
         self.past.append(entry)
 
     # -- edits: each does it, writes it down in the model, and says how to undo and redo it ----------------------------
     def add_node(self) -> NodeId:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
         name = self.name()
         n = self.graph.add_node(name=name, seq=self.count)
         self.issue(n, name)
@@ -89,7 +89,7 @@ class Session:
         return n
 
     def add_edge(self, s: NodeId, t: NodeId) -> EdgeId:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
         self.count += 1
         e = self.graph.add_edge(s, t, weight=self.count)
         self.issue(e, self.count)
@@ -105,7 +105,7 @@ class Session:
         return e
 
     def remove_edge(self, e: EdgeId) -> None:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
 
         def redo() -> None:
             cell[:] = [self.graph.remove_edge(e)]
@@ -118,7 +118,7 @@ class Session:
         self.done(before, hashed, undo, redo)
 
     def remove_node(self, n: NodeId) -> None:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
 
         def redo() -> None:
             cell[:] = [self.graph.remove_node(n)]
@@ -133,7 +133,7 @@ class Session:
         self.done(before, hashed, undo, redo)
 
     def rewire(self, e: EdgeId, s: NodeId | None, t: NodeId | None) -> None:
-        before, hashed = self.model.copy(), self.graph.hash(places=True)
+        before, hashed = self.model.copy(), self.graph.hash(positions=True)
         cell = [self.graph.rewire_edge(e, src=s, dst=t)]
         old_s, old_t, weight = self.model.edges[e]
         self.model.edges[e] = (old_s if s is None else s, old_t if t is None else t, weight)
@@ -144,7 +144,7 @@ class Session:
         self.done(before, hashed, swap, swap)
 
     def add_edges(self, pairs: list[tuple[NodeId, NodeId]]) -> None:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
         weights = [self.count + i + 1 for i in range(len(pairs))]
         self.count += len(pairs)
         ids = self.graph.add_edges([s for s, _ in pairs], [t for _, t in pairs], weight=weights)
@@ -161,7 +161,7 @@ class Session:
         self.done(before, hashed, undo, redo)
 
     def remove_edges(self, edges: list[EdgeId]) -> None:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
 
         def redo() -> None:
             cell[:] = [self.graph.remove_edges(edges)]
@@ -175,7 +175,7 @@ class Session:
         self.done(before, hashed, undo, redo)
 
     def remove_nodes(self, nodes: list[NodeId]) -> None:
-        before, hashed, cell = self.model.copy(), self.graph.hash(places=True), []
+        before, hashed, cell = self.model.copy(), self.graph.hash(positions=True), []
 
         def redo() -> None:
             cell[:] = [self.graph.remove_nodes(nodes)]
@@ -191,7 +191,7 @@ class Session:
         self.done(before, hashed, undo, redo)
 
     def rewire_edges(self, edges: list[EdgeId], sources: list[NodeId] | None, targets: list[NodeId] | None) -> None:
-        before, hashed = self.model.copy(), self.graph.hash(places=True)
+        before, hashed = self.model.copy(), self.graph.hash(positions=True)
         cell = [self.graph.rewire_edges(edges, src=sources, dst=targets)]
         for i, e in enumerate(edges):
             s, t, weight = self.model.edges[e]

@@ -18,20 +18,20 @@ from .model import Session, new_graph, random_edit, random_session
 @pytest.mark.parametrize("block", [4, 16])
 def test_long_run_of_random_edits_and_undo_all(block):
     session = Session(new_graph(block=block))
-    start = session.graph.hash(places=True)
+    start = session.graph.hash(positions=True)
     rng = random.Random(block)
     for step in range(deep(1500, 500)):
         random_edit(session, rng)
         if step % 100 == 0:
             session.check()
-    end = session.graph.hash(places=True)
+    end = session.graph.hash(positions=True)
     while session.past:
         session.undo()
-    assert session.graph.hash(places=True) == start
+    assert session.graph.hash(positions=True) == start
     session.check()
     while session.future:
         session.redo()
-    assert session.graph.hash(places=True) == end
+    assert session.graph.hash(positions=True) == end
     session.check()
 
 
@@ -56,12 +56,12 @@ def test_deleting_a_node_leaves_no_ghost_degrees():
     for _ in range(3):
         g.add_edge(hub, hub)
     kept = g.add_edge(other, third)
-    before = g.hash(places=True)
+    before = g.hash(positions=True)
     record = g.remove_node(hub)
     assert len(record.edges) == len({r.edge for r in record.edges}) == 1003
     assert (g.out_edges(other), g.in_edges(other), g.edge_count) == ((kept,), (), 1)
     assert g.restore_node(record) == hub
-    assert g.hash(places=True) == before
+    assert g.hash(positions=True) == before
     assert g.out_degree(hub) == 503
 
 
@@ -99,21 +99,21 @@ def test_restores_out_of_order_are_refused_and_change_nothing():
     u, v = g.add_node(), g.add_node()
     edges = [g.add_edge(u, v) for _ in range(6)]
     first, second = g.remove_edge(edges[0]), g.remove_edge(edges[3])
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     with pytest.raises(NotUndoable):
         g.restore_edge(first)
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     g.restore_edge(second)
     moved = g.rewire_edge(edges[5], src=v)
     g.rewire_edge(edges[4], src=v)
     g.rewire_edge(edges[4], src=u)
     g.rewire_edge(edges[5], src=u)
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     with pytest.raises(NotUndoable):
         g.restore_rewire(moved)
     with pytest.raises(NotUndoable):
         g.restore_edge(second)  # alive
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
 
 
 def test_a_refused_restore_of_a_node_changes_nothing():
@@ -123,10 +123,10 @@ def test_a_refused_restore_of_a_node_changes_nothing():
     g.add_edge(u, v)
     record = g.remove_node(u)
     late = g.add_edge(v, v)  # takes the slot that the record's last edge would get back
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     with pytest.raises(NotUndoable):
         g.restore_node(record)
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     assert g.out_edges(v) == (late,)
     with pytest.raises(StaleHandle):
         g.in_degree(u)
@@ -223,7 +223,7 @@ def test_columns_are_checked_and_all_or_nothing():
     g = Graph({"op": object, "n": ("u1", 7), "x": "f4", "ok": "?"}, {"port": "i4"})
     a = g.add_node(op={"k": 1}, x=0.5)
     assert (g.node(a, "op"), g.node(a, "n"), g.node(a, "x"), g.node(a, "ok")) == ({"k": 1}, 7, 0.5, False)
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     for bad in ({"n": 256}, {"n": -1}, {"x": "text"}, {"n": 1.5}):
         with pytest.raises(DTypeError):
             g.add_node(**bad)
@@ -237,7 +237,7 @@ def test_columns_are_checked_and_all_or_nothing():
         g.node(a, "nothing")
     with pytest.raises(DTypeError):
         g.add_edge(a, a, port="x")
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     assert g.node_count == 1
     g.set_node(a, op="changed", n=9)
     assert (g.node(a, "op"), g.node(a, "n")) == ("changed", 9)
@@ -266,12 +266,12 @@ def test_stale_handles_say_what_is_known():
 def test_clear_kills_every_handle_and_can_be_undone():
     session = random_session(new_graph(block=4), 200, seed=9)
     g = session.graph
-    state, handles = g.hash(places=True), [*g.nodes(), *g.edges()]
+    state, handles = g.hash(positions=True), [*g.nodes(), *g.edges()]
     record = g.clear()
     assert (g.node_count, g.edge_count) == (0, 0)
     assert not any(h in g for h in handles)
     g.restore_nodes(record)
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     session.check()
 
 
@@ -279,14 +279,14 @@ def test_a_copy_is_independent_and_continues_alike():
     session = random_session(new_graph(block=4), 200, seed=2)
     g = session.graph
     twin = g.copy()
-    assert twin.hash(places=True) == g.hash(places=True)
+    assert twin.hash(positions=True) == g.hash(positions=True)
     n = next(iter(g.nodes()))
     assert twin.add_edge(n, n) == g.add_edge(n, n)
     assert twin.remove_node(n) == g.remove_node(n)
-    state = g.hash(places=True)
-    assert twin.hash(places=True) == state
+    state = g.hash(positions=True)
+    assert twin.hash(positions=True) == state
     twin.clear()
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
 
 
 def test_the_hash_sees_each_part_and_ignores_the_rest():
@@ -296,7 +296,7 @@ def test_the_hash_sees_each_part_and_ignores_the_rest():
         return g, a, b, g.add_edge(a, b, weight=1.0, tag=("x", 1))
 
     g, a, b, e = build()
-    base, places = g.hash(), g.hash(places=True)
+    base, positions = g.hash(), g.hash(positions=True)
     changes = [
         lambda g: g.set_node(a, name="c"),
         lambda g: g.set_edge(e, weight=1.5),
@@ -315,16 +315,16 @@ def test_the_hash_sees_each_part_and_ignores_the_rest():
     assert len(seen) == len(changes) + 1
     g, *_ = build()
     g.remove_node(g.add_node())  # high-water mark, free list and version moved
-    assert (g.hash(), g.hash(places=True)) == (base, places)
+    assert (g.hash(), g.hash(positions=True)) == (base, positions)
     second = g.add_edge(a, b)
     g.add_edge(a, b)
-    one = g.hash(places=True), g.hash()
+    one = g.hash(positions=True), g.hash()
     g.restore_edge(g.remove_edge(second))
-    assert (g.hash(places=True), g.hash()) == one
+    assert (g.hash(positions=True), g.hash()) == one
     g.rewire_edge(second, src=b)
     g.rewire_edge(second, src=a)  # same graph, other place
     assert g.hash() == one[1]
-    assert g.hash(places=True) != one[0]
+    assert g.hash(positions=True) != one[0]
 
 
 def test_a_value_without_a_stable_text_is_not_hashed():
@@ -407,7 +407,7 @@ def test_four_threads_of_edits_leave_a_serial_state():
     assert not any(torn)
     for me in range(4):
         assert {e for e in g.edges() if g.edge(e, "owner") == me} == set(kept[me])
-    assert Graph.from_dict(g.to_dict()).hash(places=True) == g.hash(places=True)  # the loader checks every list
+    assert Graph.from_dict(g.to_dict()).hash(positions=True) == g.hash(positions=True)  # the loader checks every list
     assert sum(g.out_degree(n) for n in shared) == sum(g.in_degree(n) for n in shared) == g.edge_count
 
 
@@ -417,22 +417,22 @@ def test_a_slot_table_that_is_full_says_so(monkeypatch):
     monkeypatch.setattr(slots, "MAX_SLOTS", 20)
     g = Graph()
     nodes = [g.add_node() for _ in range(20)]
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     with pytest.raises(CapacityError):
         g.add_node()
     with pytest.raises(CapacityError):
         g.add_nodes(3)
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     g.remove_node(nodes[4])
     assert g.add_node().generation == 2
 
 
-def test_a_full_place_table_leaves_the_graph_as_it_was(monkeypatch):
-    monkeypatch.setattr(buckets, "MAX_PLACES", 64)
+def test_a_full_bucket_table_leaves_the_graph_as_it_was(monkeypatch):
+    monkeypatch.setattr(buckets, "MAX_ENTRIES", 64)
     g = Graph(block=16)
     nodes = g.add_nodes(6)
     edges = [g.add_edge(nodes[i], nodes[0]) for i in range(4)]
-    state, version = g.hash(places=True), g.version
+    state, version = g.hash(positions=True), g.version
     with pytest.raises(CapacityError):
         g.add_edge(nodes[5], nodes[0])
     with pytest.raises(CapacityError):
@@ -440,7 +440,7 @@ def test_a_full_place_table_leaves_the_graph_as_it_was(monkeypatch):
     with pytest.raises(CapacityError):
         g.rewire_edge(g.add_edge(nodes[0], nodes[0]), src=nodes[5])
     g.remove_edge(g.edges()[-1])
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
     assert g.version > version
     g.remove_edge(edges[0])
     g.add_edge(nodes[5], nodes[0])  # the freed block

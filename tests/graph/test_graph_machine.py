@@ -106,9 +106,9 @@ class GraphMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self):
-        hashed = self.session.graph.hash(places=True)
+        hashed = self.session.graph.hash(positions=True)
         self.session.reload()
-        assert self.session.graph.hash(places=True) == hashed
+        assert self.session.graph.hash(positions=True) == hashed
 
     @invariant()
     def agrees_with_the_model(self):

@@ -32,9 +32,9 @@ def test_packing_is_one_to_one_and_the_kinds_never_meet(index, generation, other
     same = (index, generation) == (other_index, other_generation)
     assert (n == NodeId(other_index, other_generation)) == same
     assert n != EdgeId(other_index, other_generation)
-    with pytest.raises(ValueError, match="not packed from a NodeId"):
+    with pytest.raises(ValueError, match="not a packed NodeId"):
         NodeId.from_int(e)
-    with pytest.raises(ValueError, match="not packed from a EdgeId"):
+    with pytest.raises(ValueError, match="not a packed EdgeId"):
         EdgeId.from_int(n)
 
 

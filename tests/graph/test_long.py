@@ -150,8 +150,8 @@ def test_a_million_edits_in_bulk_agree_with_arrays():
 def rows_of(ids, live, edges):
     """Row of each edge handle."""
     order = np.argsort(ids[live])
-    place = np.searchsorted(ids[live], edges.ids, sorter=order)
-    rows = live[order[place]]
+    position = np.searchsorted(ids[live], edges.ids, sorter=order)
+    rows = live[order[position]]
     np.testing.assert_array_equal(ids[rows], edges.ids)
     return rows
 

@@ -21,7 +21,7 @@ def test_a_loaded_graph_is_equal_and_continues_alike(arrays):
         g = random_session(new_graph(block=4, max_generation=3), 200, seed).graph
         saved = g.to_dict(arrays=arrays)
         loaded = Graph.from_dict(saved if arrays else json.loads(json.dumps(saved)))
-        assert loaded.hash(places=True) == g.hash(places=True)
+        assert loaded.hash(positions=True) == g.hash(positions=True)
         nodes = list(g.nodes())
         for twin in (g, loaded):  # the same edits issue the same handles in the same places
             record = twin.remove_node(nodes[0])

@@ -71,18 +71,18 @@ def test_a_mask_of_an_older_state_is_stale_and_never_another_row():
     g.remove_edge(edges[4])
     reused = g.add_edge(nodes[1], nodes[1], w=99)
     assert reused.index == edges[4].index
-    state = g.hash(places=True)
+    state = g.hash(positions=True)
     with pytest.raises(StaleHandle):
         g.remove_edges(mask)
     with pytest.raises(StaleHandle):
         g.edges["w"][mask] = 0
     with pytest.raises(UsageError, match="different states"):
         _ = mask & (g.edges["w"] > 0)
-    with pytest.raises(UsageError, match="one flag per live row"):
+    with pytest.raises(UsageError, match="differs from the number of live rows"):
         g.remove_edges(np.ones(99, bool))
-    with pytest.raises(UsageError, match="not one truth value"):
+    with pytest.raises(UsageError, match="truth value of a mask"):
         bool(g.edges["w"] > 0)
-    assert g.hash(places=True) == state
+    assert g.hash(positions=True) == state
 
 
 def test_writing_through_masks_handles_and_whole_columns():
@@ -106,7 +106,7 @@ def test_writing_through_masks_handles_and_whole_columns():
     for bad, error in [("x", DTypeError), ([1, 2], UsageError)]:
         with pytest.raises(error):
             w[...] = bad
-    with pytest.raises(UsageError, match="named by handles"):
+    with pytest.raises(UsageError, match="addressed by handles"):
         w[1:3] = 0
     assert g.hash() == state
 

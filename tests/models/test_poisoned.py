@@ -9,7 +9,7 @@ import pytest
 from checkpoints import Made, some_ids
 
 import graphwright as gw
-from graphwright.plan import Workspace
+from graphwright.plan import Executable
 
 
 @pytest.mark.parametrize("executor", ["aten", "vm"])
@@ -18,6 +18,6 @@ def test_logits_are_the_same_under_poison(made: Callable[[str], Made], name: str
     p = gw.open(made(name).path).program
     feeds = {"ids": some_ids((2, 9)), "positions": np.arange(9)[None].repeat(2, 0)}
     plan = p.compile({n: a.shape for n, a in feeds.items()}, executor=executor)
-    plain, poisoned = (Workspace(plan, poison=poison).run(feeds)["logits"] for poison in (False, True))
+    plain, poisoned = (Executable(plan, poison=poison).run(feeds)["logits"] for poison in (False, True))
     assert np.isfinite(poisoned.to_numpy()).all()
     assert poisoned.tobytes() == plain.tobytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,35 +12,26 @@ from hypothesis import strategies as st
 import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.ops import OPS, call
-from graphwright.ops.axes import AXES, Use, axes_row
-from graphwright.ops.terms import Atom, atoms, chain, known, product, resized, resolve, same, size, spread
+from graphwright.ops.axes import Atom, AxesUse, atoms, chain, known, product, resized, resolve, same, size, spread
 
-ROWS = [name for name, op in OPS.items() if not isinstance(axes_row(op), str)]
+ROWS = [name for name, op in OPS.items() if op.axes is not None]
 
 
 def test_every_op_has_a_row_or_a_reason():
     for name, op in OPS.items():
-        row = axes_row(op)
-        assert callable(row) or row != "its row says nothing of axes", name
-    assert set(AXES) <= set(OPS)
+        assert op.axes is not None or op.why.get("axes"), name
 
 
-def test_a_row_of_its_own_comes_first():
-    op = OPS["tanh"]
-    assert axes_row(replace(op, axes=lambda u: [()])) is not axes_row(op)
-
-
-def used(name: str, seed: int) -> tuple[list[np.ndarray], dict[str, Any], Use, list[tuple]]:
+def used(name: str, seed: int) -> tuple[list[np.ndarray], dict[str, Any], AxesUse, list[tuple]]:
     """A sample of an op, and what its row says of it."""
     op = OPS[name]
     operands, attrs = op.sample(np.random.default_rng(seed))
     operands, attrs = [np.asarray(x) for x in operands], op.complete(attrs)
     ins = [tuple(Atom(n) for n in x.shape) for x in operands]
     specs = op.specs([from_numpy(x).spec for x in operands], attrs)
-    use = Use(ins, [s.shape for s in specs], attrs, [False] * len(ins), [None] * len(ins))
-    row = axes_row(op)
-    assert callable(row)
-    outs = [tuple(map(resolve, dims)) for dims in row(use)]
+    use = AxesUse(ins, [s.shape for s in specs], attrs, [False] * len(ins), [None] * len(ins))
+    assert op.axes is not None
+    outs = [tuple(map(resolve, dims)) for dims in op.axes(use)]
     use.ins = [tuple(map(resolve, dims)) for dims in ins]
     assert [tuple(map(size, dims)) for dims in outs] == [s.shape for s in specs]
     return operands, attrs, use, outs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from choosing import chosen
 from graphwright.array import CPU, NDArray, backend, from_numpy
-from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
@@ -65,7 +65,9 @@ def by_vm(given_: list[np.ndarray]) -> list[np.ndarray]:
 
     ins = [from_numpy(x) for x in given_]
     outs = [from_numpy(np.full(len(given_[0]), 9)), from_numpy(np.full_like(given_[0], 7.0))]
-    rows = encode("choose", [view(a) for a in outs], [view(a) for a in ins], {})
+    form = OPS["choose"].vm
+    assert form is not None
+    rows = form.rows([view(a) for a in outs], [view(a) for a in ins], {})
     assert rows is not None
     VmSegment([rows])()
     return [a.to_numpy() for a in outs]

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from op_cases import draws
 from torch_ops import TORCH
 
-from graphwright.array import CPU, NDArray, backend, from_numpy, int64
+from graphwright.array import CPU, NDArray, Spec, backend, from_numpy, int64
 from graphwright.errors import DTypeError, GraphwrightError, ShapeError, UsageError
 from graphwright.ops import OPS, UnknownOp, call, compute, get, op
+
+
+def sampled(name: str) -> tuple[list[Spec], dict]:
+    """Specs of the operands of a sample, and its attributes."""
+    inputs, attrs = draws(name, 1)[0]
+    return [from_numpy(x).spec for x in inputs], attrs
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -18,8 +25,17 @@ def test_each_cell_is_filled_or_has_a_reason(name: str) -> None:
     assert row.doc.strip()
     assert row.infer is not None
     assert row.cost is not None
-    for cell in ("vjp", "sample"):
-        assert getattr(row, cell) is not None or row.why.get(cell), f"{name}.{cell} is None without a reason"
+    for cell in ("vjp", "sample", "axes", "emit", "onnx"):
+        falls_back = cell in ("emit", "onnx") and row.expand is not None
+        assert getattr(row, cell) is not None or row.why.get(cell) or falls_back, f"{name}.{cell} is None, no reason"
+    assert set(row.why) <= {"vjp", "sample", "axes", "emit", "onnx"}
+    assert row.aten is None or (row.view is None and callable(getattr(torch, row.aten)))
+    assert (row.method or row.functional or row.module) is None or row.operands
+    assert len(row.results) in (0, len(row.specs(*sampled(name))))
+    assert not row.traits.backward_of or row.traits.backward_of in OPS
+    assert not row.traits.applies or row.traits.applies in OPS
+    assert row.traits.contracts in {"", "out_in", "in_out", "window"}
+    assert not row.traits.mixes or row.traits.mixes in row.attrs
     assert row.traits.amp in {"low", "f32", "promote", "inner", "keep"}
     low, high = row.arity if isinstance(row.arity, tuple) else (row.arity, row.arity)
     most = low + 8 if high is None else high
@@ -394,3 +410,29 @@ def test_a_choice_between_broadcast_operands_fills_the_result(shapes: tuple[tupl
     out = from_numpy(np.zeros((64, 64), np.float32))
     compute(get("where"), [from_numpy(x) for x in (mask, a, b)], {}, [out])
     assert out.to_numpy().tobytes() == np.where(mask, a, b).tobytes()
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.keeps_zero and OPS[n].arity in (1, 2)])
+def test_keeps_zero_is_true_of_the_kernel(name: str) -> None:
+    zeros = [from_numpy(np.zeros(3)) for _ in range(int(str(OPS[name].arity)))]
+    assert not compute(OPS[name], zeros, OPS[name].complete({}))[0].to_numpy().any()
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.annihilated])
+def test_annihilated_is_true_of_the_kernel(name: str) -> None:
+    one, zero = (from_numpy(np.full(3, v)) for v in (1.0, 0.0))
+    for operands in ([one, zero], [zero, one]):
+        assert not compute(OPS[name], operands, {})[0].to_numpy().any()
+
+
+@pytest.mark.parametrize("name", [n for n in OPS if OPS[n].traits.linear_in or OPS[n].traits.jointly_linear])
+def test_linear_ops_are_linear(name: str) -> None:
+    """Scaling the operands that an op is linear in scales its result."""
+    row = OPS[name]
+    inputs, attrs = draws(name, 1)[0]
+    joint = row.traits.jointly_linear
+    for ports in [range(len(inputs))] if joint else [[port] for port in row.traits.linear_in]:
+        scaled = [2.0 * x if i in ports else x for i, x in enumerate(inputs)]
+        scaled = scaled[:2] if row.traits.addend == 2 else scaled
+        before = compute(row, [from_numpy(x) for x in inputs[: len(scaled)]], attrs)[0].to_numpy()
+        np.testing.assert_allclose(compute(row, [from_numpy(x) for x in scaled], attrs)[0].to_numpy(), 2.0 * before)

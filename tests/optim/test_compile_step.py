@@ -89,7 +89,7 @@ def bits(p: Program, opt: Any = None) -> dict[str, bytes]:
 
 def count_plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
-    module = import_module("graphwright.plan.planning.compile")
+    module = import_module("graphwright.plan.compile")
     plain = module.make_plan
     monkeypatch.setattr(module, "make_plan", lambda *a, **k: made.append(0) or plain(*a, **k))
     return made
@@ -197,7 +197,7 @@ def test_a_step_allocates_nothing_after_the_first_runs(case: str) -> None:
         step(x=x, y=y)
     given = {"x": gw.tensor(x), "y": gw.tensor(y)}
     arrays = [array_of(given[name]) for name in step.program.input_names()]
-    space = step.plan.workspace()
+    space = step.plan.executable()
     assert tensor_allocations(lambda: space.step(arrays)) == []
 
 
@@ -255,11 +255,11 @@ def test_the_work_after_an_edit_follows_what_it_touched() -> None:
         (x, y), *_ = batches(1)
         step(x=x, y=y)
         made: Any = step._made
-        before = made.looked_at
+        before = made.mirror.visited
         with p.edit("insert") as e:
             e.insert(p.in_edges("act3")[0], "sigmoid", name="new")
         step(x=x, y=y)
-        looked.append(made.looked_at - before)
+        looked.append(made.mirror.visited - before)
         assert step.plan.patched.kind == "patched"
         rows.append(step.plan.patched.rows)
     assert looked[0] == looked[1]

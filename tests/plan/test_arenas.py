@@ -15,9 +15,9 @@ from graphwright.array.backend import use
 from graphwright.array.sim import SimBackend
 from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import UsageError
-from graphwright.plan import OutOfMemory, StaleLease, Workspace
+from graphwright.plan import Executable, OutOfMemory, StaleBorrow
 from graphwright.plan.running.arena import shared_arena
-from graphwright.plan.running.workspace import Bound
+from graphwright.plan.running.executable import BoundCall
 from graphwright.program import Builder, Program
 
 pytestmark = pytest.mark.usefixtures("young_heap")
@@ -43,7 +43,7 @@ def _alone() -> None:
 
 def chunks(plans: list) -> dict[int, Storage]:
     """What the arenas of the plans' own workspaces are made of, each once."""
-    arenas = [space._arena for space in (p.workspace() for p in plans) if space._arena is not None]
+    arenas = [space._arena for space in (p.executable() for p in plans) if space._arena is not None]
     return {id(chunk): chunk for arena in arenas for chunk in arena.chunks}
 
 
@@ -65,7 +65,7 @@ def test_twenty_shapes_hold_the_largest_arena(lengths: list[int]) -> None:
 def test_own_workspaces_hold_their_sum() -> None:
     """What the shared one is compared with."""
     p = net()
-    spaces = [Workspace(p.compile(x=(n, 8))) for n in (5, 10, 20)]
+    spaces = [Executable(p.compile(x=(n, 8))) for n in (5, 10, 20)]
     for n, space in zip((5, 10, 20), spaces, strict=True):
         space.run({"x": feed(n)})
     assert len({id(chunk) for s in spaces if s._arena is not None for chunk in s._arena.chunks}) == 3
@@ -75,24 +75,24 @@ def test_what_another_plan_overwrote_is_refused() -> None:
     p = net()
     small, large = p.compile(x=(2, 8), watch=("tanh",)), p.compile(x=(9, 8))
     small(x=feed(2))
-    kept = small.workspace().watched("tanh").tobytes()
-    lease = small(x=feed(2), lease=True)["y"]
-    assert lease.to_numpy().shape == (2, 8)
+    kept = small.executable().watched("tanh").tobytes()
+    borrow = small(x=feed(2), borrow=True)["y"]
+    assert borrow.to_numpy().shape == (2, 8)
     large(x=feed(9))
-    for ask in (lambda: small.workspace().watched("tanh"), lambda: small.workspace().run(small[1:2])):
+    for ask in (lambda: small.executable().watched("tanh"), lambda: small.executable().run(small[1:2])):
         with pytest.raises(UsageError, match="another plan"):
             ask()
-    with pytest.raises(StaleLease):
-        lease.to_numpy()
+    with pytest.raises(StaleBorrow):
+        borrow.to_numpy()
     small(x=feed(2))
-    assert small.workspace().watched("tanh").tobytes() == kept
+    assert small.executable().watched("tanh").tobytes() == kept
 
 
 def test_bound_memory_stays_the_callers() -> None:
     p = net()
     small, large = p.compile(x=(2, 8)), p.compile(x=(9, 8))
     small(x=feed(2))
-    bound = Bound(small.workspace())
+    bound = BoundCall(small.executable())
     bound.inputs["x"][:] = feed(2)
     large(x=feed(9))
     bound()
@@ -126,14 +126,14 @@ def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
     with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
-    assert inner.workspace()._arena.chunks[0] is not outer.workspace()._arena.chunks[0]
+    assert inner.executable()._arena.chunks[0] is not outer.executable()._arena.chunks[0]
 
 
 def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:
     p = net()
     fits, huge = p.compile(x=(4, 8)), p.compile(x=(1 << 44, 8))
     truth = fits(x=feed(4))["y"].tobytes()
-    for space in (huge.workspace(), Workspace(huge)):
+    for space in (huge.executable(), Executable(huge)):
         with pytest.raises(OutOfMemory, match="arena on cpu") as caught:
             space.refresh()
         assert (
@@ -146,7 +146,7 @@ def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None
     fits, large = (p.compile(x=(n, 8), device="sim:3") for n in (4, 1 << 18))
     assert fits(x=feed(4))["y"].tobytes() == truth
     with pytest.raises(OutOfMemory, match="sim:3"):
-        large.workspace().refresh()
+        large.executable().refresh()
     assert fits(x=feed(4))["y"].tobytes() == truth
 
 
@@ -178,35 +178,35 @@ def test_a_shared_workspace_goes_over_to_the_patched_plan() -> None:
     p = net()
     old, other = p.compile(x=(6, 8)), p.compile(x=(30, 8))
     old(x=feed(6))
-    space = old.workspace()
+    space = old.executable()
     with p.edit("one more") as e:
         e.insert(p.out_edges(p.node("softmax"))[0], "neg")
     new = p.compile(x=(6, 8))
-    assert new.workspace() is space
+    assert new.executable() is space
     assert new.patched.kind == "patched"
     assert new(x=feed(6))["y"].tobytes() == p.run(x=feed(6))["y"].tobytes()
     other(x=feed(30))
     with p.edit("and another") as e:
         e.insert(p.out_edges(p.node("softmax"))[0], "tanh")
     last = p.compile(x=(6, 8))
-    assert last.workspace() is space
+    assert last.executable() is space
     with pytest.raises(UsageError, match="another plan"):
         space.value(last.output_slots[0])
     assert last(x=feed(6))["y"].tobytes() == p.run(x=feed(6))["y"].tobytes()
-    assert new.workspace() is not space
+    assert new.executable() is not space
 
 
 def test_a_plan_patched_inside_a_run_leaves_the_running_arena_alone() -> None:
     p, q = net(), net()
     inner, outer = p.compile(x=(4, 8)), q.compile(x=(40, 8))
     inner(x=feed(4))
-    space, seen = inner.workspace(), []
+    space, seen = inner.executable(), []
 
     def fn(ins, outs) -> None:
         with p.edit("inside") as e:
             e.insert(p.out_edges(p.node("softmax"))[0], "neg")
         new = p.compile(x=(4, 8))
-        seen.append((new.workspace() is space, new(x=feed(4))["y"].tobytes()))
+        seen.append((new.executable() is space, new(x=feed(4))["y"].tobytes()))
         outs[outer.output_slots[0]].copy_from(ins[outer.input_slots[0]])
 
     with outer.override(fn):

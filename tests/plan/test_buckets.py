@@ -7,7 +7,7 @@ import pytest
 
 import graphwright as gw
 from graphwright.errors import UsageError
-from graphwright.plan.planning.buckets import BucketMismatch
+from graphwright.plan.running.buckets import BucketMismatch
 from graphwright.program import Builder, FeedError, Program
 
 SIZES = {"T": [8, 16]}

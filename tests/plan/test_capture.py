@@ -23,7 +23,7 @@ from graphwright.array.sim import SimBackend
 from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import OPS
-from graphwright.plan import CaptureRefused, CaptureState, CaptureWorkspace, Plan, Workspace
+from graphwright.plan import CaptureExecutable, CaptureRefused, CaptureState, Executable, Plan
 from graphwright.plan.planning.hazards import (
     CAPTURED,
     DATA,
@@ -32,7 +32,7 @@ from graphwright.plan.planning.hazards import (
     POST,
     PRE,
     SHORTEST,
-    Edge,
+    Dependency,
     edges,
     hoisted,
     runs,
@@ -77,7 +77,7 @@ def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
         before, after = _reach(found, i, "before"), _reach(found, i, "after")
         assert any(not why[j] for j in before) or i >= commit
         assert any(not why[j] for j in after) or (i < commit < n)
-    space = Workspace(plan)
+    space = Executable(plan)
     truth = space.run(feeds)
     space.feed(feeds)
     for i in hoisted(why, found, n):
@@ -87,11 +87,11 @@ def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
 
 
 def test_nothing_in_front_of_the_commit_moves_behind_it() -> None:
-    tied = [Edge(0, 1, DATA)]
+    tied = [Dependency(0, 1, DATA)]
     assert hoisted(["", "host", ""], tied, 2) == [0, 1, 2]
     assert hoisted(["", "host", ""], tied, 3) == [0, 2, 1]
     assert hoisted(["", "host", "host"], tied, 2) == [0, 1, 2]
-    assert hoisted(["", "", "host"], [Edge(0, 1, DATA)], 2) == [0, 1, 2]
+    assert hoisted(["", "", "host"], [Dependency(0, 1, DATA)], 2) == [0, 1, 2]
 
 
 def _reach(found: list[Any], i: int, side: str) -> set[int]:
@@ -133,7 +133,7 @@ def test_pre_gap_and_post_say_why(sim: SimBackend) -> None:
     assert set(cpu.regions()[0].why) == {"no graphs on cpu"}
     assert "no graphs to capture" in cpu.explain("look0")
     with pytest.raises(UsageError, match="CPU"):
-        CaptureWorkspace(cpu)
+        CaptureExecutable(cpu)
 
 
 def test_a_renamed_op_keeps_its_region(sim: SimBackend) -> None:
@@ -163,7 +163,7 @@ def test_what_can_move_moves(sim: SimBackend) -> None:
     feeds = {"x": np.ones(4, np.float32), "z": np.full(4, 2, np.float32)}
     plan = p.compile(x=(4,), z=(4,), device="sim", executor="capture", layout="naive")  # no storage edge holds them
     assert kinds(plan) == [(PRE, 1), (CAPTURED, 12), (POST, 1)]
-    space = CaptureWorkspace(plan)
+    space = CaptureExecutable(plan)
     for _ in range(5):
         for name, value in space.run(feeds).items():
             assert value.tobytes() == p.run(feeds)[name].tobytes()
@@ -175,8 +175,8 @@ def test_captured_random_programs_have_the_bits_of_the_cpu(case) -> None:
     p, feeds = case
     shapes = {name: a.shape for name, a in feeds.items()}
     truth = p.compile(shapes)(feeds)
-    space = p.compile(shapes, device="sim", executor="capture").new_workspace()
-    assert isinstance(space, CaptureWorkspace)
+    space = p.compile(shapes, device="sim", executor="capture").new_executable()
+    assert isinstance(space, CaptureExecutable)
     for _ in range(4):
         for name, value in space.run(feeds).items():
             assert_bits(value.to(CPU), truth[name], what=name)
@@ -197,7 +197,7 @@ def test_captured_states_advance_once_a_step(name: str, sim: SimBackend) -> None
 
 def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
     plan = chain(14, (0, 6)).compile(x=(4,), device="sim", executor="capture")
-    space = CaptureWorkspace(plan, poison=True)
+    space = CaptureExecutable(plan, poison=True)
     rng, seen = np.random.default_rng(0), []
     oracle = chain(14, (0, 6))
     addresses = set()
@@ -229,7 +229,7 @@ def test_a_captured_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make:
         for k in range(8):
             opt.lr = 0.01 / (k + 1)
             losses.append(run(*feeds.values()).to(CPU).numpy().tobytes())
-        space = run.workspace(*feeds.values())
+        space = run.executable(*feeds.values())
         found[device] = losses + [v.data.tobytes() for v in model.variables().values()]
     assert space.state.name == "captured"
     assert space.captures == 1  # another learning rate is no other graph
@@ -256,7 +256,7 @@ def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
         assert run(x=fed).to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
         assert p.weights["n"].data.tobytes() == oracle.weights["n"].data.tobytes()
     plans = list(p.derived["plans"].values())
-    assert [plan.workspace().captures for plan in plans] == [1, 1]
+    assert [plan.executable().captures for plan in plans] == [1, 1]
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -293,9 +293,9 @@ def test_whatever_fails_results_and_state_are_right() -> None:
         driver = Logged(SIM)
         use(SIM, SimBackend(SIM, driver))
         p = counter()
-        space = CaptureWorkspace(p.compile(x=(4,), device="sim", executor="capture"))
+        space = CaptureExecutable(p.compile(x=(4,), device="sim", executor="capture"))
 
-        def step(space: Workspace = space, p: Program = p) -> tuple[bytes, bytes]:
+        def step(space: Executable = space, p: Program = p) -> tuple[bytes, bytes]:
             return space.run({"x": x})["y"].tobytes(), p.weights["a"].data.tobytes()
 
         assert [step(), step()] == truth[:2]
@@ -349,7 +349,7 @@ def test_what_a_region_must_not_hold_is_refused(planted: str, monkeypatch: pytes
         x = from_numpy(np.ones(4, np.float32))
         feed = gw.tensor(x.to_numpy()).to(bfloat16).data if planted == "fallback" else x
         truth = p.run(x=feed)["y"].tobytes()
-        spaces = [CaptureWorkspace(plan), CaptureWorkspace(plan, require_capture=True)]
+        spaces = [CaptureExecutable(plan), CaptureExecutable(plan, require_capture=True)]
         if planted == "upload":
             for space in spaces:
                 space._homes["scale"] = CPU
@@ -385,13 +385,13 @@ def _uploading(backend: SimBackend) -> Any:
 
 def test_nothing_to_capture_is_said(sim: SimBackend) -> None:
     plan = chain(3, (0, 1, 2)).compile(x=(4,), device="sim", executor="capture")
-    space = CaptureWorkspace(plan)
+    space = CaptureExecutable(plan)
     assert space.state == CaptureState("failed", reason="the host looks at its result")
     space.run({"x": np.ones(4, np.float32)})
     space.retry_capture()
     assert space.state.name == "failed"
     with pytest.raises(CaptureRefused):
-        CaptureWorkspace(plan, require_capture=True)
+        CaptureExecutable(plan, require_capture=True)
 
 
 @pytest.mark.parametrize("what", ["stalls", "invalidates"])
@@ -399,7 +399,7 @@ def test_a_recording_that_hangs_or_is_spoilt_ends_once(
     what: str, sim: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = chain(6)
-    space = CaptureWorkspace(p.compile(x=(4,), device="sim", executor="capture"), watchdog=0.05)
+    space = CaptureExecutable(p.compile(x=(4,), device="sim", executor="capture"), watchdog=0.05)
     x = np.ones(4, np.float32)
     for _ in range(2):
         space.run({"x": x})
@@ -426,7 +426,7 @@ def test_captured_memory_is_held(sim: SimBackend) -> None:
         h = b.tanh(b.mul(h, b.param("w", np.float32(0.9)) if _ == 0 else h))
     b.output(h, "y")
     p = b.build()
-    space = CaptureWorkspace(p.compile(x=(4,), device="sim", executor="capture"))
+    space = CaptureExecutable(p.compile(x=(4,), device="sim", executor="capture"))
     x, w = np.ones(4, np.float32), p.weights["w"]
     for _ in range(4):
         space.run({"x": x})
@@ -455,12 +455,12 @@ def test_an_edit_records_anew_what_it_touched_and_nothing_else(sim: SimBackend) 
     p = chain(32, (10, 21))
     plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
     assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]
-    space = plan.workspace()
+    space = plan.executable()
 
     def run() -> int:
         """Regions recorded in a run of the program as it is."""
         plan, before = p.compile(x=(4,), device="sim", executor="capture"), space.captures
-        assert plan.workspace() is space
+        assert plan.executable() is space
         for _ in range(2):
             assert plan(x=x)["y"].tobytes() == p.run(x=x)["y"].tobytes()
         assert plan.patched.kind == "patched" or not p.journal

@@ -11,7 +11,7 @@ import pytest
 import graphwright as gw
 from graphwright.array import Device, from_numpy
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan import CaptureWorkspace, ParallelWorkspace, StepTorn, Workspace
+from graphwright.plan import CaptureExecutable, Executable, ParallelExecutable, StepTorn
 from graphwright.program import Builder, Program
 
 SIM = Device("sim")
@@ -42,11 +42,11 @@ def steps(run: Callable[..., Any], n: int) -> list[bytes]:
 
 RUNS: dict[str, Callable[[Program, gw.State], Callable[..., Any]]] = {
     "interpreted": lambda p, s: lambda feeds: p.run(feeds, state=s),
-    "aten": lambda p, s: Workspace(p.compile(x=(4,)), s).run,
-    "vm": lambda p, s: Workspace(p.compile(x=(4,), executor="vm"), s).run,
-    "threads": lambda p, s: ParallelWorkspace(p.compile(x=(4,)), s).run,
-    "device": lambda p, s: p.compile(x=(4,), device="sim", executor="aten").new_workspace(s).run,
-    "captured": lambda p, s: CaptureWorkspace(p.compile(x=(4,), device="sim"), s).run,
+    "aten": lambda p, s: Executable(p.compile(x=(4,)), s).run,
+    "vm": lambda p, s: Executable(p.compile(x=(4,), executor="vm"), s).run,
+    "threads": lambda p, s: ParallelExecutable(p.compile(x=(4,)), s).run,
+    "device": lambda p, s: p.compile(x=(4,), device="sim", executor="aten").new_executable(s).run,
+    "captured": lambda p, s: CaptureExecutable(p.compile(x=(4,), device="sim"), s).run,
 }
 
 
@@ -84,7 +84,7 @@ def test_every_executor_goes_on_from_it_and_back_to_it(name: str) -> None:
 def test_an_error_inside_a_transaction_takes_all_its_steps_back(own: bool, error: type[BaseException]) -> None:
     p = recurrent()
     state = gw.State(p, own=own)
-    run = Workspace(p.compile(x=(4,)), state).run
+    run = Executable(p.compile(x=(4,)), state).run
     steps(run, 2)
     then = bits(state)
 
@@ -135,7 +135,7 @@ def test_it_knows_its_states_and_refuses_others() -> None:
 def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None:
     p = recurrent()
     plan = p.compile(x=(4,), **({"device": "sim"} if kind == "captured" else {}))
-    make: Any = {"plain": Workspace, "threads": ParallelWorkspace, "captured": CaptureWorkspace}[kind]
+    make: Any = {"plain": Executable, "threads": ParallelExecutable, "captured": CaptureExecutable}[kind]
 
     def faulty(at: int, error: BaseException, safe: bool) -> tuple[Any, gw.State]:
         state = gw.State(p, own=True)
@@ -171,7 +171,7 @@ def test_safe_steps_take_no_memory_after_the_first() -> None:
     from graphwright.array.cpu import tensor_allocations
 
     p = recurrent()
-    space = Workspace(p.compile(x=(4,)), gw.State(p, own=True), safe=True)
+    space = Executable(p.compile(x=(4,)), gw.State(p, own=True), safe=True)
     x = from_numpy(X)
     taken = []
     for safe in (False, True):

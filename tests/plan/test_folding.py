@@ -9,7 +9,7 @@ import pytest
 
 from graphwright.array import Device, DType, NDArray, bfloat16, float32, from_numpy, int8
 from graphwright.ops import OPS, compute
-from graphwright.plan import Plan, StalePlan, Workspace, make_plan
+from graphwright.plan import Executable, Plan, StalePlan, make_plan
 from graphwright.plan.planning import residency as folding
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -50,7 +50,7 @@ def cast(host: np.ndarray, kind: DType) -> NDArray:
 def agrees(plan: Plan, feeds: dict) -> Plan:
     """The plan, after it gave the bits of the run."""
     truth = plan.program.run(feeds)
-    for name, value in Workspace(plan, poison=True).run(feeds).items():
+    for name, value in Executable(plan, poison=True).run(feeds).items():
         assert_bits(value, truth[name], what=name)
     return plan
 
@@ -86,7 +86,7 @@ def test_stacked_transposes_of_a_frozen_weight_cost_no_instruction() -> None:
 def test_a_changed_weight_is_copied_once_for_all_workspaces(device: str, made: Counter) -> None:
     p = turned()
     plan, other = p.compile(x=(2, 3, 5, 5), freeze=True, device=device), plan_of(p, device=Device(device))
-    spaces = [plan.new_workspace(), plan.new_workspace(), Workspace(other)]
+    spaces = [plan.new_executable(), plan.new_executable(), Executable(other)]
     for k in range(3):
         truth = p.run(IMAGE)
         for _ in range(2):
@@ -168,7 +168,7 @@ def test_another_view_and_back(made: Counter) -> None:
     assert second.hash != first.hash
     assert second.compact().hash == second.hash
     assert not second.diff(second.compact())
-    assert_bits(Workspace(first).run(IMAGE)["y"], before)  # a plan stays what it was
+    assert_bits(Executable(first).run(IMAGE)["y"], before)  # a plan stays what it was
     p.undo()
     third = p.compile(x=(2, 3, 5, 5), freeze=True)
     assert_bits(third(IMAGE)["y"], before)
@@ -207,7 +207,7 @@ def test_a_weight_that_comes_to_be_written_is_copied_in_the_run() -> None:
     assert not plan.folds
     twin = p.fork()
     for _ in range(2):
-        assert_bits(Workspace(plan).run(IMAGE)["y"], twin.run(IMAGE)["y"])
+        assert_bits(Executable(plan).run(IMAGE)["y"], twin.run(IMAGE)["y"])
 
 
 # -- folded values of any kind -----------------------------------------------------------------------------------------

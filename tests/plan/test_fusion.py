@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphwright.array import bfloat16
 from graphwright.array.vm.encode import fuse
-from graphwright.plan import Plan, Workspace
+from graphwright.plan import Executable, Plan
 from graphwright.program import Builder, Program
 
 SIZES = (1, 2, 17, 1023, 1024, 1025, 4100)
@@ -59,12 +59,12 @@ def test_conversions_and_ops_of_bfloat16_are_members() -> None:
     b.output(b.sub(b.cast(c, dtype="float32"), x), "y")
     b.output(b.neg(c), "z")
     p = b.build()
-    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="auto")
     assert {i.executor for i in plan.profile(feeds, 1).timings} == {"vm"}
     assert max(len(group) for group in plan.groups) >= 5
     for poison in (False, True):
-        for name, value in Workspace(plan, poison=poison).run(feeds).items():
+        for name, value in Executable(plan, poison=poison).run(feeds).items():
             np.testing.assert_array_equal(value.to_numpy("float32"), truth[name].to_numpy("float32"))
 
 
@@ -72,10 +72,10 @@ def test_conversions_and_ops_of_bfloat16_are_members() -> None:
 @given(elementwise_programs())
 def test_tile_by_tile_is_op_by_op(case) -> None:
     p, feeds = case
-    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
     for poison in (False, True):
-        space = Workspace(plan, poison=poison)
+        space = Executable(plan, poison=poison)
         for _ in range(2):
             for name, value in space.run(feeds).items():
                 np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=3e-5, atol=3e-5)
@@ -135,7 +135,7 @@ def test_any_split_of_a_group_is_the_whole() -> None:
     plan = p.compile(shapes(feeds), executor="vm")
     whole = plan(feeds)["out"].to_numpy()
     for cut in range(len(plan.instrs) + 1):
-        space = Workspace(plan)
+        space = Executable(plan)
         space.feed(feeds)
         space.run(plan[:cut])
         space.run(plan[cut:])
@@ -196,7 +196,7 @@ def test_more_inner_values_than_tiles_are_cut() -> None:
 def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
     p = thirteen()
     plan = p.compile(x=(n,), y=(n,), executor="vm")
-    space = Workspace(plan)
+    space = Executable(plan)
     space.run({"x": np.ones(n, "f4"), "y": np.ones(n, "f4")})
     assert len(space._calls) == plan.schedule.dispatches <= len(plan.instrs)
 
@@ -229,10 +229,10 @@ def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
 @given(programs_with_rows())
 def test_row_by_row_is_op_by_op(case) -> None:
     p, feeds = case
-    truth = Workspace(p.compile(shapes(feeds))).run(feeds)
+    truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
     for poison in (False, True):
-        for name, value in Workspace(plan, poison=poison).run(feeds).items():
+        for name, value in Executable(plan, poison=poison).run(feeds).items():
             np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=3e-5, atol=3e-5)
     assert_groups(plan)
 

@@ -7,8 +7,8 @@ import pytest
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm import machine
-from graphwright.plan import Plan, Workspace, make_plan
-from graphwright.plan.planning import executor
+from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan.planning import executors as executor
 from graphwright.program import Builder, Program
 
 RNG = np.random.default_rng(0)
@@ -36,7 +36,7 @@ def plan_of(p: Program, before: Plan | None = None, **options: object) -> Plan:
 def agrees(plan: Plan) -> Plan:
     """The plan, after it gave what the program gives on ATen."""
     truth = plan.program.run(X)
-    for name, value in Workspace(plan, poison=True).run(X).items():
+    for name, value in Executable(plan, poison=True).run(X).items():
         np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=1e-5, atol=1e-5)
     return plan
 
@@ -54,7 +54,7 @@ def test_no_wide_copy_is_made(rows: int) -> None:
     assert [i.op for i in plan.instrs] == ["linear"]
     x = RNG.normal(size=(rows, 6)).astype("f4")
     truth = p.run({"x": x})["y"].to_numpy()
-    np.testing.assert_allclose(Workspace(plan).run({"x": x})["y"].to_numpy(), truth, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(Executable(plan).run({"x": x})["y"].to_numpy(), truth, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"freeze": False}, {"executor": "aten"}, {"rewrites": "none"}])
@@ -64,7 +64,7 @@ def test_only_frozen_plans_of_the_vm_with_rewrites(options: dict) -> None:
 
 def test_a_new_weight_is_read_without_a_new_plan() -> None:
     p = product()
-    space = Workspace(agrees(plan_of(p)))
+    space = Executable(agrees(plan_of(p)))
     space.run(X)
     with p.edit("other") as e:
         e.set_weight("w", weight())
@@ -109,7 +109,7 @@ def test_a_weight_that_a_step_writes_is_read_before_it_is_written() -> None:
     b.carry(b.neg(w), w)
     plan = plan_of(b.build())
     assert narrow(plan) == 1
-    space = Workspace(plan)
+    space = Executable(plan)
     first, second = (space.run(X)["y"].to_numpy().copy() for _ in range(2))
     assert np.abs(first).min() > 0
     np.testing.assert_array_equal(second, -first)

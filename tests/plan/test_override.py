@@ -13,7 +13,7 @@ from random_programs import programs
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan import OverrideFailed, OverrideMismatch, ParallelWorkspace, Plan, StepTorn, Workspace
+from graphwright.plan import Executable, OverrideFailed, OverrideMismatch, ParallelExecutable, Plan, StepTorn
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -122,13 +122,13 @@ def test_any_segment_can_be_replaced_by_itself(case) -> None:
     """The function runs the segment's own instructions in another workspace: it gets all that it needs, no more."""
     p, feeds = case
     plan = p.compile({n: a.shape for n, a in feeds.items()}, executor="vm")
-    truth = Workspace(plan).run(feeds)
-    outer: list[Workspace] = []
+    truth = Executable(plan).run(feeds)
+    outer: list[Executable] = []
     for k, segment in enumerate(plan.segments):
-        inner = Workspace(plan)
+        inner = Executable(plan)
         inner.feed({n: np.zeros_like(a) for n, a in feeds.items()})
 
-        def itself(ins: Slots, outs: Slots, inner: Workspace = inner, segment: Any = segment) -> None:
+        def itself(ins: Slots, outs: Slots, inner: Executable = inner, segment: Any = segment) -> None:
             for s, array in ins.items():
                 slot = plan.slots[s]
                 if plan.buffers[slot.buffer].kind not in ("temp", "input"):
@@ -142,7 +142,7 @@ def test_any_segment_can_be_replaced_by_itself(case) -> None:
                 array.copy_from(inner.value(s))
 
         with plan.override(itself, k):
-            for kind in (Workspace, ParallelWorkspace):
+            for kind in (Executable, ParallelExecutable):
                 outer[:] = [kind(plan)]
                 for name, value in outer[0].run(feeds).items():
                     assert_bits(value, truth[name], what=name)
@@ -157,7 +157,7 @@ def test_a_workspace_runs_once_at_a_time() -> None:
         inside.set()
         leave.wait(5)
 
-    space = Workspace(plan)
+    space = Executable(plan)
     with plan.override(waits):
         thread = threading.Thread(target=space.run, args=(feeds,))
         thread.start()

@@ -28,12 +28,12 @@ from graphwright.plan import (
     Cancelled,
     CancelToken,
     DeadlineExceeded,
-    ParallelWorkspace,
+    Executable,
+    ParallelExecutable,
     Plan,
     StepTorn,
-    Workspace,
 )
-from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Edge, edges
+from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Dependency, edges
 from graphwright.plan.running import parallel
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -65,7 +65,7 @@ def in_time(seconds: float = 5.0) -> Iterator[None]:
 
 
 # -- the edges ---------------------------------------------------------------------------------------------------------
-def shuffled(plan: Plan, found: tuple[Edge, ...], seed: int) -> list[int]:
+def shuffled(plan: Plan, found: tuple[Dependency, ...], seed: int) -> list[int]:
     """A random order that obeys the edges, the commit last."""
     rng = np.random.default_rng(seed)
     waits: list[set[int]] = [set() for _ in plan.instrs]
@@ -80,7 +80,7 @@ def shuffled(plan: Plan, found: tuple[Edge, ...], seed: int) -> list[int]:
 
 
 def run_in(plan: Plan, order: list[int], feeds: dict[str, np.ndarray]) -> dict[str, Any]:
-    space = Workspace(plan)
+    space = Executable(plan)
     space.feed(feeds)
     for i in order:
         space.run(plan[i : i + 1])
@@ -91,7 +91,7 @@ def run_in(plan: Plan, order: list[int], feeds: dict[str, np.ndarray]) -> dict[s
 def test_every_order_that_obeys_the_edges_gives_the_bits_of_the_plan(case, rewrites: str, seed: int) -> None:
     p, feeds = case
     plan = plan_of(p, feeds, rewrites=rewrites)
-    truth = Workspace(plan).run(feeds)
+    truth = Executable(plan).run(feeds)
     for name, value in run_in(plan, shuffled(plan, edges(plan), seed), feeds).items():
         assert_bits(value, truth[name], what=name)
 
@@ -115,7 +115,7 @@ def test_without_storage_edges_live_data_is_overwritten() -> None:
     """The red twin: what the test above would not see otherwise."""
     p, feeds = branches()
     plan = plan_of(p, feeds)
-    truth = Workspace(plan).run(feeds)
+    truth = Executable(plan).run(feeds)
     found = edges(plan)
     assert {e.kind for e in found} == {DATA, STORAGE}
     broken = tuple(e for e in found if e.kind == DATA)
@@ -157,8 +157,8 @@ def test_threads_give_the_bits_of_one(case, threads: int) -> None:
     p, feeds = case
     for executor in ("aten", "vm"):
         plan = plan_of(p, feeds, executor=executor)
-        truth = Workspace(plan).run(feeds)
-        space = ParallelWorkspace(plan, threads=threads)
+        truth = Executable(plan).run(feeds)
+        space = ParallelExecutable(plan, threads=threads)
         for _ in range(2):
             for name, value in space.run(feeds).items():
                 assert_bits(value, truth[name], what=name)
@@ -168,8 +168,8 @@ def test_threads_give_the_bits_of_one(case, threads: int) -> None:
 def test_heavy_reuse_over_many_runs() -> None:
     p, feeds = branches(width=96)
     plan = plan_of(p, feeds)
-    truth = Workspace(plan).run(feeds)
-    space = ParallelWorkspace(plan, threads=4)
+    truth = Executable(plan).run(feeds)
+    space = ParallelExecutable(plan, threads=4)
     with in_time(20):
         for _ in range(30):
             for name, value in space.run(feeds).items():
@@ -182,13 +182,13 @@ def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
     for threads in (0, 3):
         step, feeds, (model, opt) = training(optim.AdamW)
         plan = gw.compile(step, executor="aten").plan(*feeds.values())
-        space = ParallelWorkspace(plan, threads=threads) if threads else Workspace(plan)
+        space = ParallelExecutable(plan, threads=threads) if threads else Executable(plan)
         losses = []
         for k in range(5):
             opt.lr = 0.1 / (k + 1)
             losses += [a.tobytes() for a in space.run(feeds).values()]
         found.append([*losses, *(v.data.tobytes() for v in (*model.variables().values(), *opt.variables().values()))])
-        if isinstance(space, ParallelWorkspace):
+        if isinstance(space, ParallelExecutable):
             space.close()
     assert found[0] == found[1]
 
@@ -196,7 +196,7 @@ def test_a_training_step_on_threads_has_the_bits_of_one() -> None:
 def test_a_fault_at_any_instruction_is_all_or_torn() -> None:
     step, feeds, (model, opt) = training(optim.AdamW)
     plan = gw.compile(step, executor="aten").plan(*feeds.values())
-    space = ParallelWorkspace(plan, threads=2)
+    space = ParallelExecutable(plan, threads=2)
     space.run(feeds)
     variables = [*model.variables().values(), *opt.variables().values()]
     assert len(plan.instrs) - plan.commit_start >= 1
@@ -220,7 +220,7 @@ def test_a_fault_at_any_instruction_is_all_or_torn() -> None:
 def test_twenty_tokens_are_the_same_on_every_executor() -> None:
     """In order, on threads, captured in graphs; the VM rounds otherwise and gives the same tokens."""
     truth = decode("cpu", 20)
-    assert decode("cpu", 20, make=lambda plan, states: ParallelWorkspace(plan, states, threads=2)) == truth
+    assert decode("cpu", 20, make=lambda plan, states: ParallelExecutable(plan, states, threads=2)) == truth
     vm = decode("cpu", 20, executor="vm")
     tokens = [[int(np.frombuffer(logits, np.float32).argmax()) for logits in found[:20]] for found in (truth, vm)]
     assert tokens[0] == tokens[1]
@@ -239,7 +239,7 @@ def test_two_nodes_that_meet_both_finish() -> None:
     barrier = threading.Barrier(2)
     with hooked("meet", lambda: barrier.wait(4)), in_time():
         p, feeds = two("meet", "meet")
-        space = ParallelWorkspace(plan_of(p, feeds, layout="naive"), threads=2)  # no storage edge keeps them apart
+        space = ParallelExecutable(plan_of(p, feeds, layout="naive"), threads=2)  # no storage edge keeps them apart
         for _ in range(3):
             assert space.run(feeds)["y"].to_numpy().tolist() == [0, 0, 0, 0]
         space.close()
@@ -258,7 +258,7 @@ def test_the_first_error_wins_and_the_rest_is_finished() -> None:
 
     with hooked("fails", fails), hooked("slow", slow), in_time():
         p, feeds = two("slow", "fails")
-        space = ParallelWorkspace(plan_of(p, feeds, layout="naive"), threads=2)
+        space = ParallelExecutable(plan_of(p, feeds, layout="naive"), threads=2)
         for n in (1, 2):
             with pytest.raises(ComputeError, match="it broke") as caught:
                 space.run(feeds)
@@ -281,7 +281,7 @@ def test_a_failed_or_stopped_step_leaves_states_alone() -> None:
             b.carry(b.add(a, x), a)
             b.output(b.neg(b.op(name, x)), "y")
             p, feeds = b.build(), {"x": np.ones(2, np.float32)}
-            space = ParallelWorkspace(plan_of(p, feeds), threads=2)
+            space = ParallelExecutable(plan_of(p, feeds), threads=2)
             late = name == "lasts"
             with pytest.raises(expected):
                 space.run(feeds, cancel=None if late else token, deadline=0.1 if late else None)
@@ -304,7 +304,7 @@ def test_a_cancelled_run_whose_state_was_updated_early_is_torn() -> None:
         plan = p.compile(rows=(1, 1, 1, 2), at=())
         assert plan.early
         with pytest.raises(StepTorn) as caught:
-            ParallelWorkspace(plan, threads=1).run(
+            ParallelExecutable(plan, threads=1).run(
                 {"rows": np.ones((1, 1, 1, 2), np.float32), "at": np.int64(1)}, cancel=token
             )
         assert caught.value.keys == ("cache",)
@@ -315,7 +315,7 @@ def test_a_token_that_was_cancelled_before_runs_nothing() -> None:
     token.cancel()
     with hooked("seen", lambda: seen.append(1)):
         p, feeds = two("seen", "seen")
-        space = ParallelWorkspace(plan_of(p, feeds), threads=2)
+        space = ParallelExecutable(plan_of(p, feeds), threads=2)
         with pytest.raises(Cancelled, match="cancelled"):
             space.run(feeds, cancel=token)
         assert not seen
@@ -326,25 +326,25 @@ def test_a_token_that_was_cancelled_before_runs_nothing() -> None:
 
 def test_a_run_inside_a_run_is_refused() -> None:
     p, feeds = branches(2)
-    inner = ParallelWorkspace(plan_of(p, feeds), threads=2)
+    inner = ParallelExecutable(plan_of(p, feeds), threads=2)
     with hooked("nests", lambda: inner.run(feeds)), in_time():
         q, x = two("nests", "copy")
-        outer = ParallelWorkspace(plan_of(q, x), threads=2)
+        outer = ParallelExecutable(plan_of(q, x), threads=2)
         with pytest.raises(ComputeError, match="inside"):
             outer.run(x)
         outer.close()
     inner.run(feeds)
     inner.close()
     with pytest.raises(UsageError, match="thread"):
-        ParallelWorkspace(inner.plan, threads=0)
+        ParallelExecutable(inner.plan, threads=0)
 
 
 def test_a_harness_that_ignores_edges_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor itself goes by the edges: without those of storage, it computes something else."""
     p, feeds = branches()
     plan = plan_of(p, feeds)
-    truth = Workspace(plan).run(feeds)["y"].tobytes()
+    truth = Executable(plan).run(feeds)["y"].tobytes()
     monkeypatch.setattr(parallel, "edges", lambda plan: tuple(e for e in edges(plan) if e.kind == DATA))
-    space = ParallelWorkspace(plan, threads=1)
+    space = ParallelExecutable(plan, threads=1)
     monkeypatch.setattr(parallel, "heappop", lambda ready: ready.pop())  # another order that the edges allow
     assert space.run(feeds)["y"].tobytes() != truth

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphwright.graph import StaleHandle
-from graphwright.plan import Workspace
+from graphwright.plan import Executable
 from graphwright.program import Builder, FeedError, Program, UnknownEdge, Value
 from graphwright.testing.oracle import assert_bits
 
@@ -33,7 +33,7 @@ def both(p: Program, patch: dict) -> np.ndarray:
     truth = p.fork().run(x=X, patch=patch)["y"]
     plan = p.compile(x=(2, 3), patch=list(patch))
     feeds = dict(zip((n for n in plan.inputs if n.startswith("patch.")), patch.values(), strict=True))
-    assert_bits(Workspace(plan, poison=True).run({"x": X, **feeds})["y"], truth)
+    assert_bits(Executable(plan, poison=True).run({"x": X, **feeds})["y"], truth)
     return truth.to_numpy()
 
 

@@ -16,7 +16,7 @@ from graphwright.array.cpu import tensor_allocations
 from graphwright.autograd import Parameter, Tensor, Variable, grad, no_grad, tensor, update
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import OPS
-from graphwright.plan import StaleLease, StalePlan, Workspace
+from graphwright.plan import Executable, StaleBorrow, StalePlan
 from graphwright.program import Builder, FeedError, Program
 from values import array_of, grad_of
 
@@ -162,7 +162,7 @@ BAD_FEEDS = [
 def test_feeds_are_checked_and_all_listed_before_anything_runs(feeds: dict, expected: list[str]) -> None:
     p = mlp()
     plan = p.compile(x=(2, 6))
-    space = Workspace(plan)
+    space = Executable(plan)
     space.run({"x": feed(2)})
     ran = []
     space._calls.insert(0, lambda: ran.append(1))
@@ -214,7 +214,7 @@ def test_two_threads_two_workspaces() -> None:
     seen: dict[int, list[bytes]] = {}
 
     def work(which: int) -> None:
-        space = Workspace(plan)
+        space = Executable(plan)
         seen[which] = [space.run({"x": x})["y"].tobytes() for x in feeds]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
@@ -227,7 +227,7 @@ def test_two_threads_two_workspaces() -> None:
 
 def test_one_workspace_runs_once_at_a_time_and_recovers() -> None:
     p = mlp()
-    space = Workspace(p.compile(x=(2, 6)))
+    space = Executable(p.compile(x=(2, 6)))
     space.run({"x": feed(2)})
     inner: list[Exception] = []
 
@@ -251,15 +251,15 @@ def test_results_are_copies_unless_leased_and_a_lease_may_be_fed_back() -> None:
     b.output(b.add(x, b.const("k", np.float32(2))), "y")
     plan = b.build().compile(x=(4,))
     one = plan(x=np.zeros(4, np.float32))["y"]
-    two = plan(x=np.ones(4, np.float32), lease=True)["y"]
+    two = plan(x=np.ones(4, np.float32), borrow=True)["y"]
     assert one.to_numpy().tolist() == [2] * 4
     for k in range(3):
-        two = plan(x=two, lease=True)["y"]
+        two = plan(x=two, borrow=True)["y"]
         assert two.to_numpy().tolist() == [5 + 2 * k] * 4
     plan(x=one)
-    with pytest.raises(StaleLease):
+    with pytest.raises(StaleBorrow):
         two.to_numpy()
-    with pytest.raises(StaleLease):
+    with pytest.raises(StaleBorrow):
         plan(x=two)
     assert one.to_numpy().tolist() == [2] * 4
 
@@ -296,7 +296,7 @@ def test_a_compiled_training_step_is_the_eager_one_bit_for_bit_and_allocates_not
     assert trained == weights
     assert len(set(losses)) == 20
     assert run.traces == 1
-    space = run.workspace(x, t)
+    space = run.executable(x, t)
     base = space._arena.chunks[0].memory.data_ptr()
     arrays = [array_of(x), array_of(t)]
     assert tensor_allocations(lambda: space.step(arrays)) == []
@@ -309,7 +309,7 @@ def test_a_training_step_on_the_vm_is_one_call_and_the_eager_one_to_rounding() -
     losses, trained, (run, x, t) = training("vm", 50)
     np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (losses, eager)), rtol=1e-4)
     np.testing.assert_allclose(*(np.frombuffer(b"".join(v), "f4") for v in (trained, weights)), rtol=2e-3, atol=2e-4)
-    space = run.workspace(x, t)
+    space = run.executable(x, t)
     assert len(space._calls) == space.plan.schedule.dispatches == 1
     assert [s.kind for s in space.plan.segments] == ["vm"]
     assert space.plan.groups
@@ -345,7 +345,7 @@ def test_a_bound_call_allocates_no_tensor(name: str, kind: str) -> None:
     for i, o in enumerate(out if type(out) is tuple else (out,)):
         b.output(o, f"y{i}")
     p = b.build()
-    space = Workspace(p.compile({f"x{i}": v.shape for i, v in enumerate(values)}))
+    space = Executable(p.compile({f"x{i}": v.shape for i, v in enumerate(values)}))
     space.run({f"x{i}": v for i, v in enumerate(values)})
     first = [space.value(s).tobytes() for s in space.plan.output_slots]
     arrays = [from_numpy(np.array(v)) for v in values]
@@ -368,10 +368,10 @@ def test_a_lease_that_lies_where_an_input_goes_is_read_before_that_is_written() 
     assert over, "this program no longer shows the case: give it another shape"
     rng = np.random.default_rng(0)
     feeds = {n: rng.normal(size=(4, 4)).astype("f4") for n in "zx"}
-    leased, copied = plan(feeds, lease=True)["y"], plan(feeds)["y"]
+    leased, copied = plan(feeds, borrow=True)["y"], plan(feeds)["y"]
     (other,) = {"z", "x"} - set(over)
-    truth = Workspace(plan).run({over[0]: feeds[over[0]], other: copied})["y"].tobytes()
-    leased = plan(feeds, lease=True)["y"]
+    truth = Executable(plan).run({over[0]: feeds[over[0]], other: copied})["y"].tobytes()
+    leased = plan(feeds, borrow=True)["y"]
     assert plan({over[0]: feeds[over[0]], other: leased})["y"].tobytes() == truth
 
 
@@ -404,10 +404,10 @@ def test_bound_memory_follows_a_variable_that_gets_another_array() -> None:
 
 
 def test_a_bound_plan_of_an_edited_program_runs_as_planned() -> None:
-    from graphwright.plan.running.workspace import Bound
+    from graphwright.plan.running.executable import BoundCall
 
     p = mlp()
-    bound = Bound(p.compile(x=feed(2).shape).workspace())
+    bound = BoundCall(p.compile(x=feed(2).shape).executable())
     bound.inputs["x"][:] = feed(2)
     bound()
     before = bound.outputs["y"].copy()

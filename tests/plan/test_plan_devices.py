@@ -20,7 +20,7 @@ from graphwright.autograd.random import rng
 from graphwright.errors import UsageError
 from graphwright.models.generation.cached_program import CHOICE, derive
 from graphwright.ops import call
-from graphwright.plan import DeviceFailed, ParallelWorkspace, Workspace
+from graphwright.plan import DeviceFailed, Executable, ParallelExecutable
 from graphwright.plan.table import HOST
 from graphwright.program import Builder, FeedError, Program
 from graphwright.testing.oracle import assert_bits
@@ -38,7 +38,7 @@ def test_random_programs_have_the_bits_of_the_cpu(case) -> None:
     truth = p.compile(shapes(feeds))(feeds)
     plan = p.compile(shapes(feeds), device="sim")
     for poison in (False, True):
-        space = Workspace(plan, poison=poison)
+        space = Executable(plan, poison=poison)
         for _ in range(2):
             for name, value in space.run(feeds).items():
                 assert value.device in (SIM, CPU)
@@ -85,8 +85,8 @@ def test_a_training_step_has_the_bits_of_the_cpu(sim: SimBackend, make: Any, exe
             opt.lr = 0.01 / (k + 1)
             losses.append(run(*feeds.values()).to(CPU).numpy().tobytes())
         assert run.traces == 1
-        found[device] = [*losses, str(rng.get_state()), *(v.data.tobytes() for v in model.variables().values())]
-        assert rng.get_state()["step"] == 6  # one a step, and on the host
+        found[device] = [*losses, str(rng.state_dict()), *(v.data.tobytes() for v in model.variables().values())]
+        assert rng.state_dict()["step"] == 6  # one a step, and on the host
         if device == "sim":
             plan = run.plan(*feeds.values())
             rate = next(b for b in plan.buffers if b.key.endswith(".lr"))
@@ -109,7 +109,7 @@ def decode(device: str, tokens: int = 6, make: Any = None, **options: Any) -> li
     for n in (3, 1):
         sizes = {"ids": (1, n), "positions": (1, n), **{name: x.shape for name, x in greedy.items()}}
         plan = derived.program.compile(sizes, device=device, freeze=True, **options)
-        spaces[n] = plan.new_workspace(states) if make is None else make(plan, states)
+        spaces[n] = plan.new_executable(states) if make is None else make(plan, states)
     ids, at = np.array([[84, 104, 101]]), 0
     for _ in range(tokens):
         n = ids.shape[1]
@@ -138,7 +138,7 @@ def test_weights_are_placed_once_with_their_dtype(sim: SimBackend) -> None:
     feeds = {"x": np.ones((2, 4), np.float32)}
     truth = p.run(feeds)["y"].tobytes()
     plans = [p.compile(x=(n, 4), device="sim") for n in (2, 3)]
-    spaces = [Workspace(plan) for plan in plans]
+    spaces = [Executable(plan) for plan in plans]
     assert sim.pool.stats().allocs == 0  # planning touches nothing
     assert spaces[0].run(feeds)["y"].tobytes() == truth
     live = sim.pool.stats().live
@@ -204,7 +204,7 @@ def test_feeds_may_lie_on_either_side_but_not_elsewhere(sim: SimBackend) -> None
         with pytest.raises(FeedError, match="lies on") as caught:
             p.compile(x=(3,), device=device)({"x": wrong, "z": x})
         assert "z: not an input" in str(caught.value)
-    assert plan(x=x, lease=True)["y"].to(CPU).tobytes() == there.tobytes()
+    assert plan(x=x, borrow=True)["y"].to(CPU).tobytes() == there.tobytes()
 
 
 def test_what_a_device_cannot_do_is_refused(sim: SimBackend) -> None:
@@ -217,7 +217,7 @@ def test_what_a_device_cannot_do_is_refused(sim: SimBackend) -> None:
         p.compile(x=(3,), device="cuda")
     plan = p.compile(x=(3,), device="sim")
     with pytest.raises(UsageError, match="threads"):
-        ParallelWorkspace(plan)
+        ParallelExecutable(plan)
     with pytest.raises(UsageError, match="by hand"):
         gw.compile(lambda x: x * x, device="sim").bind(np.ones(3, np.float32))
     assert plan.hash != p.compile(x=(3,)).hash
@@ -273,4 +273,4 @@ def test_parameters_that_lie_there_already_are_used_where_they_are(sim: SimBacke
     weight = Parameter(from_numpy(np.ones((2, 3), np.float32)).to(SIM))
     run = gw.compile(lambda x: call("linear", x, weight), device="sim")
     assert run(np.ones((1, 3), np.float32)).numpy().tolist() == [[3.0, 3.0]]
-    assert run.workspace(np.ones((1, 3), np.float32))._bound.popitem()[1] is weight.data
+    assert run.executable(np.ones((1, 3), np.float32))._bound.popitem()[1] is weight.data

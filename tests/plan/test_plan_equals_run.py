@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from random_programs import programs
 
 from graphwright.array import CPU, Spec, float32
-from graphwright.plan import Plan, Workspace, make_plan
-from graphwright.plan.planning.layout import aligned
+from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.table import ARENA
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -33,7 +33,7 @@ def test_random_programs_bit_for_bit(case: tuple[Program, dict[str, np.ndarray]]
     truth = p.run(feeds)
     plan = plan_of(p, feeds, freeze=freeze, **options)
     for poison in (False, True):
-        space = Workspace(plan, poison=poison)
+        space = Executable(plan, poison=poison)
         for _ in range(2):
             for name, value in space.run(feeds).items():
                 assert_bits(value, truth[name], what=f"{name} {options} poison={poison}")
@@ -94,7 +94,7 @@ def test_a_watched_value_is_the_runs(case, data) -> None:
     nodes = [p.path(n) for n in p.nodes()]
     names = data.draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3, unique=True))
     truth = p.run(feeds)
-    space = Workspace(plan_of(p, feeds, watch=names), poison=True)
+    space = Executable(plan_of(p, feeds, watch=names), poison=True)
     for name, value in space.run(feeds).items():
         assert_bits(value, truth[name])
     for name in names:
@@ -150,8 +150,8 @@ def test_an_early_free_would_show_under_poison() -> None:
     """The red twin: the early free turns the result into NaN."""
     p, feeds = _freed_early()
     plan = plan_of(p, feeds)
-    assert np.isfinite(Workspace(plan, poison=True).run(feeds)["y"].to_numpy()).all()
-    assert np.isnan(Workspace(_broken(plan), poison=True).run(feeds)["y"].to_numpy()).all()
+    assert np.isfinite(Executable(plan, poison=True).run(feeds)["y"].to_numpy()).all()
+    assert np.isnan(Executable(_broken(plan), poison=True).run(feeds)["y"].to_numpy()).all()
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
@@ -229,7 +229,7 @@ class TestInPlace:
         build(b, b.exp(b.input("x", (2, 2)), name="h"))
         p, feeds = b.build(), {"x": np.array([[0.1, 0.2], [0.3, 0.4]], np.float32)}
         plan = plan_of(p, feeds, rewrites="none")
-        assert_bits(Workspace(plan, poison=True).run(feeds)["y"], p.run(feeds)["y"])
+        assert_bits(Executable(plan, poison=True).run(feeds)["y"], p.run(feeds)["y"])
         instr = plan.of(op)[0]
         return plan.slots[instr.outs[0]].buffer == plan.slots[instr.ins[0]].buffer
 

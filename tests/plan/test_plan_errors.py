@@ -11,7 +11,7 @@ import graphwright as gw
 from graphwright.array import Spec, UnboundDim, float32, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
-from graphwright.plan import CaptureWorkspace, ParallelWorkspace, Plan, Workspace
+from graphwright.plan import CaptureExecutable, Executable, ParallelExecutable, Plan
 from graphwright.program import Builder, FeedError, Program
 
 FACTS = ("what", "where", "expected", "got", "fix")
@@ -35,7 +35,7 @@ def planned(use: Callable[[Plan], object], **options: object) -> Callable[[Progr
 WRONG: dict[str, Callable[[Program], object]] = {
     "inputs": lambda p: p.compile(z=(2, 4)),
     "feeds": planned(lambda plan: plan(x=np.ones((3, 4), np.float32))),
-    "a value of a slot": planned(lambda plan: Workspace(plan).set(0, np.ones(3))),
+    "a value of a slot": planned(lambda plan: Executable(plan).set(0, np.ones(3))),
     "executor": compiled(executor="vn"),
     "rewrites": compiled(rewrites="exakt"),
     "layout": compiled(layout=3),
@@ -51,16 +51,16 @@ WRONG: dict[str, Callable[[Program], object]] = {
     "no function": planned(lambda plan: plan.override(3)),  # pyright: ignore[reportArgumentType]  # what is tested
     "segment": planned(lambda plan: plan.override(print, 7)),
     "nothing overridden": planned(lambda plan: plan.check_override({})),
-    "slot": planned(lambda plan: Workspace(plan).value(99)),
-    "slot by name": planned(lambda plan: Workspace(plan).value("x")),  # pyright: ignore[reportArgumentType]  # as above
-    "slot to set": planned(lambda plan: Workspace(plan).set(-1, np.ones(4))),
-    "nothing has run": planned(lambda plan: plan.workspace().value(0)),
-    "not watched": planned(lambda plan: Workspace(plan).watched("y")),
-    "a part of another": lambda p: Workspace(p.compile(x=(2, 4))).run(p.compile(x=(3, 4))[0:1]),
+    "slot": planned(lambda plan: Executable(plan).value(99)),
+    "slot by name": planned(lambda plan: Executable(plan).value("x")),  # pyright: ignore[reportArgumentType]  # as above
+    "slot to set": planned(lambda plan: Executable(plan).set(-1, np.ones(4))),
+    "nothing has run": planned(lambda plan: plan.executable().value(0)),
+    "not watched": planned(lambda plan: Executable(plan).watched("y")),
+    "a part of another": lambda p: Executable(p.compile(x=(2, 4))).run(p.compile(x=(3, 4))[0:1]),
     "memory of a device": planned(lambda plan: plan.bind(), device="sim"),
-    "threads": planned(lambda plan: ParallelWorkspace(plan, threads=0)),
-    "threads on a device": planned(ParallelWorkspace, device="sim"),
-    "capture on the CPU": planned(CaptureWorkspace),
+    "threads": planned(lambda plan: ParallelExecutable(plan, threads=0)),
+    "threads on a device": planned(ParallelExecutable, device="sim"),
+    "capture on the CPU": planned(CaptureExecutable),
 }
 
 
@@ -80,11 +80,11 @@ def test_a_constant_that_a_rewrite_relied_on_is_not_ignored_when_another_is_give
     three, four = ({key: Variable(from_numpy(np.float32(n)), name=key)} for key, n in (("one", 3), ("two", 4)))
     plan = p.compile(x=(3,))
     with pytest.raises(UsageError, match="relied on") as caught:
-        Workspace(plan, three)
+        Executable(plan, three)
     assert all(getattr(caught.value, fact) for fact in FACTS)
-    assert Workspace(plan, four).run(feeds)["y"].to_numpy().tolist() == [0, 4, 8]  # looked at, and still read
-    assert Workspace(plan, p.weights).run(feeds)["y"].to_numpy().tolist() == [0, 2, 4]
-    assert Workspace(p.compile(x=(3,), rewrites="none"), three).run(feeds)["y"].to_numpy().tolist() == [0, 6, 12]
+    assert Executable(plan, four).run(feeds)["y"].to_numpy().tolist() == [0, 4, 8]  # looked at, and still read
+    assert Executable(plan, p.weights).run(feeds)["y"].to_numpy().tolist() == [0, 2, 4]
+    assert Executable(p.compile(x=(3,), rewrites="none"), three).run(feeds)["y"].to_numpy().tolist() == [0, 6, 12]
     one_slot = p.compile(x=(3,), rewrites="none")  # a check of an override copies what it may
     for whole in (plan, one_slot):
         with whole.override(lambda ins, outs: [a.copy_from(from_numpy(feeds["x"] * 2)) for a in outs.values()]):

@@ -14,9 +14,9 @@ from graphwright.array import storage as poison
 from graphwright.array.cpu import CpuBackend
 from graphwright.autograd import Variable
 from graphwright.ops import compute
-from graphwright.plan import CaptureWorkspace, Workspace
+from graphwright.plan import CaptureExecutable, Executable
 from graphwright.plan.planning import residency as folding
-from graphwright.plan.planning.plan_builder import Ledger, Store
+from graphwright.plan.planning.plan_builder import PlanBuilder, PlanTables
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 
@@ -82,11 +82,11 @@ def test_a_value_read_after_it_was_freed_is_no_number(monkeypatch: pytest.Monkey
     b.output(b.add(b.mul(late, late), early, name="sum"), "y")
     plan = b.build().compile(x=(4,), rewrites="none")
     fed, freed = {"x": X[0]}, plan.free_after
-    assert np.isfinite(Workspace(plan, poison=True).run(fed)["y"].to_numpy()).all()
+    assert np.isfinite(Executable(plan, poison=True).run(fed)["y"].to_numpy()).all()
     (buffer,) = {plan.slots[plan.of("early")[0].outs[0]].buffer}
     cut = next(i for i, instr in enumerate(plan.instrs) if instr.node == plan.program.node("middle"))
     monkeypatch.setattr(type(plan), "free_after", lambda self, i: (*freed(i), *((buffer,) if i == cut else ())))
-    assert np.isnan(Workspace(plan, poison=True).run(fed)["y"].to_numpy()).all()
+    assert np.isnan(Executable(plan, poison=True).run(fed)["y"].to_numpy()).all()
 
 
 def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes], list[bytes]]:
@@ -100,9 +100,9 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
     step = gw.compile_step(p, lambda out: (out * out).mean(), gw.optim.AdamW(p.parameters()), {"x": (2, 4)},
                            executor="aten")  # fmt: skip
     if monkeypatch is not None:
-        declared, told_of = Store.instruction, {}
+        declared, told_of = PlanTables.instruction, {}
 
-        def hidden(self: Ledger, instr: Instr, *args: Any, **options: Any) -> int:
+        def hidden(self: PlanBuilder, instr: Instr, *args: Any, **options: Any) -> int:
             made = declared(self, instr, *args, **options)  # type: ignore[arg-type]
             if self.program.path(instr.node).startswith("grad."):
                 of = [self.slots[s].value for s in instr.ins]
@@ -111,11 +111,11 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
                 self.reads._of = lambda each: told_of.get(each.outs, each.ins)
             return made
 
-        monkeypatch.setattr(Store, "instruction", hidden)
+        monkeypatch.setattr(PlanTables, "instruction", hidden)
     plan, found = step.plan, []
     for dead in (False, True):
         own = {key: Variable(v.data.copy(), name=key) for key, v in plan.program.weights.items()}
-        space = Workspace(plan, own, poison=dead)
+        space = Executable(plan, own, poison=dead)
         losses = [space.run({n: X for n in plan.inputs})["loss"].tobytes() for _ in range(3)]
         found.append([*losses, *(v.data.tobytes() for v in own.values())])
     return found[0], found[1]
@@ -138,7 +138,7 @@ def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: p
     monkeypatch.setattr(folding, "compute", lambda *args: made.append(args[0].name) or compute(*args))
     plan, longer = p.compile(x=(2, 3), freeze=True), p.compile(x=(5, 3), freeze=True)
     assert [i.op for i in plan.instrs] == ["linear"]
-    spaces = [plan.workspace(), Workspace(plan), Workspace(longer)]
+    spaces = [plan.executable(), Executable(plan), Executable(longer)]
     for k in range(3):
         for space, rows in zip(spaces, (2, 2, 5), strict=True):
             for _ in range(2):
@@ -160,14 +160,14 @@ def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: p
 def test_weights_and_constants_written_in_place_need_no_other_plan(device: str, freeze: bool) -> None:
     p = counted()
     plan = p.compile(x=(2, 4), device=device, freeze=freeze)
-    space = plan.new_workspace() if device == "sim" else Workspace(plan)
+    space = plan.new_executable() if device == "sim" else Executable(plan)
     for k in range(6):
         for key, value in (("w", 0.1 * k), ("n", float(k))):
             p.weights[key].own().copy_from(from_numpy(np.float32(value)).expand(*p.weights[key].shape))
         want = (np.tanh(X @ np.full((4, 4), np.float32(0.1 * k))) + k) * 2
         np.testing.assert_allclose(space.run({"x": X})["y"].to_numpy(), want, rtol=1e-5, atol=1e-6)
         assert p.compile(x=(2, 4), device=device, freeze=freeze) is plan
-    if isinstance(space, CaptureWorkspace):
+    if isinstance(space, CaptureExecutable):
         assert (str(space.state), space.captures) == ("captured", 1)
 
 
@@ -192,7 +192,7 @@ def test_a_rate_that_changes_is_used_inside_a_captured_step() -> None:
             losses[device].append(float(run(X).to(Device("cpu")).numpy()))
         assert run.traces == 1
         if device == "sim":
-            space = run.workspace(X)
+            space = run.executable(X)
             assert space.captures == sum(r.kind == "capture" for r in space.regions)
     assert losses["sim"] == losses["cpu"]
 

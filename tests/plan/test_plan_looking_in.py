@@ -10,7 +10,7 @@ import pytest
 
 from graphwright.array import Spec, float32
 from graphwright.errors import UsageError
-from graphwright.plan import Plan, Workspace, make_plan
+from graphwright.plan import Executable, Plan, make_plan
 from graphwright.program import Builder, Program
 
 
@@ -71,7 +71,7 @@ def test_indices_out_of_range_are_refused() -> None:
         with pytest.raises(UsageError):
             plan.free_after(bad)
         with pytest.raises(UsageError):
-            plan.workspace().value(bad)
+            plan.executable().value(bad)
 
 
 def _model() -> Program:
@@ -122,7 +122,7 @@ def test_sequences_are_tuples_and_agree() -> None:
 def test_dispatches_are_what_runs() -> None:
     p = _model()
     plan = plan_of(p)
-    space = Workspace(plan)
+    space = Executable(plan)
     space.run({"x": np.ones((4, 8), np.float32)})
     assert plan.schedule.dispatches == len(plan.instrs) == len(space._counts)
     assert plan.schedule.coverage == 0
@@ -135,7 +135,7 @@ def test_naive_layout_gives_each_buffer_its_place() -> None:
     spans = sorted((b.offset, b.offset + b.nbytes) for b in naive.buffers if b.kind in ("input", "temp"))
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
     feeds = {"x": np.ones((4, 8), np.float32)}
-    assert Workspace(naive).run(feeds)["y"].tobytes() == Workspace(reuse).run(feeds)["y"].tobytes()
+    assert Executable(naive).run(feeds)["y"].tobytes() == Executable(reuse).run(feeds)["y"].tobytes()
 
 
 def test_hash_is_of_the_tables_and_survives_edit_and_undo() -> None:

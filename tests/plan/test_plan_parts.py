@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from random_programs import programs
 
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan import Plan, Workspace
+from graphwright.plan import Executable, Plan
 from graphwright.program import Builder, FeedError
 from graphwright.testing.oracle import assert_bits
 
@@ -26,9 +26,9 @@ def test_every_cut_gives_the_bits_of_the_whole(given_program) -> None:
     shapes = {name: a.shape for name, a in feeds.items()}
     for executor in ("aten", "vm"):
         plan = p.compile(shapes, executor=executor)
-        whole = Workspace(plan).run(feeds)
+        whole = Executable(plan).run(feeds)
         for poison in (False, True):
-            space = Workspace(plan, poison=poison)
+            space = Executable(plan, poison=poison)
             for cut in range(len(plan.instrs) + 1):
                 for name, slot in inputs_of(plan).items():
                     space.set(slot, feeds[name])
@@ -47,7 +47,7 @@ def net():
 
 def test_a_value_set_between_two_parts_is_what_the_second_reads() -> None:
     plan = net().compile(x=(3,), rewrites="none")
-    space = Workspace(plan)
+    space = Executable(plan)
     space.set(plan.input_slots[0], np.ones(3, np.float32))
     space.run(plan[:1])
     (slot,) = plan.instrs[0].outs
@@ -65,7 +65,7 @@ def test_bounds_outside_are_refused(bad: Any) -> None:
 
 def test_slots_and_values_are_checked() -> None:
     plan = net().compile(x=(3,))
-    space = Workspace(plan)
+    space = Executable(plan)
     for slot in (-1, len(plan.slots)):
         with pytest.raises(UsageError, match="slot"):
             space.set(slot, np.ones(3, np.float32))
@@ -76,7 +76,7 @@ def test_slots_and_values_are_checked() -> None:
     b.output(b.neg(b.expand(b.input("x", (3,)), shape=(2, 3))), "y")
     wide = b.build().compile(x=(3,))
     with pytest.raises(UsageError, match="one number in memory"):
-        Workspace(wide).set(wide.instrs[0].ins[0], np.ones((2, 3), np.float32))
+        Executable(wide).set(wide.instrs[0].ins[0], np.ones((2, 3), np.float32))
     with pytest.raises(UsageError, match="another plan"):
         space.run(net().compile(x=(3,))[:])
 
@@ -86,7 +86,7 @@ def test_an_error_in_a_part_names_its_node() -> None:
     loss, _ = b.cross_entropy(b.input("z", (1, 3)), b.const("t", np.array([7])), name="ce")
     b.output(loss, "y")
     plan = b.build().compile(z=(1, 3))
-    space = Workspace(plan)
+    space = Executable(plan)
     space.set(plan.input_slots[0], np.zeros((1, 3), np.float32))
     with pytest.raises(ComputeError, match="ce"):
         space.run(plan[:])

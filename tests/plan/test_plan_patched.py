@@ -15,7 +15,7 @@ from random_programs import programs
 
 from graphwright.array import CPU, backend, from_numpy
 from graphwright.errors import GraphwrightError
-from graphwright.plan import Plan, Workspace, make_plan
+from graphwright.plan import Executable, Plan, make_plan
 from graphwright.plan.planning.native import loops
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -79,7 +79,7 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
         assert not plan.diff(fresh)
         assert sorted(i.op for i in plan.folds.values()) == sorted(i.op for i in fresh.folds.values())
         truth = p.run(feeds)
-        for name, value in Workspace(plan, poison=True).run(feeds).items():
+        for name, value in Executable(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name], what=f"{name} {plan.patched}")
         made.append((plan, dict(plan.arranged.ledger.rows)))
     assert all(old.arranged.rows == rows for old, rows in made)
@@ -93,12 +93,12 @@ def test_memory_and_calls_go_on_after_edits(case, data, executor: str, freeze: b
     shapes = {name: feed.shape for name, feed in feeds.items()}
     device = "sim" if executor == "capture" else "cpu"
     options = {"executor": executor, "device": device, "freeze": freeze}
-    space = p.compile(shapes, **options).workspace()
+    space = p.compile(shapes, **options).executable()
     for k in range(data.draw(st.integers(2, 6))):
         if "w0" in p.weights and data.draw(st.booleans()):
             p.weights["w0"].own().copy_from(from_numpy(np.float32(k / 4)).expand(*p.weights["w0"].shape))
         plan = p.compile(shapes, **options)
-        assert plan.workspace() is space
+        assert plan.executable() is space
         truth = p.run(feeds)
         for _ in range(3):
             for name, value in plan(feeds).items():
@@ -243,15 +243,15 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     feed = {"x": np.ones((4, 4), np.float32)}
     plan = p.compile(x=(4, 4))
     plan(feed)
-    (arena,) = plan.workspace()._arena.chunks
-    bound = dict(plan.workspace()._bound_calls)
+    (arena,) = plan.executable()._arena.chunks
+    bound = dict(plan.executable()._bound_calls)
     for k in range(50):
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{2 * k}")[0], "relu")
         plan = p.compile(x=(4, 4))
         plan(feed)
-    assert plan.workspace()._arena.chunks == [arena]
-    kept = sum(bound[q] is calls for q, calls in plan.workspace()._bound_calls.items() if q in bound)
+    assert plan.executable()._arena.chunks == [arena]
+    kept = sum(bound[q] is calls for q, calls in plan.executable()._bound_calls.items() if q in bound)
     assert kept >= 140
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
 
@@ -303,8 +303,8 @@ def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pyt
     plan, beside = p.compile(x=(4, 4), freeze=True), Thread(target=make)
     with p.edit("insert") as e:
         e.insert(p.in_edges("t")[0], "relu")
-    monkeypatch.setattr("graphwright.plan.running.binding.loops", slowly)
-    before = Workspace(plan).run(feed)["y"]
+    monkeypatch.setattr("graphwright.plan.running.kernels.loops", slowly)
+    before = Executable(plan).run(feed)["y"]
     beside.join()
     monkeypatch.undo()
     (patched,) = made
@@ -324,7 +324,7 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     b.output(b.junction(*made, name="sum"), "y")
     p, feed = b.build(), {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
     plan = p.compile(x=(64,))
-    first, space = plan.arena_bytes, plan.workspace()
+    first, space = plan.arena_bytes, plan.executable()
     space.leave_shared()  # in a shared one a larger plan may take the first chunk's place
     plan(feed)
     bound: dict[int, tuple[int, int]] = {}
@@ -335,15 +335,15 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
         plan = p.compile(x=(64,))
         assert plan.patched.kind == "patched"
         truth = p.run(feed)["y"]
-        assert_bits(plan(feed, lease=bool(k % 2))["y"], truth)
-        assert plan.workspace() is space
+        assert_bits(plan(feed, borrow=bool(k % 2))["y"], truth)
+        assert plan.executable() is space
         places = {s: (backend(CPU).address(a), a.nbytes) for s, a in space._views.items()}
         assert places.items() >= {s: place for s, place in bound.items() if s in places}.items()
         assert len(places.keys() & bound.keys()) >= len(bound) - 2
         spans = sorted((c.memory.data_ptr(), c.memory.data_ptr() + c.nbytes) for c in space._arena.chunks)
         assert all(any(low <= at and at + size <= high for low, high in spans) for at, size in places.values())
         bound = places
-    assert_bits(Workspace(plan, poison=True).run(feed)["y"], truth)
+    assert_bits(Executable(plan, poison=True).run(feed)["y"], truth)
     assert plan.arena_bytes > 4 * first
     assert 2 < len(space._arena.chunks) < 10
 
@@ -356,7 +356,7 @@ def test_a_weight_that_was_not_read_for_a_while_is_read_as_it_is() -> None:
     p, feed = b.build(), {"x": np.ones(4, np.float32)}
     edge = p.in_edges("product")[1]
     assert p.compile(x=(4,))(feed)["y"].to_numpy()[0] == 5
-    space = p.compile(x=(4,)).workspace()
+    space = p.compile(x=(4,)).executable()
     with p.edit("read another") as e:
         e.rewire(edge, "v")
     assert p.compile(x=(4,))(feed)["y"].to_numpy()[0] == 6
@@ -368,7 +368,7 @@ def test_a_weight_that_was_not_read_for_a_while_is_read_as_it_is() -> None:
         e.rewire(edge, e.param("u", np.full(4, 0.5, np.float32)))
     calls = dict(space._bound_calls)
     assert p.compile(x=(4,))(feed)["y"].to_numpy()[0] == 3.5
-    assert p.compile(x=(4,)).workspace() is space
+    assert p.compile(x=(4,)).executable() is space
     assert (
         len([q for q, c in space._bound_calls.items() if calls.get(q) is c]) == 1
     )  # of two, the one that is as it was

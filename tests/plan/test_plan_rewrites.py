@@ -10,7 +10,7 @@ from random_programs import programs
 from graphwright.array import DTYPES, Spec, bfloat16, dtype, float16, float32, float64, from_numpy
 from graphwright.autograd import tensor
 from graphwright.ops import OPS, compute
-from graphwright.plan import StalePlan, Workspace, make_plan
+from graphwright.plan import Executable, StalePlan, make_plan
 from graphwright.plan.planning.rewrites import widens
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -31,7 +31,7 @@ def plans(p: Program, feeds: dict | None = None):
     before, truth = p.hash(), p.run(feeds)
     made = {r: make_plan(p, specs, rewrites=r) for r in ("none", "exact")}
     for plan in made.values():
-        for name, value in Workspace(plan, poison=True).run(feeds).items():
+        for name, value in Executable(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name])
     assert p.hash() == before
     assert made["none"].rewrites == ()
@@ -272,7 +272,7 @@ def test_constants_fold_by_the_same_kernel() -> None:
     assert len(plan.folds) == 1
     frozen = make_plan(p, {"x": Spec((4, 4), float32)}, freeze=True)
     assert [i.op for i in frozen.instrs] == ["mul", "add"]
-    space = Workspace(frozen)
+    space = Executable(frozen)
     assert_bits(space.run(feeds)["y"], p.run(feeds)["y"])
     p.weights.array("w").copy_from(from_numpy(np.ones((4, 4), np.float32)))  # a new weight version folds again
     assert_bits(space.run(feeds)["y"], p.run(feeds)["y"])
@@ -323,9 +323,9 @@ def test_a_watch_keeps_a_node_that_nothing_else_needs() -> None:
     watched = p.compile(x=(2, 3), watch=["dead"])
     assert watched.pruned == ()
     watched({"x": X})
-    assert_bits(watched.workspace().watched("dead"), p.run({"x": X}, capture=["dead"]).value("dead"))
+    assert_bits(watched.executable().watched("dead"), p.run({"x": X}, capture=["dead"]).value("dead"))
     with pytest.raises(Exception, match="watched"):
-        plan.workspace().watched("dead")
+        plan.executable().watched("dead")
 
 
 def biased(kind: object, *, swapped: bool, twice: bool = False) -> Program:
@@ -393,7 +393,7 @@ def test_fast_is_exact_where_no_bound_is_listed(given_program) -> None:
     shapes = {name: a.shape for name, a in feeds.items()}
     plan = p.compile(shapes, rewrites="fast")
     truth = p.run(feeds)
-    for name, value in Workspace(plan, poison=True).run(feeds).items():
+    for name, value in Executable(plan, poison=True).run(feeds).items():
         if any(f.bound for f in plan.rewrites):
             np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=1e-5, atol=1e-5)
         else:

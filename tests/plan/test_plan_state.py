@@ -13,7 +13,7 @@ import graphwright as gw
 from graphwright.array import Spec, from_numpy, int64
 from graphwright.autograd import Parameter, Tensor, Variable, grad, tensor, update
 from graphwright.errors import ComputeError, IndexOutOfRange
-from graphwright.plan import Plan, StepTorn, Workspace, make_plan
+from graphwright.plan import Executable, Plan, StepTorn, make_plan
 from graphwright.program import Builder, Program
 from values import array_of
 
@@ -38,7 +38,7 @@ def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
         plan = make_plan(p, specs, rewrites=rewrites)
         for poison in (False, True):
             reset()
-            space = Workspace(plan, poison=poison)
+            space = Executable(plan, poison=poison)
             for outs, states in truth:
                 result = space.run(feeds)
                 assert [result[n].to_numpy().tobytes() for n in p.output_names()] == [o.tobytes() for o in outs]
@@ -159,7 +159,7 @@ class _Failing:
     """Bound calls of a workspace with one replaced by a failure."""
 
     def __init__(self, plan: Plan, at: int) -> None:
-        self.space = Workspace(plan)
+        self.space = Executable(plan)
         self.space._bind()
         calls = self.space._calls
 
@@ -281,7 +281,7 @@ def test_other_variables_than_the_programs_own() -> None:
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
     mine = Variable(from_numpy(np.zeros((1, 1, 4, 2), np.float32)))
     feeds = {"rows": np.ones((1, 1, 2, 2), np.float32), "start": np.asarray(0)}
-    Workspace(plan, {"cache": mine}).run(feeds)
+    Executable(plan, {"cache": mine}).run(feeds)
     assert mine.numpy().sum() == 4
     assert not p.weights.array("cache").to_numpy().any()
 
@@ -310,7 +310,7 @@ def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> N
     p = b.build()
     storage, other = (p.weights.array(key).storage for key in ("s", "k"))
     plan = make_plan(p, {"x": p.spec("x")})
-    spaces = [Workspace(plan) for _ in range(2)]
+    spaces = [Executable(plan) for _ in range(2)]
     seen = [storage.version]
     for i in (0, 1, 0):
         spaces[i].run(FEEDS)
@@ -323,6 +323,6 @@ def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> N
     last = storage.version
     del spaces
     gc.collect()
-    Workspace(plan).run(FEEDS)  # the counts of memory that is gone are folded
+    Executable(plan).run(FEEDS)  # the counts of memory that is gone are folded
     assert storage.version > last
     assert len(storage._counts) == 1

@@ -13,9 +13,9 @@ from tests.plan.random_programs import programs
 from graphwright.array import Spec
 from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
-from graphwright.plan.planning.order import Order
+from graphwright.plan.planning.order import InstructionOrder
 from graphwright.plan.planning.records import listed
-from graphwright.plan.running.binding import _gone
+from graphwright.plan.running.kernels import _gone
 from graphwright.program import Builder, Program
 
 
@@ -58,7 +58,7 @@ def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Pro
 
 @given(st.lists(st.tuples(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60))), max_size=6))
 def test_an_order_that_some_leave_and_others_join_is_sorted(turns: list[tuple[set[int], set[int]]]) -> None:
-    order, here = Order(), set(range(0, 40, 2))
+    order, here = InstructionOrder(), set(range(0, 40, 2))
     order.are(sorted(here))
     for going, coming in turns:
         before, stay = order.now, here - going

@@ -13,7 +13,7 @@ from random_programs import programs
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.ops import get
-from graphwright.plan import BudgetImpossible, Plan, Workspace
+from graphwright.plan import BudgetImpossible, Executable, Plan
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -51,7 +51,7 @@ def test_any_budget_is_kept_with_the_same_bits_or_refused(case, share: float) ->
         assert budget < best <= plain.arena_bytes
         return
     assert plan.arena_bytes <= budget
-    space = Workspace(plan, poison=True)
+    space = Executable(plan, poison=True)
     for name, value in space.run(feeds).items():
         assert_bits(value, truth[name], what=name)
 

@@ -16,7 +16,7 @@ import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array.vm import machine
 from graphwright.errors import ComputeError
-from graphwright.plan import Workspace
+from graphwright.plan import Executable
 from graphwright.program import Builder
 
 
@@ -25,10 +25,10 @@ from graphwright.program import Builder
 def test_random_programs_agree_with_aten(given_program) -> None:
     p, feeds = given_program
     shapes = {name: a.shape for name, a in feeds.items()}
-    truth = Workspace(p.compile(shapes)).run(feeds)
+    truth = Executable(p.compile(shapes)).run(feeds)
     for poison in (False, True):
         plan = p.compile(shapes, executor="vm")
-        space = Workspace(plan, poison=poison)
+        space = Executable(plan, poison=poison)
         for _ in range(2):
             for name, value in space.run(feeds).items():
                 ours, theirs = value.to_numpy("float32"), truth[name].to_numpy("float32")

@@ -132,11 +132,11 @@ def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
     p.grad("loss", ["w0"], {"B": 3})
     (known,) = p.derived["gradients"].values()
     for k in (depth - 2, depth // 2, 1):
-        before, visited = known.looked_at, known.program.order_labels.visited
+        before, visited = known.mirror.visited, known.program.order_labels.visited
         with p.edit("insert") as e:
             e.insert(p.edge(f"linear{k} -> act{k}"), "sigmoid")
         p.grad("loss", ["w0"], {"B": 3})
-        assert known.looked_at - before <= 12
+        assert known.mirror.visited - before <= 12
         assert known.program.order_labels.visited - visited <= 40
 
 
@@ -162,19 +162,19 @@ def test_an_edit_in_the_middle_ends_where_the_values_do(depth: int) -> None:
     g = p.grad("loss", wrt, {"B": 3})
     (known,) = p.derived["gradients"].values()
     for at in (4, depth - 2):
-        known_before, before = set(g.nodes()), known.looked_at
+        known_before, before = set(g.nodes()), known.mirror.visited
         with p.edit("remove a block") as e:
             for edge in p.out_edges(f"out{at}"):
                 e.rewire(edge, f"out{at - 1}")
             e.remove([f"{name}{at}" for name in ("linear", "act", "mul", "out")])
         assert p.grad("loss", wrt, {"B": 3}) is g
-        assert known.looked_at - before <= 16
+        assert known.mirror.visited - before <= 16
         assert len(set(g.nodes()) - known_before) <= 12
-        before = known.looked_at
+        before = known.mirror.visited
         with p.edit("skip") as e:
             e.connect(f"out{at - 2}", f"out{at + 1}")
         p.grad("loss", wrt, {"B": 3})
-        assert known.looked_at - before <= 12
+        assert known.mirror.visited - before <= 12
         assert form(g) == form(p.fork().grad("loss", wrt, {"B": 3}))
 
 

@@ -31,7 +31,7 @@ def test_a_loaded_program_is_the_saved_one(saved):
     p, q = edited(), load(saved)
     assert fingerprint(q) == fingerprint(p)
     assert counters(q)[:2] == counters(p)[:2]
-    assert q.graph.hash(places=True) == p.graph.hash(places=True)
+    assert q.graph.hash(positions=True) == p.graph.hash(positions=True)
     assert q.graph.next_node() == p.graph.next_node()
     assert q.graph.next_edge() == p.graph.next_edge()
     assert q.history.marks == p.history.marks

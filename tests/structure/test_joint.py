@@ -431,7 +431,7 @@ def test_training_goes_on_when_the_last_gate_is_gone() -> None:
     def loud(terms):
         return 0.0 * terms.open.mean()
 
-    loud.captures = ("y0",)
+    setattr(loud, "captures", ("y0",))  # noqa: B010  # a function has attributes that its type does not declare
     penalties = [st.sparsity(0.1), st.budget(0.5, "params"), st.gate_entropy(), loud]
     problem, opt = joint(penalties=penalties)
     opt.step(problem.batch())

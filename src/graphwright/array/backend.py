@@ -26,6 +26,9 @@ Call = Callable[[], object]
 Fresh = Callable[..., Any]
 """Handles of the operands, attributes by name -> the handle of a new row-major result."""
 
+torch_functions: dict[str, str] = {}
+"""Op -> the torch function that is its kernel on the CPU; `ops/` fills it from the `aten` cells, without torch."""
+
 queued_failure: ContextVar[Callable[[Exception], Exception] | None] = ContextVar("queued_failure", default=None)
 """What a kernel that is bound now raises for a failure in a device's queue, of which the host learns when it waits."""
 

@@ -1,4 +1,4 @@
-"""Tensors, the tape behind them, backward, and the protocol by which tensor code is traced."""
+"""Tensors, their tape, backward, and the protocol by which tensor code is traced."""
 
 from __future__ import annotations
 
@@ -27,29 +27,21 @@ from graphwright.autograd.errors import (
     ModifiedSinceForward,
     NoTape,
     NotDifferentiable,
+    TraceError,
+    TraceMutation,
     ViewModified,
 )
 from graphwright.autograd.function import Context, Function
 from graphwright.autograd.functions import (
     argsort,
-    bincount,
     cat,
-    gather,
-    index_add,
-    index_put,
-    index_select,
     lerp,
     matmul,
     maximum,
     minimum,
-    nonzero,
     norm,
-    one_hot,
     outer,
     pad,
-    repeat_interleave,
-    scatter,
-    scatter_add,
     sort,
     stack,
     std,
@@ -59,8 +51,18 @@ from graphwright.autograd.functions import (
     var,
     where,
 )
-from graphwright.autograd.hooks import Hook
-from graphwright.autograd.memory import Kept, memory
+from graphwright.autograd.indexing import (
+    bincount,
+    gather,
+    index_add,
+    index_put,
+    index_select,
+    nonzero,
+    one_hot,
+    repeat_interleave,
+    scatter,
+    scatter_add,
+)
 from graphwright.autograd.modes import (
     autocast_dtype,
     autocast_to,
@@ -88,9 +90,9 @@ from graphwright.autograd.random import (
     rng,
     stochastic_round,
 )
-from graphwright.autograd.recorder import Recorder, Symbol, TraceError, TraceMutation, scope, scoped
-from graphwright.autograd.recorder import active as active_recorder
+from graphwright.autograd.recorder import Recorder, Symbol, active_recorder, scope, scoped
 from graphwright.autograd.support import support
+from graphwright.autograd.tape import Hook, SavedMemory, memory
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable, Parameter, Variable, update
 
@@ -102,13 +104,13 @@ __all__ = [
     "GraphFreed",
     "Hook",
     "HostVariable",
-    "Kept",
     "LeafModified",
     "ModifiedSinceForward",
     "NoTape",
     "NotDifferentiable",
     "Parameter",
     "Recorder",
+    "SavedMemory",
     "Symbol",
     "Tensor",
     "TraceError",

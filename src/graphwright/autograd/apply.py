@@ -1,18 +1,20 @@
-"""One operation on tensors: casts made visible, then run or recorded, then taped."""
+"""`apply`: cast the operands of an op, run or record it, and tape it. Lowest layer of tensors; it knows no methods."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from graphwright.array import (
     CPU,
+    Device,
     DType,
     MissingKernel,
     NDArray,
+    Spec,
     bool_,
     float32,
     float64,
@@ -20,144 +22,30 @@ from graphwright.array import (
     from_numpy,
     int64,
 )
+from graphwright.autograd.errors import TraceError
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast, grad_mode, no_grad
-from graphwright.autograd.recorder import active, share
-from graphwright.autograd.tape import TapeNode
-from graphwright.errors import UsageError
+from graphwright.autograd.recorder import Symbol, active_recorder, mark_alias
+from graphwright.autograd.tape import Hook, TapeNode
+from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import Op, compute, get
 from graphwright.ops.casting import Kind, is_cast, target_dtype
 
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor
 
-@lru_cache(4096)
-def scalar(text: str, dtype: DType) -> Any:
-    """A constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
-    number = {"True": True, "False": False}.get(text)
-    number = (float(text) if dtype.is_float else int(text)) if number is None else number
-    value = np.asarray(number)
-    if dtype.name == "bfloat16":
-        return Tensor(compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
-    return Tensor(from_numpy(value.astype(dtype.numpy)))
-
-
-def speaks_dlpack(value: Any) -> bool:
-    """True for an array of ours or another library's; numpy has a way of its own, which takes read-only memory too."""
-    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
-
-
-def host_array(value: Any) -> np.ndarray:
-    """Numbers, nested lists or numpy's arrays as numpy's. Raises: UsageError for what is no array of numbers."""
-    try:
-        host = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        host = None
-    if host is None or host.dtype.kind not in "biuf":
-        raise UsageError("not an array of numbers", got=type(value).__name__ if host is None else host.dtype)
-    return host
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor of numbers, nested lists or arrays, whose memory it shares (torch's by DLPack); itself if it is one."""
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, NDArray):
-        return Tensor(value)
-    if speaks_dlpack(value):
-        return Tensor(from_dlpack(value))
-    host = host_array(value)
-    if not isinstance(value, np.ndarray | np.generic) and host.dtype == np.float64:
-        host = host.astype(np.float32)
-    return Tensor(from_numpy(host))
-
-
-_NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
-
-
-def _number(value: Any) -> DType | None:
-    """The dtype of a Python number, or None for what is none."""
-    kind = _NUMBERS.get(type(value))
-    if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
-        return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64
-    return kind
-
-
-def _operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
-    """Tensors of the dtypes that the op wants, casts applied as operations of their own."""
-    given: list[Any] = []
-    kinds: list[Kind] = []
-    for o in operands:
-        number = None if isinstance(o, Tensor) else _number(o)
-        if number is None:
-            o = as_tensor(o)
-            data = o.data
-            kinds.append((data.dtype, "array" if data.shape else "scalar0d"))
-        else:
-            kinds.append((number, "python"))
-        given.append(o)
-    for place, kind in enumerate(_casts(row, tuple(kinds), autocast.get())):
-        if kind is not None:
-            o = given[place]
-            given[place] = apply(_CAST, (o,), {"dtype": kind}) if isinstance(o, Tensor) else scalar(repr(o), kind)
-    if any([t.requires_grad and not t.data.shape for t in given]):
-        return _joined(given)
-    return given
-
-
-_CAST = get("cast")
-
-
-@lru_cache(4096)
-def _casts(row: Op, kinds: tuple[Kind, ...], low: DType | None) -> tuple[DType | None, ...]:
-    """Per operand the dtype that it is cast to, or made in if it is a number; None to leave it."""
-    target = target_dtype(row, kinds, low)
-    result: list[DType | None] = []
-    for place, (kind, how) in enumerate(kinds):
-        if how == "python":
-            result.append(target or (float32 if kind is float64 else kind))
-        else:
-            result.append(target if is_cast(row, place, kind, target) else None)
-    return tuple(result)
-
-
-def _joined(operands: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Numbers (tensors of no axes) on the CPU that want a gradient, moved to the others as an operation of its own."""
-    there = next((t.data.device for t in operands if isinstance(t.data, NDArray) and t.data.device != CPU), None)
-    if there is None:
-        return operands
-    return [t.to(there) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
-
-
-def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
-    """The results of an op by simpler ones, for a backend that has no kernel of its name."""
-    assert row.expand is not None
-    with no_grad():
-        found = row.expand([Tensor(d) for d in data], attrs)
-    return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))
-
-
-def _plain(operands: Sequence[Any]) -> bool:
-    """True for tensors of axes and of one dtype outside autocast, which no casting class changes."""
-    if autocast.get() is not None:
-        return False
-    kind = None
-    for o in operands:
-        if not isinstance(o, Tensor):
-            return False
-        data = o.data
-        if (data.dtype is not kind and kind is not None) or not data.shape:
-            return False
-        kind = data.dtype
-    return True
+NO_HOOKS: list[Hook] = []
+"""The `hooks` of every tensor without hooks; shared, so never appended to."""
 
 
 def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequence[Tensor] | None = None) -> Any:
-    """Run or record an op on tensors and numbers; one tensor, or a tuple of them.
+    """Run or record an op on tensors and numbers; return one tensor, or a tuple of them.
 
     Args:
-        outs: tensors that become the results, under the rules of `autograd.inplace`.
+        outs: tensors to write the results into, under the rules of `autograd.inplace`.
     """
-    inputs = operands if _plain(operands) else _operands(row, operands)
-    recorder = active.get()
+    inputs = operands if _plain(operands) else _cast_operands(row, operands)
+    recorder = active_recorder.get()
     data: list[Any] = []
     wanted = False
     for t in inputs:
@@ -166,12 +54,12 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     taped = wanted and (row.vjp is not None or row.traits.opaque) and grad_mode.get()
     if taped and row.traits.opaque and row.expand is not None and outs is None:
         return row.expand(inputs, attrs)  # in ops that have gradients
-    if recorder is not None and any(t.symbolic or t.carried for t in (*inputs, *(outs or ()))):
-        data = [recorder.resolve(t) for t in inputs]  # a variable's value at this point of the step
+    if recorder is not None and any(t.symbolic or t.is_variable for t in (*inputs, *(outs or ()))):
+        data = [recorder.resolve(t) for t in inputs]  # of a variable its current value in the trace
         results: Sequence[Any] = recorder.record(row, data, attrs)
         if row.view is not None:
-            share(results[0], data[0])
-        outputs: Sequence[Tensor] = [Tensor(r) for r in results]
+            mark_alias(results[0], data[0])
+        outputs: Sequence[Tensor] = [_Tensor(r) for r in results]
     elif outs is None:
         try:
             results = compute(row, data, attrs)
@@ -179,7 +67,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
             if row.expand is None:
                 raise
             results = expanded(row, data, attrs)
-        outputs = (Tensor(results[0]),) if len(results) == 1 else [Tensor(r) for r in results]
+        outputs = (_Tensor(results[0]),) if len(results) == 1 else [_Tensor(r) for r in results]
     else:
         data = write_over(row, data, attrs, outs, taped)
         outputs = outs
@@ -195,4 +83,222 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-from graphwright.autograd.tensor import Tensor  # noqa: E402  # at the end, and this module first: tensors call `apply`
+class TensorBase:
+    """A value with its tape entry; `Tensor` adds the methods.
+
+    Attributes:
+        data: NDArray (eager) or Symbol (while tracing).
+        requires_grad: whether gradients with respect to it are computed; floating dtypes only.
+        grad: gradient of a leaf after `backward`, or None.
+        hooks: functions that `backward` calls with the full gradient of a leaf.
+        node, port: the tape node that made it and its index among the results; node is None for a leaf.
+        name: dotted path of a parameter, else "".
+    """
+
+    __slots__ = ("__weakref__", "data", "grad", "hooks", "name", "node", "port", "requires_grad")
+    is_variable: ClassVar[bool] = False
+    """True for a Variable, which a trace turns into a param or state node."""
+    __gw_op__ = staticmethod(apply)
+
+    def __init__(self, data: NDArray | Symbol, requires_grad: bool = False, name: str = "") -> None:
+        if requires_grad and not data.dtype.is_float:
+            raise DTypeError("only floating tensors can require gradients", got=data.spec)
+        self.data, self.requires_grad, self.name = data, requires_grad, name
+        self.grad: Tensor | None = None
+        self.hooks: list[Hook] = NO_HOOKS
+        self.node: Any = None
+        self.port = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes."""
+        return self.data.shape
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.data.dtype
+
+    @property
+    def spec(self) -> Spec:
+        """Shape and dtype."""
+        return self.data.spec
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.data.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.data.spec.size
+
+    @property
+    def device(self) -> Device:
+        """Device of its memory, in a trace too if it is a variable. Raises: TraceError for a traced value."""
+        return self.data.device if isinstance(self.data, NDArray) else self.concrete("device").device
+
+    @property
+    def is_leaf(self) -> bool:
+        """True if no taped operation made it."""
+        return self.node is None
+
+    @property
+    def symbolic(self) -> bool:
+        """True for a traced value, which has a spec and no elements."""
+        return isinstance(self.data, Symbol)
+
+    @property
+    def grad_dtype(self) -> DType:
+        """Dtype in which `backward` sums the gradient of a leaf."""
+        return self.data.dtype
+
+    def own(self) -> NDArray:
+        """Return the array for writing. Raises: TraceError for a traced value."""
+        return self.concrete("a write")
+
+    def concrete(self, wanted: str) -> NDArray:
+        """Return the array, which `wanted` needs. Raises: TraceError for a traced value, and for a variable in a trace.
+
+        A variable may change between runs of a trace, so its present array must not be read there.
+        """
+        if isinstance(self.data, Symbol) or (self.is_variable and active_recorder.get() is not None):
+            raise TraceError(
+                f"{wanted} needs a value, and a traced tensor has none",
+                got=self.spec,
+                fix="use tensor operations (gw.ops.call('where', ...)), or compute it outside the trace",
+            )
+        return self.data
+
+
+_Class = TypeVar("_Class", bound=type[TensorBase])
+_Tensor: type[Tensor]
+
+
+def result_class(cls: _Class) -> _Class:
+    """Class decorator: `apply` returns instances of this class."""
+    global _Tensor
+    _Tensor = cls  # pyright: ignore[reportAssignmentType]
+    return cls
+
+
+# -- tensors from other values -----------------------------------------------------------------------------------------
+def as_tensor(value: Any) -> Tensor:
+    """Return a tensor that shares the memory of an array (torch's by DLPack) or holds numbers; a tensor as it is."""
+    if isinstance(value, TensorBase):
+        return value  # pyright: ignore[reportReturnType]  # all are Tensors
+    if isinstance(value, NDArray | Symbol):
+        return _Tensor(value)
+    if speaks_dlpack(value):
+        return _Tensor(from_dlpack(value))
+    host = host_array(value)
+    if not isinstance(value, np.ndarray | np.generic) and host.dtype == np.float64:
+        host = host.astype(np.float32)
+    return _Tensor(from_numpy(host))
+
+
+def speaks_dlpack(value: Any) -> bool:
+    """Return True for an array of ours or another library's; numpy's are read without DLPack, read-only ones too."""
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
+def host_array(value: Any) -> np.ndarray:
+    """Convert numbers or nested lists to a numpy array. Raises: UsageError if they are not an array of numbers."""
+    try:
+        host = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        host = None
+    if host is None or host.dtype.kind not in "biuf":
+        raise UsageError("not an array of numbers", got=type(value).__name__ if host is None else host.dtype)
+    return host
+
+
+@lru_cache(4096)
+def scalar(text: str, dtype: DType) -> Any:
+    """Return a constant 0-d tensor; `text` is the number's repr, as 0.0 and -0.0 are equal and differ."""
+    number = {"True": True, "False": False}.get(text)
+    number = (float(text) if dtype.is_float else int(text)) if number is None else number
+    value = np.asarray(number)
+    if dtype.name == "bfloat16":
+        return _Tensor(compute(_CAST, [from_numpy(value.astype(np.float32))], {"dtype": dtype})[0])
+    return _Tensor(from_numpy(value.astype(dtype.numpy)))
+
+
+# -- operands ----------------------------------------------------------------------------------------------------------
+_CAST = get("cast")
+_NUMBERS: dict[type, DType] = {bool: bool_, int: int64, float: float64}
+
+
+def _plain(operands: Sequence[Any]) -> bool:
+    """True outside autocast for tensors of one dtype and one or more axes, which are never cast."""
+    if autocast.get() is not None:
+        return False
+    kind = None
+    for o in operands:
+        if not isinstance(o, TensorBase):
+            return False
+        data = o.data
+        if (data.dtype is not kind and kind is not None) or not data.shape:
+            return False
+        kind = data.dtype
+    return True
+
+
+def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
+    """Tensors of the dtypes that the op needs; each cast is an operation of its own."""
+    given: list[Any] = []
+    kinds: list[Kind] = []
+    for o in operands:
+        number = None if isinstance(o, TensorBase) else _number_dtype(o)
+        if number is None:
+            o = as_tensor(o)
+            data = o.data
+            kinds.append((data.dtype, "array" if data.shape else "scalar0d"))
+        else:
+            kinds.append((number, "python"))
+        given.append(o)
+    for i, kind in enumerate(_casts(row, tuple(kinds), autocast.get())):
+        if kind is not None:
+            o = given[i]
+            given[i] = apply(_CAST, (o,), {"dtype": kind}) if isinstance(o, TensorBase) else scalar(repr(o), kind)
+    if any([t.requires_grad and not t.data.shape for t in given]):
+        return _on_one_device(given)
+    return given
+
+
+def _number_dtype(value: Any) -> DType | None:
+    """The dtype of a Python number; None for any other value."""
+    kind = _NUMBERS.get(type(value))
+    if kind is None and isinstance(value, int | float | np.bool_) and not isinstance(value, np.number):
+        return bool_ if isinstance(value, np.bool_) else int64 if isinstance(value, int) else float64
+    return kind
+
+
+@lru_cache(4096)
+def _casts(row: Op, kinds: tuple[Kind, ...], low: DType | None) -> tuple[DType | None, ...]:
+    """Per operand the dtype to cast it to, or to make a number in; None to leave it as it is."""
+    target = target_dtype(row, kinds, low)
+    result: list[DType | None] = []
+    for i, (kind, how) in enumerate(kinds):
+        if how == "python":
+            result.append(target or (float32 if kind is float64 else kind))
+        else:
+            result.append(target if is_cast(row, i, kind, target) else None)
+    return tuple(result)
+
+
+def _on_one_device(operands: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Move 0-d tensors on the CPU that require a gradient to the device of the others, as a taped operation."""
+    device = next((t.data.device for t in operands if isinstance(t.data, NDArray) and t.data.device != CPU), None)
+    if device is None:
+        return operands
+    return [t.to(device) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
+
+
+def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
+    """Compute an op by its expansion, for a backend without a kernel of its name."""
+    assert row.expand is not None
+    with no_grad():
+        found = row.expand([_Tensor(d) for d in data], attrs)
+    return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))

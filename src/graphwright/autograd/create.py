@@ -1,12 +1,12 @@
-"""Tensors from numbers: literals, fills and ranges.
+"""Tensor factories: literals, constants and ranges.
 
-What makes a tensor of no other takes `device`, where it shall lie, and `out`, a tensor that is written instead: of
-exactly the shape and, where they are said, the dtype and device asked for. Without being said they are those of `out`.
+Factories take `device`, and `out`, a tensor to write into. `out` must have exactly the shape and, if they are given,
+the dtype and device of the result; dtype and device default to its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,20 @@ from graphwright.errors import ShapeError, UsageError
 def tensor(
     value: Any, dtype: object = None, requires_grad: bool = False, *, device: Device | str | None = None
 ) -> Tensor:
-    """A tensor with memory of its own.
+    """Make a tensor with its own memory.
 
     Args:
-        value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that speaks DLPack.
+        value: number, nested lists, numpy array, NDArray, Tensor, or an array of another library that supports DLPack.
             Python floats become float32, ints int64, bools bool; arrays keep their dtype.
         dtype: a DType or its name, to convert to.
-        device: where it shall lie; a tensor stays where it is by default, everything else comes to the CPU.
+        device: target device; by default a tensor stays on its own, all else goes to the CPU.
         requires_grad: whether `backward` fills `.grad`; floating dtypes only.
-    Raises: DTypeError, UsageError for what is no array of numbers.
+    Raises: DTypeError, UsageError if the value is not an array of numbers.
 
     >>> tensor([[1.0, 2.0]]).shape
     (1, 2)
     """
-    # a list whose dtype is said is read with all its digits
+    # with a dtype, a list is read at full precision
     plain = dtype is not None and not isinstance(value, Tensor | NDArray) and not speaks_dlpack(value)
     made = as_tensor(np.array(host_array(value)) if plain or isinstance(value, np.ndarray) else value)
     data = made.data
@@ -56,20 +56,20 @@ def _converted(data: NDArray, kind: object) -> NDArray:
 
 
 def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor | None) -> tuple[DType, Device]:
-    """Dtype (float32 by default) and device (the CPU) of a tensor to be made, or those of `out`, which must agree.
+    """Return dtype (float32 by default) and device (the CPU) of a tensor to make, or those of `out`.
 
-    Raises: ShapeError for sizes that cannot be; that or DeviceMismatch where `out` is not the tensor asked for.
+    Raises: ShapeError for invalid sizes; ShapeError or DeviceMismatch if `out` is not the requested tensor.
     """
     if any(not isinstance(n, int | np.integer) or n < 0 for n in shape):
-        raise ShapeError("sizes are whole numbers from 0 up", got=shape)
+        raise ShapeError("sizes must be integers >= 0", got=shape)
     if out is None:
         return named(float32 if dtype is None else dtype), CPU if device is None else Device.parse(device)
     kind = out.dtype if dtype is None else named(dtype)
-    there = lies(out)
+    there = device_of(out)
     if out.spec != Spec(shape, kind):
         raise ShapeError("out must have exactly the spec of the result", expected=Spec(shape, kind), got=out.spec)
     if device is not None and Device.parse(device) != there:
-        raise DeviceMismatch("out lies elsewhere", expected=Device.parse(device), got=there)
+        raise DeviceMismatch("out is on another device", expected=Device.parse(device), got=there)
     return kind, there
 
 
@@ -79,15 +79,15 @@ def sizes(given: Sequence[Any]) -> Shape:
     return tuple(given[0]) if one else tuple(given)
 
 
-def lies(x: Tensor) -> Device:
-    """Where a tensor lies; in a trace the CPU, where programs are made."""
+def device_of(x: Tensor) -> Device:
+    """Return the device of a tensor; in a trace the CPU, where programs are built."""
     return x.data.device if isinstance(x.data, NDArray) else CPU
 
 
 def _made(
     host: np.ndarray, dtype: object, device: Device | str | None, requires_grad: bool, out: Tensor | None
 ) -> Tensor:
-    """Numbers of the host as a tensor: the dtype said, else that of `out`, else that of the numbers."""
+    """A numpy array as a tensor, of the given dtype, else that of `out`, else its own."""
     kind, there = target(host.shape, dtype if out is not None or dtype is not None else host.dtype, device, out)
     made = Tensor(_converted(from_numpy(host), kind).to(there), requires_grad and out is None)
     return made if out is None else out.copy_(made)
@@ -102,11 +102,10 @@ def full(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A tensor of one value; int64 for an int, bool for a bool, float32 for a float unless a dtype is said."""
+    """Make a tensor of one value; by default int64 for an int, bool for a bool, float32 for a float."""
     if dtype is None and out is None:
-        dtype = (
-            bool_ if isinstance(value, bool | np.bool_) else int64 if isinstance(value, int | np.integer) else float32
-        )
+        kinds = ((bool | np.bool_, bool_), (int | np.integer, int64))
+        dtype = next((kind for types, kind in kinds if isinstance(value, types)), float32)
     kind, _ = target(tuple(shape), dtype, device, out)
     host = np.full(tuple(shape), value, np.float32 if kind.as_bits else kind.numpy)
     return _made(host, kind, device, requires_grad, out)
@@ -119,7 +118,7 @@ def empty(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A tensor (float32 by default) whose elements are whatever lay there; NaN under `array.poison.poison()`."""
+    """Make a tensor (float32 by default) of uninitialised memory; NaN under `array.poison.poison()`."""
     shape = sizes(shape)
     kind, there = target(shape, dtype, device, out)
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
@@ -132,10 +131,9 @@ def zeros(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A tensor of zeros, float32 by default."""
-    shape = sizes(shape)
-    kind, _ = target(shape, dtype, device, out)
-    return full(shape, 0, kind, requires_grad, device=device, out=out)
+    """Make a tensor of zeros, float32 by default."""
+    kind, _ = target(sizes(shape), dtype, device, out)
+    return full(sizes(shape), 0, kind, requires_grad, device=device, out=out)
 
 
 def ones(
@@ -145,37 +143,69 @@ def ones(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """A tensor of ones, float32 by default."""
-    shape = sizes(shape)
-    kind, _ = target(shape, dtype, device, out)
-    return full(shape, 1, kind, requires_grad, device=device, out=out)
+    """Make a tensor of ones, float32 by default."""
+    kind, _ = target(sizes(shape), dtype, device, out)
+    return full(sizes(shape), 1, kind, requires_grad, device=device, out=out)
 
 
-def like(x: Tensor, dtype: object, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tensor in the shape of another one is made of: its dtype and device, unless others are said."""
-    own = {} if given.get("out") is not None else {"dtype": x.dtype, "device": lies(x)}
-    said = {"dtype": dtype, **given}
-    return {**own, **{name: value for name, value in said.items() if value is not None}}
+def like(
+    x: Tensor, dtype: object, device: Device | str | None, out: Tensor | None
+) -> tuple[object, Device | str | None]:
+    """Return the dtype and device of a tensor like `x`: those given, else those of `out`, else those of `x`."""
+    if out is not None:
+        return dtype, device
+    return x.dtype if dtype is None else dtype, device_of(x) if device is None else device
 
 
-def full_like(x: Tensor, value: float, dtype: object = None, **options: Any) -> Tensor:
-    """One value in the shape of another tensor, and in its dtype and on its device unless `options` say others."""
-    return full(x.shape, value, **like(x, dtype, options))
+def full_like(
+    x: Tensor,
+    value: float,
+    dtype: object = None,
+    requires_grad: bool = False,
+    *,
+    device: Device | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Make a tensor of one value with the shape of `x`, and its dtype and device unless given."""
+    kind, there = like(x, dtype, device, out)
+    return full(x.shape, value, kind, requires_grad, device=there, out=out)
 
 
-def zeros_like(x: Tensor, dtype: object = None, **options: Any) -> Tensor:
-    """Zeros in the shape of another tensor, and in its dtype and on its device unless `options` say others."""
-    return zeros(*x.shape, **like(x, dtype, options))
+def zeros_like(
+    x: Tensor,
+    dtype: object = None,
+    requires_grad: bool = False,
+    *,
+    device: Device | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Make a tensor of zeros with the shape of `x`, and its dtype and device unless given."""
+    return full_like(x, 0, dtype, requires_grad, device=device, out=out)
 
 
-def ones_like(x: Tensor, dtype: object = None, **options: Any) -> Tensor:
-    """Ones in the shape of another tensor, and in its dtype and on its device unless `options` say others."""
-    return ones(*x.shape, **like(x, dtype, options))
+def ones_like(
+    x: Tensor,
+    dtype: object = None,
+    requires_grad: bool = False,
+    *,
+    device: Device | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Make a tensor of ones with the shape of `x`, and its dtype and device unless given."""
+    return full_like(x, 1, dtype, requires_grad, device=device, out=out)
 
 
-def empty_like(x: Tensor, dtype: object = None, **options: Any) -> Tensor:
-    """Whatever lay there, in the shape of another tensor, its dtype and on its device unless `options` say others."""
-    return empty(*x.shape, **like(x, dtype, options))
+def empty_like(
+    x: Tensor,
+    dtype: object = None,
+    requires_grad: bool = False,
+    *,
+    device: Device | str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Make an uninitialised tensor with the shape of `x`, and its dtype and device unless given."""
+    kind, there = like(x, dtype, device, out)
+    return empty(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
 
 
 def eye(
@@ -187,7 +217,7 @@ def eye(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Ones on the diagonal of a matrix, square by default, zeros beside it; float32 by default."""
+    """Make a matrix with ones on the diagonal and zeros elsewhere; square and float32 by default."""
     target((rows, rows if columns is None else columns), None, None, None)
     return _made(np.eye(rows, columns, dtype=np.float32), dtype, device, requires_grad, out)
 
@@ -204,11 +234,11 @@ def arange(
 ) -> Tensor:
     """start, start + step, ... below stop; int64 for ints, float32 for floats, as in torch.
 
-    Raises: UsageError for a step of 0, or one that leads away from stop.
+    Raises: UsageError for a step of 0 or of the wrong sign.
     """
     low, high = (0, start) if stop is None else (start, stop)
     if step == 0 or (high - low) / step < 0:
-        raise UsageError("the step must lead from start to stop", expected=f"{low}..{high}", got=step)
+        raise UsageError("arange cannot reach stop with this step", expected=f"{low}..{high}", got=step)
     if dtype is None and out is None:
         dtype = int64 if all(isinstance(v, int) for v in (low, high, step)) else float32
     return _made(np.arange(low, high, step), dtype, device, requires_grad, out)
@@ -224,11 +254,11 @@ def linspace(
     device: Device | str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`count` numbers from start to stop, both included, at equal distances; float32 by default.
+    """`count` equidistant numbers from start to stop, both included; float32 by default.
 
-    Raises: UsageError for a count below 0.
+    Raises: UsageError for a negative count.
     """
     if not isinstance(count, int) or count < 0:
-        raise UsageError("a number of points", expected="at least 0", got=count)
+        raise UsageError("linspace needs a count of points", expected="an integer >= 0", got=count)
     kind = float32 if dtype is None and out is None else dtype
     return _made(np.linspace(start, stop, count), kind, device, requires_grad, out)

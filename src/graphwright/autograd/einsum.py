@@ -12,25 +12,27 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
 
 Labels = list[str | int]
-"""One label per axis: a letter, or an axis behind `...` counted from its right end."""
+"""One label per axis: a letter, or for an axis of `...` its negative index counted from the right end."""
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
-    """Sum of products over the labels that the result does not have: `einsum("bij,bjk->bik", a, b)`.
+    """Sum products over the labels that the result lacks: `einsum("bij,bjk->bik", a, b)`.
 
-    Labels are letters, `...` stands for leading axes that broadcast; without `->` the result has the labels that
-    occur once, in alphabetical order, behind those of `...`. A label that an operand has twice is its diagonal. Sizes
-    of 1 broadcast.
+    Labels are letters, `...` stands for axes that broadcast. Without `->` the result has the axes of `...`, then the
+    labels that occur once, in alphabetical order. A label repeated in one term selects its diagonal. Sizes of 1
+    broadcast.
 
     Args:
         operands: floating tensors, one per comma-separated term.
-    Raises: UsageError for an equation that cannot be read, ShapeError for sizes that differ.
+    Raises: UsageError for an invalid equation, ShapeError if sizes differ.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     tensors = [as_tensor(o) for o in operands]
     if len(terms) != len(tensors):
-        raise UsageError("one term per operand", where=equation, expected=len(terms), got=len(tensors))
+        raise UsageError(
+            "the equation must have one term per operand", where=equation, expected=len(terms), got=len(tensors)
+        )
     labels = [_labels(term, t.ndim, equation) for term, t in zip(terms, tensors, strict=True)]
     seen = [x for each in labels for x in each]
     free = sorted({x for x in seen if isinstance(x, int)})
@@ -39,12 +41,14 @@ def einsum(equation: str, *operands: Any) -> Tensor:
     else:
         result = [*free, *sorted(x for x in seen if isinstance(x, str) and seen.count(x) == 1)]
     if len(set(result)) < len(result) or not set(result) <= set(seen):
-        raise UsageError("each label of the result occurs there once, and in a term", where=equation, got=right)
+        raise UsageError(
+            "each label of the result must occur in a term, and once in the result", where=equation, got=right
+        )
     parts = [_diagonal(t, each) for t, each in zip(tensors, labels, strict=True)]
     _check_sizes(parts, equation)
     x, have = parts[0]
-    for place, (y, other) in enumerate(parts[1:], 2):
-        later = {label for _, each in parts[place:] for label in each}
+    for count, (y, other) in enumerate(parts[1:], 2):
+        later = {label for _, each in parts[count:] for label in each}
         x, have = _contract(x, have, y, other, later | set(result))
     x, have = _without(x, have, set(result))
     return call("permute", x, axes=tuple(have.index(label) for label in result))
@@ -53,27 +57,31 @@ def einsum(equation: str, *operands: Any) -> Tensor:
 def _labels(term: str, rank: int, equation: str) -> Labels:
     letters = term.replace("...", "", 1)
     if not all(c.isascii() and c.isalpha() for c in letters):
-        raise UsageError("labels are letters", where=equation, got=term)
+        raise UsageError("labels must be letters", where=equation, got=term)
     if (len(letters) > rank) if "..." in term else (len(letters) != rank):
-        raise ShapeError("one label per axis", where=f"{equation}, term {term!r}", expected=len(letters), got=rank)
+        raise ShapeError(
+            "a term must have one label per axis", where=f"{equation}, term {term!r}", expected=len(letters), got=rank
+        )
     return _spread(term, list(range(len(letters) - rank, 0)), equation)
 
 
 def _spread(term: str, free: Sequence[int], equation: str) -> Labels:
     head, dots, tail = term.partition("...")
     if "." in head + tail:
-        raise UsageError("`...` stands once in a term", where=equation, got=term)
+        raise UsageError("a term may contain `...` once", where=equation, got=term)
     return [*head, *(free if dots else ()), *tail]
 
 
 def _diagonal(x: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
-    """One axis for each label: of two with the same label, entries with equal places."""
+    """Replace axes with the same label by their diagonal."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
             a, b = [i for i, have in enumerate(labels) if have == label][:2]
             n = x.shape[a]
             if x.shape[b] != n:
-                raise ShapeError("axes of one label differ", where=f"label {label}", expected=n, got=x.shape[b])
+                raise ShapeError(
+                    "axes with the same label have different sizes", where=f"label {label}", expected=n, got=x.shape[b]
+                )
             x = call("diagonal", x, axes=(a, b))
             labels = [*(have for i, have in enumerate(labels) if i not in (a, b)), label]
     return x, labels
@@ -87,17 +95,22 @@ def _check_sizes(parts: Sequence[tuple[Tensor, Labels]], equation: str) -> None:
             if 1 in (known, size):
                 sizes[label] = known if size == 1 else size
             elif known != size:
-                raise ShapeError("axes of one label differ", where=f"{equation}, {label}", expected=known, got=size)
+                raise ShapeError(
+                    "axes with the same label have different sizes",
+                    where=f"{equation}, {label}",
+                    expected=known,
+                    got=size,
+                )
 
 
 def _without(x: Tensor, labels: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
-    """Summed over the labels that nobody keeps."""
+    """Sum over the labels not in `keep`."""
     axes = tuple(i for i, label in enumerate(labels) if label not in keep)
     return (x.sum(axes) if axes else x), [label for label in labels if label in keep]
 
 
 def _contract(a: Tensor, la: Labels, b: Tensor, lb: Labels, keep: set[str | int]) -> tuple[Tensor, Labels]:
-    """The product of two operands, summed over what they share and nobody keeps."""
+    """Multiply two operands and sum over their common labels not in `keep`."""
     a, la = _without(a, la, keep | set(lb))
     b, lb = _without(b, lb, keep | set(la))
     shared = [x for x in la if x in lb]

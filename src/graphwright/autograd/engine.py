@@ -1,27 +1,22 @@
-"""Backward: reverse creation order, one vjp per operation, gradients of a fan-in summed in the order they arrive."""
+"""Backward: nodes in reverse creation order, one vjp each; gradients of a shared value are summed as they arrive."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from heapq import heappop, heappush
-from typing import Any, Literal, Never, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from graphwright.array import NDArray, Spec
-from graphwright.autograd.errors import (
-    GradShapeRequired,
-    GraphFreed,
-    ModifiedSinceForward,
-    NoTape,
-    NotDifferentiable,
-)
-from graphwright.autograd.hooks import hooked
-from graphwright.autograd.memory import nodes_behind
+from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.errors import GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable
 from graphwright.autograd.modes import enable_grad, no_grad
-from graphwright.autograd.recorder import active, vjp_of
-from graphwright.autograd.tape import Rule, TapeNode
-from graphwright.autograd.tensor import Tensor
+from graphwright.autograd.recorder import active_recorder, vjp_of
+from graphwright.autograd.tape import Hook, TapeNode, VjpRule, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
+
+if TYPE_CHECKING:
+    from graphwright.autograd.tensor import Tensor
 
 _ADD = get("add")
 
@@ -29,9 +24,16 @@ _ADD = get("add")
 def backward(
     root: Tensor, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
 ) -> None:
-    """See `Tensor.backward`."""
+    """Add d root / d leaf to `grad` of every leaf that requires it.
+
+    Args:
+        grad: gradient with respect to the root, of its spec; required unless the root has one element.
+        retain_graph: keep saved values for another backward.
+        inputs: fill `grad` of these tensors only, leaves or inner ones.
+    Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward.
+    """
     if inputs is not None and not inputs:
-        raise UsageError("backward(inputs=[]) has nothing to fill", fix="leave `inputs` out for all leaves")
+        raise UsageError("backward(inputs=[]) has no tensor to fill", fix="leave `inputs` out for all leaves")
     _run([root], [grad], inputs, retain_graph, create_graph=False, accumulate=True)
 
 
@@ -64,29 +66,29 @@ def grad(
     create_graph: bool = False,
     allow_unused: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of outputs with respect to inputs, leaving every `.grad` alone.
+    """Return gradients of outputs with respect to inputs; no `.grad` changes.
 
     Args:
         grad_outputs: one per output; may be None for outputs of one element.
-        retain_graph: keep saved values; as `create_graph` by default.
+        retain_graph: keep saved values for another backward; equals `create_graph` by default.
         create_graph: tape the backward itself, for second derivatives.
-        allow_unused: give None for an input that no output depends on, instead of raising NoTape.
+        allow_unused: return None for an input that no output depends on, instead of raising NoTape.
     Raises: NoTape, GradShapeRequired, ShapeError, GraphFreed, ModifiedSinceForward, NotDifferentiable, UsageError.
     """
-    roots = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-    wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    roots = [outputs] if isinstance(outputs, TensorBase) else list(outputs)
+    wanted = [inputs] if isinstance(inputs, TensorBase) else list(inputs)
     seeds = list(grad_outputs) if grad_outputs is not None else [None] * len(roots)
     keep = create_graph if retain_graph is None else retain_graph
     if len(seeds) != len(roots):
-        raise UsageError("one gradient, or None, per output", expected=len(roots), got=len(seeds))
+        raise UsageError("grad_outputs must have one entry per output", expected=len(roots), got=len(seeds))
     found = _run(roots, seeds, wanted, keep, create_graph, accumulate=False)
     for tensor, result in zip(wanted, found, strict=True):
         if result is None and not allow_unused:
             raise NoTape(
-                "an input does not reach the outputs",
+                "the outputs do not depend on this input",
                 where=tensor.name or None,
                 got=tensor.spec,
-                fix="allow_unused=True gives None for it",
+                fix="allow_unused=True returns None for it",
             )
     return tuple(found)
 
@@ -94,27 +96,27 @@ def grad(
 def _seed(root: Tensor, grad: Tensor | None) -> Tensor:
     if not root.requires_grad:
         raise NoTape(
-            "nothing to differentiate: no operand required a gradient, or it ran under no_grad()",
+            "the tensor has no tape: no operand required a gradient, or it was computed under no_grad()",
             got=root.spec,
-            fix="requires_grad=True on what you want gradients of",
+            fix="set requires_grad=True on the tensors to differentiate by",
         )
     if grad is None:
         if root.size != 1:
             raise GradShapeRequired(
-                "several elements need a gradient to start from",
+                "backward from a tensor of several elements needs an initial gradient",
                 expected=root.spec,
-                fix="backward(grad) with a tensor of that spec, or sum() first",
+                fix="call backward(grad) with a tensor of this spec, or sum() first",
             )
         return call("full_like", root.detach(), value=1.0)
     if grad.spec != root.spec:
-        raise ShapeError("the gradient must have the tensor's spec", expected=root.spec, got=grad.spec)
+        raise ShapeError("the initial gradient must have the spec of the tensor", expected=root.spec, got=grad.spec)
     return grad
 
 
 def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Sum over the axes along which `shape` was broadcast to the shape of `grad`.
 
-    Axes that lie apart are summed one run after the other, the first ones first: each is then a sum of rows or columns.
+    Each run of adjacent axes is one sum, the first run first: every sum is then one of rows or of columns.
     """
     if grad.shape == shape:
         return grad
@@ -129,15 +131,24 @@ def unbroadcast(grad: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _covers(shape: tuple[int, ...], operand: tuple[int, ...]) -> bool:
-    """True if an operand of shape `operand` broadcasts to `shape`."""
+    """True if the shape `operand` broadcasts to `shape`."""
     lead = len(shape) - len(operand)
     return lead >= 0 and all(n in (1, have) for n, have in zip(operand, shape[lead:], strict=True))
 
 
-class _Pass:
-    """One backward pass: gradients that wait for their node, and what the leaves have received.
+class _BackwardPass:
+    """One backward pass.
 
-    With `wanted` tensors only the nodes that lead to them are differentiated, and only by what leads there.
+    Given `wanted` tensors, only nodes that depend on them are differentiated, and only by operands that do.
+
+    Attributes:
+        waiting: node -> gradients of its results so far.
+        queue: heap of the waiting nodes, youngest first.
+        leaves: id -> (leaf, gradient so far).
+        retained: inner tensors whose gradient is kept, with it.
+        wanted_at: (node, port) -> indices of the wanted tensors made there.
+        results: gradients of the wanted tensors.
+        path: nodes that depend on a wanted tensor, and ids of wanted leaves; None for all.
     """
 
     def __init__(
@@ -146,25 +157,25 @@ class _Pass:
         self.waiting: dict[TapeNode, list[Tensor | None]] = {}
         self.queue: list[tuple[int, TapeNode]] = []
         self.leaves: dict[int, tuple[Tensor, Tensor]] = {}
-        self.inner: list[tuple[Tensor, Tensor]] = []
+        self.retained: list[tuple[Tensor, Tensor]] = []
         self.create_graph, self.retain, self.widen = create_graph, retain, widen
-        self.at: dict[tuple[TapeNode, int], list[int]] = {}
+        self.wanted_at: dict[tuple[TapeNode, int], list[int]] = {}
         for i, t in enumerate(wanted or ()):
             if t.node is not None:
-                self.at.setdefault((t.node, t.port), []).append(i)
+                self.wanted_at.setdefault((t.node, t.port), []).append(i)
         self.results: list[Tensor | None] = [None] * len(wanted or ())
-        self.leads: Container[TapeNode | int] | None = None if wanted is None else _leading(roots, wanted)
+        self.path: Container[TapeNode | int] | None = None if wanted is None else _dependents(roots, wanted)
 
     def needs(self, node: TapeNode) -> tuple[bool, ...]:
-        """Which operands of a node want a gradient."""
-        leads = self.leads
-        if leads is None:
+        """Per operand of a node, whether its gradient is needed."""
+        path = self.path
+        if path is None:
             return tuple([edge is not None for edge in node.edges])
-        return tuple([edge is not None and _end(edge) in leads for edge in node.edges])
+        return tuple([edge is not None and _source(edge) in path for edge in node.edges])
 
     def send(self, edge: Any, grad: Tensor) -> None:
         """Add a gradient to a leaf or to one result of a node."""
-        if isinstance(edge, Tensor):
+        if not isinstance(edge, tuple):
             if self.widen and edge.grad_dtype is not grad.data.dtype:
                 grad = grad.to(edge.grad_dtype)
             known = self.leaves.get(id(edge))
@@ -185,15 +196,15 @@ class _Pass:
         if node.hooks is not None:
             for port, hooks in node.hooks.items():
                 if (g := grads[port]) is not None:
-                    grads[port] = hooked(hooks, g, node.out_specs[port])
+                    grads[port] = _run_hooks(hooks, g, node.out_specs[port])
         if node.retained is not None:
             for tensor in (r() for r in node.retained):
                 if tensor is not None and (g := grads[tensor.port]) is not None:
-                    self.inner.append((tensor, g))
-        if self.at:
+                    self.retained.append((tensor, g))
+        if self.wanted_at:
             for port, g in enumerate(grads):
-                for place in self.at.get((node, port), ()) if g is not None else ():
-                    self.results[place] = g
+                for i in self.wanted_at.get((node, port), ()) if g is not None else ():
+                    self.results[i] = g
         needs = self.needs(node)
         if not any(needs):
             return
@@ -205,23 +216,37 @@ class _Pass:
                 self.send(edge, g)
 
     def finish(self) -> None:
-        """Call the hooks of the leaves, whose sums are whole now."""
+        """Call the hooks of the leaves, whose gradients are now complete."""
         for key, (leaf, g) in self.leaves.items():
             if leaf.hooks:
-                self.leaves[key] = (leaf, hooked(leaf.hooks, g, g.spec))
+                self.leaves[key] = (leaf, _run_hooks(leaf.hooks, g, g.spec))
 
 
-def _end(edge: Any) -> TapeNode | int:
-    return id(edge) if isinstance(edge, Tensor) else edge[0]
+def _source(edge: Any) -> TapeNode | int:
+    return edge[0] if isinstance(edge, tuple) else id(edge)
 
 
-def _leading(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
-    """Nodes from which a wanted tensor is reached, and the ids of the wanted leaves."""
-    leads: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
-    for node in sorted(nodes_behind(roots), key=lambda n: n.seq):  # what an operation reads is older than it
-        if any(edge is not None and _end(edge) in leads for edge in node.edges):
-            leads.add(node)
-    return leads
+def _dependents(roots: Sequence[Tensor], wanted: Sequence[Tensor]) -> set[TapeNode | int]:
+    """Nodes that depend on a wanted tensor, and the ids of the wanted leaves."""
+    found: set[TapeNode | int] = {id(t) if t.node is None else t.node for t in wanted}
+    for node in sorted(reachable_nodes(roots), key=lambda n: n.seq):  # an operation is younger than its operands
+        if any(edge is not None and _source(edge) in found for edge in node.edges):
+            found.add(node)
+    return found
+
+
+def _run_hooks(hooks: Sequence[Hook], grad: Tensor, spec: Spec) -> Tensor:
+    """The gradient after all hooks. Raises: ShapeError, UsageError if a hook returns something else."""
+    for hook in list(hooks):
+        given: Any = hook.call(grad)
+        if given is None:
+            continue
+        if not isinstance(given, TensorBase):
+            raise UsageError("a hook must return a tensor, or None to keep the gradient", got=type(given).__name__)
+        if given.spec != spec:
+            raise ShapeError("a hook must keep the spec of the gradient", expected=spec, got=given.spec)
+        grad = as_tensor(given)
+    return grad
 
 
 def _run(
@@ -234,7 +259,7 @@ def _run(
 ) -> list[Tensor | None]:
     with enable_grad() if create_graph else no_grad():
         started = [(root, _seed(root, seed)) for root, seed in zip(roots, seeds, strict=True)]
-        state = _Pass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
+        state = _BackwardPass(roots, wanted, create_graph=create_graph, retain=retain, widen=accumulate)
         for root, seed in started:
             state.send(root if root.node is None else (root.node, root.port), seed)
         while state.queue:
@@ -244,7 +269,7 @@ def _run(
             if tensor.node is None and id(tensor) in state.leaves:
                 state.results[i] = state.leaves[id(tensor)][1]
         given = {id(seed.data.storage) for _, seed in started if isinstance(seed.data, NDArray)}
-        for tensor, g in state.inner:
+        for tensor, g in state.retained:
             _accumulate(tensor, g, given)
         if accumulate:
             filled = state.leaves.values() if wanted is None else zip(wanted, state.results, strict=True)
@@ -257,7 +282,6 @@ def _run(
 def _vjp(
     node: TapeNode, grads: list[Tensor | None], needs: tuple[bool, ...], create_graph: bool
 ) -> list[Tensor | None]:
-    """Gradients of a node's operands, checked against what the engine asked for."""
     ins, outs = _unpack(node, create_graph)
     if node.path:
         with vjp_of(node.path):
@@ -266,7 +290,7 @@ def _vjp(
 
 
 def pull_back(
-    op: Rule,
+    op: VjpRule,
     grads: Sequence[Tensor | None],
     ins: Sequence[Tensor | Spec],
     outs: Sequence[Tensor | Spec],
@@ -274,62 +298,62 @@ def pull_back(
     needs: tuple[bool, ...],
     in_specs: Sequence[Spec],
 ) -> list[Tensor | None]:
-    """Gradients of an op's operands from those of its results, summed back to the operands' shapes.
+    """Map gradients of an op's results to gradients of its operands, summed to the operands' shapes.
 
     Args:
         ins, outs: operands and results that the row saves; specs of the others.
-        needs: which operands want a gradient; the others get None.
-    Raises: NotDifferentiable; ComputeError if the vjp gives something else than it was asked for.
+        needs: per operand whether its gradient is needed; the others get None.
+    Raises: NotDifferentiable; ComputeError if the vjp omits a gradient or returns one of another spec.
     """
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     result = op.vjp(grads[0] if len(grads) == 1 else tuple(grads), ins, outs, attrs, needs)
     if len(result) != len(needs):
         raise ComputeError(
-            "a vjp must give one gradient per operand", where=op.name, expected=len(needs), got=len(result)
+            "a vjp must return one gradient per operand", where=op.name, expected=len(needs), got=len(result)
         )
     final: list[Tensor | None] = []
     for g, need, spec in zip(result, needs, in_specs, strict=True):
         if not need or g is None:
             if need and spec.dtype.is_float:
-                raise ComputeError("a vjp left out a gradient that was asked for", where=op.name)
+                raise ComputeError("a vjp omitted a gradient that is needed", where=op.name)
             final.append(None)
             continue
         if g.data.shape != spec.shape and _covers(g.shape, spec.sizes):
             g = unbroadcast(g, spec.sizes)
         if g.data.shape != spec.shape or g.data.dtype is not spec.dtype:
-            raise ComputeError("a vjp gave a gradient of another spec", where=op.name, expected=spec, got=g.spec)
+            raise ComputeError("a vjp returned a gradient of the wrong spec", where=op.name, expected=spec, got=g.spec)
         final.append(g)
     return final
 
 
 def _unpack(node: TapeNode, create_graph: bool) -> tuple[list[Tensor | Spec], list[Tensor | Spec]]:
-    """Saved operands and results as tensors, on the tape again if the backward is taped; specs of the others."""
+    """Saved operands and results as tensors, with their tape if backward is taped; specs of the others."""
     if node.saved is None:
         raise GraphFreed(
-            "backward ran through this graph before",
+            "an earlier backward freed the saved values of this tape",
             where=node.op.name,
-            fix="backward(retain_graph=True) the first time",
+            fix="call the first backward with retain_graph=True",
         )
     ins: list[Tensor | Spec] = [*node.in_specs]
     outs: list[Tensor | Spec] = [*node.out_specs]
-    for place, data, version in node.saved:
+    for index, data, version in node.saved:
         if isinstance(data, NDArray) and data.version != version:
-            _refuse_modified(node, place, data)
-        if place >= len(ins):
-            port = place - len(ins)
+            _refuse_modified(node, index, data)
+        if index >= len(ins):
+            port = index - len(ins)
             outs[port] = _on_tape(data, (node, port) if create_graph else None)
             continue
-        edge = node.edges[place] if create_graph else None
-        ins[place] = edge if isinstance(edge, Tensor) else _on_tape(data, edge)
+        edge = node.edges[index] if create_graph else None
+        ins[index] = _on_tape(data, edge) if edge is None or isinstance(edge, tuple) else edge
     return ins, outs
 
 
-def _refuse_modified(node: TapeNode, place: int, data: NDArray) -> Never:
+def _refuse_modified(node: TapeNode, index: int, data: NDArray) -> Never:
     operands = len(node.edges)
-    edge = node.edges[place] if place < operands else None
-    name = f" ({edge.name})" if isinstance(edge, Tensor) and edge.name else ""
-    value = f"operand {place}{name}" if place < operands else f"result {place - operands}"
+    edge = node.edges[index] if index < operands else None
+    name = f" ({edge.name})" if isinstance(edge, TensorBase) and edge.name else ""
+    value = f"operand {index}{name}" if index < operands else f"result {index - operands}"
     raise ModifiedSinceForward(
         f"{value} was overwritten after the forward pass, and backward reads it",
         op=node.op.name,
@@ -342,7 +366,7 @@ def _refuse_modified(node: TapeNode, place: int, data: NDArray) -> Never:
 
 
 def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
-    tensor = Tensor(data)
+    tensor = as_tensor(data)
     if edge is not None:
         tensor.node, tensor.port = edge
         tensor.requires_grad = True
@@ -350,11 +374,11 @@ def _on_tape(data: Any, edge: tuple[TapeNode, int] | None) -> Tensor:
 
 
 def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
-    """Add to a leaf's gradient; the first one is kept as it is when nobody else holds its memory."""
-    recorder = active.get()
+    """Add to a leaf's `grad`; the first gradient is copied only if its memory is in `given`, the storages in use."""
+    recorder = active_recorder.get()
     if recorder is not None:
-        recorder.received(leaf)
-    if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by hand in the parameter's own 16 bits
+        recorder.before_grad(leaf)
+    if leaf.grad is not None and leaf.grad.dtype is not g.dtype:  # set by the user in the parameter's 16-bit dtype
         leaf.grad = leaf.grad.to(g.dtype)
     if leaf.grad is not None and isinstance(leaf.grad.data, NDArray) and isinstance(g.data, NDArray):
         compute(_ADD, [leaf.grad.data, g.data], {}, [leaf.grad.data])
@@ -367,6 +391,6 @@ def _accumulate(leaf: Tensor, g: Tensor, given: set[int]) -> None:
     if isinstance(array, NDArray):
         if id(array.storage) in given or not array.contiguous:
             array = array.copy()
-            g = Tensor(array)
+            g = as_tensor(array)
         given.add(id(array.storage))
     leaf.grad = g

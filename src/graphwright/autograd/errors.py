@@ -1,4 +1,4 @@
-"""What can go wrong with a tape, by name."""
+"""Errors of tapes, in-place writes and traces."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from graphwright.errors import ComputeError, Facts, UsageError
 
 
 class GradShapeRequired(UsageError):
-    """Backward from a tensor of several elements needs a gradient to start from."""
+    """Backward from a tensor of several elements needs an initial gradient."""
 
 
 class GraphFreed(ComputeError):
-    """The saved values of this tape were used by an earlier backward."""
+    """The saved values of this tape were freed by an earlier backward."""
 
 
 class NoTape(UsageError):
@@ -20,15 +20,15 @@ class NoTape(UsageError):
 
 
 class NotDifferentiable(UsageError):
-    """A gradient was asked for through an op that has none."""
+    """A gradient was requested through an op that has none."""
 
 
 class LeafModified(UsageError):
-    """A leaf that wants a gradient would be written over while operations are taped."""
+    """An in-place write to a leaf that requires a gradient, while the tape is recorded."""
 
 
 class ViewModified(UsageError):
-    """A taped value would be written over while another tensor shows the same memory."""
+    """An in-place write to a taped value whose memory another tensor shares."""
 
 
 class ModifiedSinceForward(ComputeError):
@@ -43,3 +43,11 @@ class ModifiedSinceForward(ComputeError):
     def __init__(self, what: str, *, op: str = "", value: str = "", line: str = "", **facts: Unpack[Facts]) -> None:
         super().__init__(what, **facts)
         self.op, self.value, self.line = op, value, line
+
+
+class TraceError(UsageError):
+    """Traced code asked for a number that is known only when the program runs."""
+
+
+class TraceMutation(TraceError):
+    """Traced code would overwrite memory that another value shares."""

@@ -1,25 +1,29 @@
-"""Function: a user's forward with a gradient of the user's own.
+"""Function: a forward pass with a user-defined gradient.
 
-Eagerly and in traces the forward runs as ordinary operations without a tape, and one tape entry stands for all of them.
+The forward runs as ordinary operations without a tape, eagerly and in traces; one tape node stands for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import NotDifferentiable
 from graphwright.autograd.modes import grad_enabled, no_grad
-from graphwright.autograd.recorder import active, scoped
+from graphwright.autograd.recorder import active_recorder, scoped
 from graphwright.autograd.tape import TapeNode
-from graphwright.autograd.tensor import Tensor
 from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import Saves
 
+if TYPE_CHECKING:
+    from graphwright.array import Device
+    from graphwright.autograd.tensor import Tensor
+
 
 class Context:
-    """What a forward leaves for its vjp: tensors by `save`, other things as attributes.
+    """Passes values from a forward to its vjp: tensors by `save`, anything else as attributes.
 
     Attributes:
         saved: inside the vjp, the tensors given to `save`, in their order.
@@ -28,11 +32,11 @@ class Context:
     saved: tuple[Tensor, ...]
 
     def __init__(self) -> None:
-        self._kept: tuple[Tensor, ...] = ()
+        self._pending: tuple[Tensor, ...] = ()
 
     def save(self, *tensors: Tensor) -> None:
-        """Keep tensors for the vjp: operands, results or values between. They are watched for writes and freed."""
-        self._kept = tensors
+        """Save operands, results or intermediate values for the vjp; checked for in-place writes, freed by backward."""
+        self._pending = tensors
 
 
 class Function:
@@ -57,77 +61,77 @@ class Function:
 
     @staticmethod
     def vjp(ctx: Any, g: Any, needs: tuple[bool, ...]) -> Any:
-        """The gradients of the arguments.
+        """Compute the gradients of the arguments.
 
         Args:
-            g: gradient of the result; of several results a tuple, None for those that nothing depends on.
-            needs: per argument whether its gradient is wanted.
-        Returns: one entry per argument in order, None where it is not wanted; for one argument the entry alone will do.
+            g: gradient of the result; for several results a tuple with None for unused ones.
+            needs: per argument whether its gradient is needed.
+        Returns: one entry per argument, None where it is not needed; a single argument's entry may stand alone.
         """
         raise NotImplementedError
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Run `forward`; if an argument requires a gradient, `vjp` is what backward will call."""
+        """Run `forward`; if an argument requires a gradient, backward will call `vjp`."""
         ctx = Context()
         with no_grad(), scoped(cls.__name__):
             made = cls.forward(ctx, *args)
         results = made if isinstance(made, tuple) else (made,)
-        if not results or not all(isinstance(r, Tensor) for r in results):
-            raise UsageError("a forward gives a tensor or a tuple of tensors", where=cls.__name__, got=repr(type(made)))
-        outputs = [Tensor(_now(r)) for r in results]  # apart from the arguments, which forward may hand through
-        saved, ctx._kept = ctx._kept, ()  # a result held by the context would be a cycle
-        if grad_enabled() and any(isinstance(a, Tensor) and a.requires_grad for a in args):
-            _taped(cls, ctx, args, saved, results, outputs)
+        if not results or not all(isinstance(r, TensorBase) for r in results):
+            raise UsageError("forward must return a tensor or a tuple of them", where=cls.__name__, got=type(made))
+        outputs = [as_tensor(_data(r)) for r in results]  # new tensors, as forward may return its arguments
+        saved, ctx._pending = ctx._pending, ()  # a result held by the context would be a cycle
+        if grad_enabled() and any(isinstance(a, TensorBase) and a.requires_grad for a in args):
+            _put_on_tape(cls, ctx, args, saved, results, outputs)
         return tuple(outputs) if isinstance(made, tuple) else outputs[0]
 
 
-def _now(t: Tensor) -> Any:
-    """The array or symbol of a tensor at this point of a trace."""
-    recorder = active.get()
-    return recorder.resolve(t) if recorder is not None and (t.symbolic or t.carried) else t.data
+def _data(t: TensorBase) -> Any:
+    """The array of a tensor, or its symbol at this point of a trace."""
+    recorder = active_recorder.get()
+    return recorder.resolve(as_tensor(t)) if recorder is not None and (t.symbolic or t.is_variable) else t.data
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """The row of the tape entry: calls the user's vjp with what was saved.
+class _FunctionRule:
+    """The rule of one call's tape node: calls the user's vjp with the saved tensors.
 
     Attributes:
-        places: which of the `count` arguments are operands; values saved on the way are operands behind them.
-        kept: per saved tensor whether it is an operand or a result, and its place there.
+        operands: which of the `count` arguments are operands; saved intermediate values are operands after them.
+        saved: per saved tensor whether it is an operand (else a result), and its index there.
     """
 
     function: type[Function]
     ctx: Context
     count: int
-    places: tuple[int, ...]
-    kept: tuple[tuple[bool, int], ...]
+    operands: tuple[int, ...]
+    saved: tuple[tuple[bool, int], ...]
     saves: Saves
 
     @property
     def name(self) -> str:
-        """Of the user's class."""
+        """Name of the user's class."""
         return self.function.__name__
 
     @property
     def why(self) -> Mapping[str, str]:
-        """Nothing is missing."""
+        """Empty: the vjp exists."""
         return {}
 
     def vjp(
         self, g: Any, ins: Sequence[Any], outs: Sequence[Any], attrs: object, needs: tuple[bool, ...]
     ) -> tuple[Any, ...]:
-        """One gradient per operand."""
-        if grad_enabled() and any(is_operand and at >= len(self.places) for is_operand, at in self.kept):
+        """Return one gradient per operand."""
+        if grad_enabled() and any(is_operand and at >= len(self.operands) for is_operand, at in self.saved):
             raise NotDifferentiable(
-                "a value saved between operands and results has no tape: no second derivative",
+                "second derivative through a saved intermediate value, which has no tape",
                 where=self.name,
-                fix="save operands and results, and compute it again in the vjp",
+                fix="save operands and results only, and recompute the value in the vjp",
             )
         wanted = [False] * self.count
-        for place, need in zip(self.places, needs, strict=False):
-            wanted[place] = need
-        self.ctx.saved = tuple((ins if is_operand else outs)[at] for is_operand, at in self.kept)
+        for i, need in zip(self.operands, needs, strict=False):
+            wanted[i] = need
+        self.ctx.saved = tuple((ins if is_operand else outs)[at] for is_operand, at in self.saved)
         try:
             given = self.function.vjp(self.ctx, g, tuple(wanted))
         finally:
@@ -135,15 +139,15 @@ class _Rule:
         given = given if isinstance(given, tuple) else (given,)
         if len(given) != self.count:
             raise ComputeError(
-                "a vjp must give one gradient per argument", where=self.name, expected=self.count, got=len(given)
+                "a vjp must return one gradient per argument", where=self.name, expected=self.count, got=len(given)
             )
         for x in given:
-            if not (x is None or isinstance(x, Tensor)):
-                raise ComputeError("a vjp gives tensors or None", where=self.name, got=type(x).__name__)
-        return (*(given[place] for place in self.places), *[None] * (len(needs) - len(self.places)))
+            if not (x is None or isinstance(x, TensorBase)):
+                raise ComputeError("a vjp must return tensors or None", where=self.name, got=type(x).__name__)
+        return (*(given[i] for i in self.operands), *[None] * (len(needs) - len(self.operands)))
 
 
-def _taped(
+def _put_on_tape(
     function: type[Function],
     ctx: Context,
     args: tuple[Any, ...],
@@ -151,23 +155,37 @@ def _taped(
     results: tuple[Tensor, ...],
     outputs: list[Tensor],
 ) -> None:
-    """Make the tape entry of a call."""
-    places = tuple(i for i, a in enumerate(args) if isinstance(a, Tensor))
-    operands: list[Tensor] = [args[i] for i in places]
-    kept: list[tuple[bool, int]] = []
+    arguments = tuple(i for i, a in enumerate(args) if isinstance(a, TensorBase))
+    operands: list[Tensor] = [args[i] for i in arguments]
+    found: list[tuple[bool, int]] = []
     for t in saved:
-        port, place = _place(t, results), _place(t, operands)
-        if place is not None:
-            kept.append((True, place))
-        elif port is not None:
-            kept.append((False, port))
-        else:  # a value between: an operand that wants no gradient
-            kept.append((True, len(operands)))
+        operand, result = _index(t, operands), _index(t, results)
+        if operand is not None:
+            found.append((True, operand))
+        elif result is not None:
+            found.append((False, result))
+        else:  # an intermediate value: an operand that needs no gradient
+            found.append((True, len(operands)))
             operands.append(t)
-    saves = Saves(tuple(at for side, at in kept if side), tuple(at for side, at in kept if not side))
-    row = _Rule(function, ctx, len(args), places, tuple(kept), saves)
-    TapeNode(row, {}, operands, [_now(t) for t in operands], outputs).take(outputs)
+    saves = Saves(tuple(at for is_operand, at in found if is_operand), tuple(at for is_op, at in found if not is_op))
+    rule = _FunctionRule(function, ctx, len(args), arguments, tuple(found), saves)
+    TapeNode(rule, {}, operands, [_data(t) for t in operands], outputs).take(outputs)
 
 
-def _place(t: Tensor, among: Sequence[Tensor]) -> int | None:
+def _index(t: Tensor, among: Sequence[Tensor]) -> int | None:
     return next((i for i, other in enumerate(among) if other is t), None)
+
+
+class ToDevice(Function):
+    """Copy a tensor to another device; the gradient is copied back. `Tensor.to` calls it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: Device) -> Tensor:
+        """Copy to the device. Raises: TraceError for a traced tensor."""
+        ctx.source = x.device
+        return as_tensor(x.concrete("to(device)").to(device))
+
+    @staticmethod
+    def vjp(ctx: Any, g: Tensor, needs: tuple[bool, ...]) -> tuple[Tensor, None]:
+        """Copy back to the device of the operand."""
+        return g.to(ctx.source), None

@@ -1,43 +1,50 @@
-"""What `tensor[...]` and `tensor[...] = value` mean, as operations; the rules are those of `array.indexing`."""
+"""Entries by index: `tensor[...]`, `tensor[...] = value`, gather, scatter and what else takes indices.
+
+The rules of `[...]` are those of `array.indexing`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import NDArray, from_numpy, int64
 from graphwright.array.indexing import IndexPlan, index_plan
-from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.functions import like
+from graphwright.autograd.apply import TensorBase, as_tensor
+from graphwright.autograd.functions import cast_like
 from graphwright.autograd.modes import grad_enabled
-from graphwright.autograd.recorder import active
+from graphwright.autograd.recorder import active_recorder
+from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call
+from graphwright.ops.axes import axis_of
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
 
 
-def indexed(x: Tensor, index: Any) -> Tensor:
-    """`x[index]`: views where the steps are positive, a copy where one is negative, a gather with index arrays.
+# -- square brackets ---------------------------------------------------------------------------------------------------
+def get_item(x: Tensor, index: Any) -> Tensor:
+    """`x[index]`: a view for positive steps, a copy for negative ones, a gather for index arrays.
 
-    Raises: as `index_plan`; TraceError for a traced mask, whose number of entries only a run knows.
+    Raises: as `index_plan`; TraceError for a traced mask, whose number of entries is known only in a run.
     """
     plan = index_plan(x.shape, index)
     part = _view(x, plan)
-    return call("index", part, *map(_ids, plan.ids), axis=plan.axis) if plan.ids else part
+    return call("index", part, *map(_int64, plan.ids), axis=plan.axis) if plan.ids else part
 
 
 def _view(x: Any, plan: IndexPlan) -> Any:
-    backwards = []
+    reversed_axes = []
     for axis, (start, size, step) in enumerate(plan.slices):
         if step < 0 and size > 1:
             start, step = start + (size - 1) * step, -step
-            backwards.append(axis)
+            reversed_axes.append(axis)
         if (start, size, step) != (0, x.shape[axis], 1):
             x = call("slice", x, axis=axis, start=start, size=size, step=max(step, 1))
-    if backwards:
-        x = call("flip", x, axes=tuple(backwards))
+    if reversed_axes:
+        x = call("flip", x, axes=tuple(reversed_axes))
     if plan.drop:
         x = call("squeeze", x, axes=plan.drop)
     if plan.new:
@@ -45,21 +52,19 @@ def _view(x: Any, plan: IndexPlan) -> Any:
     return x if plan.order is None else call("permute", x, axes=plan.order)
 
 
-def _ids(ids: Any) -> Tensor:
-    return as_tensor(ids).to(int64)
+def set_item(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`, in the memory of x; tapes and traces follow the rules of `autograd.inplace`.
 
-
-def assign(x: Tensor, index: Any, value: Any) -> None:
-    """`x[index] = value`: in its memory, on the tape and in a trace by the rules of `autograd.inplace`.
-
-    Raises: as `index_plan`; ShapeError for a value that does not broadcast; LeafModified, ViewModified, TraceMutation.
+    Raises: as `index_plan`; ShapeError if the value does not broadcast; LeafModified, ViewModified, TraceMutation.
     """
-    value = like(value, x)
+    value = cast_like(value, x)
     plan = index_plan(x.shape, index)
-    traced = active.get() is not None and any(t.symbolic or t.carried for t in (x, value, *_tensors(plan)))
+    ids = [i for i in plan.ids if isinstance(i, TensorBase)]
+    traced = active_recorder.get() is not None and any(t.symbolic or t.is_variable for t in (x, value, *ids))
     if not traced and not (grad_enabled() and (x.requires_grad or value.requires_grad)):
         assert isinstance(value.data, NDArray)
-        x.own()[_arrays(index)] = value.data
+        items = index if isinstance(index, tuple) else (index,)
+        x.own()[tuple(item.data if isinstance(item, TensorBase) else item for item in items)] = value.data
         return
     while value.ndim > len(plan.shape) and value.shape[0] == 1:
         value = call("squeeze", value, axes=(0,))
@@ -67,22 +72,134 @@ def assign(x: Tensor, index: Any, value: Any) -> None:
     if whole and not (plan.ids or plan.drop or plan.new):
         x.copy_(value)
     elif plan.ids and whole and not plan.new and plan.order is None:
-        call("index_put", x, value, *map(_ids, plan.ids), axis=plan.axis, out=x)
-    else:
-        call("index_put", x, value, *(indexed(place, index) for place in _coordinates(x)), axis=0, out=x)
+        call("index_put", x, value, *map(_int64, plan.ids), axis=plan.axis, out=x)
+    else:  # by the coordinates of the entries, per axis
+        grids = [np.broadcast_to(g, x.shape) for g in np.ogrid[tuple(slice(n) for n in x.shape)]]
+        coordinates = [get_item(as_tensor(from_numpy(g)), index) for g in grids]
+        call("index_put", x, value, *coordinates, axis=0, out=x)
 
 
-def _coordinates(x: Tensor) -> list[Tensor]:
-    """Per axis, the place along it of each entry."""
-    grids = np.ogrid[tuple(slice(n) for n in x.shape)]
-    return [as_tensor(from_numpy(np.broadcast_to(g, x.shape))) for g in grids]
+def _int64(index: Any) -> Tensor:
+    return as_tensor(index).to(int64)
 
 
-def _tensors(plan: IndexPlan) -> list[Tensor]:
-    return [i for i in plan.ids if hasattr(i, "symbolic")]
+# -- gather and scatter ------------------------------------------------------------------------------------------------
+def gather(x: Tensor, axis: int, index: Any) -> Tensor:
+    """y[i, j] = x[index[i, j], j] for axis 0.
+
+    Args:
+        index: ints with as many axes as x, none of them longer than that of x, except `axis`.
+    Raises: ShapeError, DTypeError; IndexOutOfRange for an index outside 0..n-1.
+    """
+    return call("gather", x, _int64(index), axis=axis)
 
 
-def _arrays(index: Any) -> Any:
-    """An index with the arrays of its tensors."""
-    items = index if isinstance(index, tuple) else (index,)
-    return tuple(item.data if hasattr(item, "symbolic") else item for item in items)
+def scatter(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """A copy of x with y[index[i, j], j] = src[i, j] for axis 0; of repeated indices the last one counts.
+
+    Args:
+        src: a tensor of the shape of the index, or a number.
+    Raises: as `gather`.
+    """
+    index = _int64(index)
+    return call("scatter", x, index, cast_like(src, x).expand(*index.shape), axis=axis)
+
+
+def scatter_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """A copy of x with y[index[i, j], j] += src[i, j] for axis 0, repeated indices in order. Raises: as `gather`."""
+    return call("scatter_add", x, _int64(index), src, axis=axis)
+
+
+def index_select(x: Tensor, axis: int, index: Any) -> Tensor:
+    """Entries of an axis by indices of any shape, whose axes replace it; negative indices count from the end.
+
+    Raises: IndexOutOfRange.
+    """
+    return call("index", x, _int64(index), axis=axis)
+
+
+def index_add(x: Tensor, axis: int, index: Any, src: Any) -> Tensor:
+    """A copy of x with slices added at indices of an axis, repeated ones in order.
+
+    Raises: IndexOutOfRange, ShapeError.
+    """
+    return call("index_add", x, src, _int64(index), axis=axis)
+
+
+def index_put(x: Tensor, index: Sequence[Any], values: Any, accumulate: bool = False) -> Tensor:
+    """A copy of x with values written (or added) at index arrays, one per leading axis, broadcast together.
+
+    Raises: IndexOutOfRange, ShapeError.
+    """
+    op = "index_add" if accumulate else "index_put"
+    return call(op, x, cast_like(values, x), *map(_int64, index), axis=0)
+
+
+def one_hot(ids: Any, classes: int | None = None, *, out: Tensor | None = None) -> Tensor:
+    """One-hot vectors of ids along a new last axis, int64.
+
+    Args:
+        classes: size of that axis; by default the largest id + 1, outside traces.
+    Raises: IndexOutOfRange.
+    """
+    ids = as_tensor(ids)
+    return call("one_hot", ids, classes=_count(ids) if classes is None else classes, out=out)
+
+
+def bincount(ids: Any, length: int | None = None) -> Tensor:
+    """Count each of 0 .. length - 1 among the ids; int64.
+
+    Args:
+        length: by default the largest id + 1, outside traces.
+    Raises: IndexOutOfRange.
+    """
+    ids = as_tensor(ids)
+    return call("bincount", ids, length=_count(ids) if length is None else length)
+
+
+def _count(ids: Tensor) -> int:
+    host = ids.numpy()
+    return int(host.max()) + 1 if host.size else 0
+
+
+def nonzero(x: Any, *, size: int | None = None, fill: int = -1) -> Tensor:
+    """Indices [count, ndim] int64 of the nonzero entries, in row-major order.
+
+    Args:
+        size: number of rows of the result: the first ones, or all followed by rows of `fill`. Required in a trace, as
+            the count is known only in a run.
+    Raises: TraceError in a trace without `size`.
+    """
+    x = as_tensor(x)
+    if size is not None:
+        return call("nonzero", x, size=size, fill=fill)
+    return as_tensor(np.argwhere(x.numpy("float32" if x.dtype.as_bits else None)).astype(np.int64))
+
+
+def repeat_interleave(x: Any, repeats: Any, axis: int | None = None, *, total: int | None = None) -> Tensor:
+    """Repeat each entry of an axis in place: a b -> a a b b; of the flattened array without an axis.
+
+    Args:
+        repeats: a number, or int64 counts [n], one per entry; 0 leaves the entry out, [1] holds for all.
+        total: sum of the counts, the size of the axis of the result; required in a trace.
+    Raises: ShapeError if the number of counts is wrong or one is negative; UsageError if `total` is not their sum;
+        TraceError in a trace without `total`. A run of a trace whose counts have another sum raises IndexOutOfRange.
+    """
+    x = as_tensor(x)
+    x, axis = (x.flatten(), 0) if axis is None else (x, axis_of(axis, x.ndim))
+    if isinstance(repeats, int):
+        return call("repeat_interleave", x, repeats=repeats, axis=axis)
+    counts, n = _int64(repeats), x.shape[axis]
+    if counts.shape not in ((n,), (1,)):
+        raise ShapeError("repeats must have one count per entry", where=f"axis {axis}", expected=(n,), got=counts.spec)
+    counts = counts.expand(n)
+    if total is None or not counts.symbolic:
+        host = counts.numpy()
+        if (host < 0).any():
+            raise ShapeError("negative count in repeats", expected="counts >= 0", got=int(host.min()))
+        if total not in (None, int(host.sum())):
+            raise UsageError("total is not the sum of repeats", expected=int(host.sum()), got=total)
+        return index_select(x, axis, np.repeat(np.arange(n), host))
+    none, one = as_tensor(np.zeros(total + 1, np.int64)), call("full_like", counts, value=1.0)
+    ends = scatter_add(none, 0, counts.cumsum(0), one)  # how many entries end at each index of the result
+    return index_select(x, axis, ends[:total].cumsum(0))

@@ -1,7 +1,7 @@
-"""Writing over tensors: what may be overwritten while a tape or a trace relies on it.
+"""In-place writes to tensors on a tape or in a trace.
 
-A taped write is a new entry of the tape: what the vjp reads of the old value is copied before. Memory that another
-tensor shows as well is refused, since that tensor's tape would describe a value that is gone.
+A taped write is a new tape node; old values that its vjp reads are copied first. A write to memory that another tensor
+shares is refused, since that tensor's tape would describe a value that no longer exists.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import NDArray
-from graphwright.autograd.errors import LeafModified, ViewModified
+from graphwright.autograd.errors import LeafModified, TraceMutation, ViewModified
 from graphwright.autograd.modes import grad_enabled
-from graphwright.autograd.recorder import Symbol, TraceMutation
+from graphwright.autograd.recorder import Symbol
 from graphwright.errors import ShapeError
 from graphwright.ops import Op, compute
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 def write_over(
     row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any], outs: Sequence[Tensor], taped: bool
 ) -> list[NDArray]:
-    """Run an op into the memory of tensors; returns the operands as its vjp should find them.
+    """Run an op into the memory of tensors; return the operands with the values that its vjp needs.
 
     Raises: LeafModified, ViewModified, ReadOnlyArray, AliasError, ShapeError, all before anything is written.
     """
     arrays = []
     for out in outs:
-        _leaf_stays(out)
+        _refuse_leaf(out)
         array = out.own()
         if grad_enabled() and (taped or out.node is not None) and getrefcount(array.storage) > _ALONE:
             raise ViewModified(
-                "another tensor shows this memory, and its gradient would be of a value that is gone",
+                "another tensor shares this memory, and its gradient needs the value that would be overwritten",
                 where=row.name,
                 got=out.spec,
                 fix="write to a clone(), or under no_grad()",
@@ -51,37 +51,37 @@ def write_over(
 
 
 def rebind(outs: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """While tracing nothing is written: a tensor stands for the new value from here on.
+    """Let tensors stand for new values, as nothing is written while tracing.
 
-    Raises: LeafModified; TraceMutation if a view of the old value lives, which would not follow; ShapeError.
+    Raises: LeafModified; TraceMutation if a view of the old value exists, which would not change with it; ShapeError.
     """
     for out, value in zip(outs, values, strict=True):
-        _leaf_stays(out)
-        if out.carried:
+        _refuse_leaf(out)
+        if out.is_variable:
             out.assign(value)  # pyright: ignore[reportAttributeAccessIssue]  # a Variable
             continue
         if out.spec != value.spec:
-            raise ShapeError("a value written over keeps its spec", expected=out.spec, got=value.spec)
+            raise ShapeError("an in-place write must keep the spec of the tensor", expected=out.spec, got=value.spec)
         symbol = out.data
         if not isinstance(symbol, Symbol):
             raise TraceMutation(
-                "a tensor from outside the trace would be written over",
+                "in-place write to a tensor from outside the trace",
                 got=out.spec,
-                fix="make it a Variable: its value is carried from step to step",
+                fix="make it a Variable, whose value is kept from step to step",
             )
-        if any(other is not None and other is not symbol for other in (r() for r in symbol.family)):
+        if any(other is not None and other is not symbol for other in (r() for r in symbol.aliases)):
             raise TraceMutation(
-                "a view of this value lives, and a trace has no memory by which it would follow",
+                "in-place write to a value that has a view: in a trace the view would not change with it",
                 got=out.spec,
-                fix="write to a clone(), or take the view afterwards",
+                fix="write to a clone(), or make the view after the write",
             )
         out.data, out.node, out.port, out.requires_grad = value.data, value.node, value.port, value.requires_grad
 
 
-def _leaf_stays(out: Tensor) -> None:
+def _refuse_leaf(out: Tensor) -> None:
     if grad_enabled() and out.requires_grad and out.node is None:
         raise LeafModified(
-            "a leaf that wants a gradient cannot be written over while operations are taped",
+            "in-place write to a leaf that requires a gradient",
             where=out.name or None,
             got=out.spec,
             fix="with gw.no_grad(): ...",
@@ -89,4 +89,4 @@ def _leaf_stays(out: Tensor) -> None:
 
 
 _ALONE = 2
-"""References to a storage that one array alone shows, as `getrefcount` counts: the array's and the argument's."""
+"""`getrefcount` of a storage that a single array uses: the array's reference and the argument's."""

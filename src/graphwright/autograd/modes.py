@@ -1,4 +1,4 @@
-"""Modes of the running thread: is a tape kept, do layers train, which dtype does autocast ask for; all contextvars."""
+"""Modes of the running thread, as contextvars: tape on or off, layers training or not, the autocast dtype."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ autocast: ContextVar[DType | None] = ContextVar("graphwright_autocast", default=
 
 
 class _GradMode(ContextDecorator):
-    """Context manager and decorator that switches the tape; may be nested and re-entered."""
+    """Context manager and decorator that switches the tape on or off; reentrant."""
 
     def __init__(self, enabled: bool) -> None:
         self.enabled = enabled
@@ -45,7 +45,7 @@ class _GradMode(ContextDecorator):
 
 
 def _stepwise(inner: Generator[Any, Any, Any], enabled: bool) -> Generator[Any, Any, Any]:
-    """Run a generator under a mode that holds inside it and not while it waits."""
+    """Run a generator with the mode set inside it but not while it is suspended."""
     resume: Callable[[], Any] = partial(inner.send, None)
     while True:
         try:
@@ -68,7 +68,7 @@ def no_grad(func: None = None) -> _GradMode: ...
 @overload
 def no_grad(func: Callable[..., Any]) -> Callable[..., Any]: ...
 def no_grad(func: Callable[..., Any] | None = None) -> Any:
-    """Inside, operations keep no tape; a context manager, and a decorator with or without parentheses."""
+    """Switch the tape off; a context manager, and a decorator with or without parentheses."""
     return _GradMode(False) if func is None else _GradMode(False)(func)
 
 
@@ -77,22 +77,22 @@ def enable_grad(func: None = None) -> _GradMode: ...
 @overload
 def enable_grad(func: Callable[..., Any]) -> Callable[..., Any]: ...
 def enable_grad(func: Callable[..., Any] | None = None) -> Any:
-    """Inside, operations keep a tape again; used as `no_grad`."""
+    """Switch the tape on again; used like `no_grad`."""
     return _GradMode(True) if func is None else _GradMode(True)(func)
 
 
 def set_grad_enabled(enabled: bool) -> _GradMode:
-    """`enable_grad()` or `no_grad()` by a value; a context manager and a decorator."""
+    """Return `enable_grad()` or `no_grad()`; a context manager and a decorator."""
     return _GradMode(bool(enabled))
 
 
 @contextmanager
 def mode(name: str) -> Iterator[None]:
-    """What a run is for; overrides the flags of all modules inside, and is restored by an exception too.
+    """Set what runs inside are for; overrides the `training` flags of all modules, restored after an exception too.
 
     Args:
-        name: `train`: layers train, the tape is kept; `eval`: layers in eval, no tape; `eval_grad`: layers in eval, the
-            tape is kept, as a saliency map needs it.
+        name: `train`: layers train, tape on; `eval`: layers in evaluation, tape off; `eval_grad`: layers in
+            evaluation, tape on, as a saliency map needs it.
     Raises: UsageError for another name.
     """
     if name not in ("train", "eval", "eval_grad"):
@@ -106,29 +106,29 @@ def mode(name: str) -> Iterator[None]:
 
 
 def training(own: bool | None = None) -> bool | None:
-    """Whether a layer trains: as the mode says, or outside one the layer's own flag. It says nothing of the tape."""
+    """Return whether a layer trains: by `mode`, or outside one by `own`, the layer's flag. Independent of the tape."""
     given = _training.get()
     return own if given is None else given
 
 
 def modes() -> tuple[bool, DType | None, bool | None]:
-    """All three: what a trace depends on beside its arguments. In one call, since every compiled step asks."""
+    """Return all three modes, which a trace depends on; one call, as every compiled step asks."""
     return grad_mode.get(), autocast.get(), _training.get()
 
 
 def grad_enabled() -> bool:
-    """True while operations keep a tape."""
+    """Return True while operations are taped."""
     return grad_mode.get()
 
 
 def autocast_dtype() -> DType | None:
-    """The dtype that ops of class `low` are cast to, or None outside autocast."""
+    """Return the dtype that ops of casting class `low` run in, or None outside autocast."""
     return autocast.get()
 
 
 @contextmanager
 def autocast_to(dtype: DType | None) -> Iterator[None]:
-    """Set the autocast dtype inside; restored also after an exception."""
+    """Set the autocast dtype inside; restored after an exception too."""
     token = autocast.set(dtype)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The protocol by which a layer above turns tensor code into a graph. Autograd knows nothing behind it."""
+"""The protocol by which a layer above turns tensor code into a graph; autograd knows nothing else of that layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
 
 from graphwright.array import Spec
-from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -17,26 +16,18 @@ if TYPE_CHECKING:
     from graphwright.ops import Op
 
 
-class TraceError(UsageError):
-    """Traced code asked for a number that only a run can know."""
-
-
-class TraceMutation(TraceError):
-    """Traced code would write over memory, and something else shows it."""
-
-
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Symbol:
-    """A value that a recorder will give a run: its spec, the recorder's own handle, and the views it is one of."""
+    """A value of a later run: its spec, the recorder's own handle, and the symbols that share its memory."""
 
     spec: Spec
     handle: Any
     recorder: Recorder
-    family: list[ref[Symbol]] = field(default_factory=list)
+    aliases: list[ref[Symbol]] = field(default_factory=list)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape; tracing works on numbers."""
+        """Sizes of the axes; tracing needs static shapes."""
         return self.spec.sizes
 
     @property
@@ -45,54 +36,54 @@ class Symbol:
         return self.spec.dtype
 
     def alias(self) -> Symbol:
-        """The same value for another tensor."""
+        """Return a second symbol of the same value, for another tensor."""
         other = Symbol(self.spec, self.handle, self.recorder)
-        share(other, self)
+        mark_alias(other, self)
         return other
 
 
-def share(view: Symbol, base: Symbol) -> None:
-    """Note that two symbols show the same memory."""
-    if not base.family:
-        base.family.append(ref(base))
-    object.__setattr__(view, "family", base.family)
-    base.family.append(ref(view))
+def mark_alias(view: Symbol, base: Symbol) -> None:
+    """Note that two symbols share memory."""
+    if not base.aliases:
+        base.aliases.append(ref(base))
+    object.__setattr__(view, "aliases", base.aliases)
+    base.aliases.append(ref(view))
 
 
 class Recorder(Protocol):
-    """Takes down operations instead of running them."""
+    """Records operations instead of running them."""
 
     def resolve(self, tensor: Tensor) -> Symbol:
-        """The symbol of a tensor: a traced value, a variable's value at this point, or a constant."""
+        """Return the symbol of a tensor: a traced value, a variable's current value in the trace, or a constant."""
         ...
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Take down one operation."""
+        """Record one operation."""
         ...
 
     def assign(self, variable: Variable, value: Tensor) -> None:
-        """Take down that a variable holds `value` from here on, and after the step."""
+        """Record that a variable holds `value` from this point of the trace on, and after the step."""
         ...
 
-    def rely(self, fact: Callable[[], object]) -> None:
-        """Take down that what is recorded holds while `fact()` gives what it gives now."""
+    def assume(self, fact: Callable[[], object]) -> None:
+        """Record the assumption that `fact()` keeps returning its present value; else the trace is invalid."""
         ...
 
     def path(self, symbol: Symbol) -> str:
-        """The name under which a symbol's node stands in the graph."""
+        """Return the name of a symbol's node in the graph."""
         ...
 
-    def received(self, leaf: Tensor) -> None:
-        """Told before a leaf's gradient is set, so that tracing leaves no trace on it."""
+    def before_grad(self, leaf: Tensor) -> None:
+        """Called before a leaf's `grad` is set, so that the recorder can restore it after the trace."""
         ...
 
 
 scope: ContextVar[tuple[str, ...]] = ContextVar("graphwright_scope", default=())
-"""Path segments under which recorded nodes are named; modules and backward extend it."""
+"""Path segments that prefix the names of recorded nodes; modules and backward extend it."""
 
 
-class scoped:  # reads as a function; a class, as each call of a module enters one
-    """Name what is recorded inside under further path segments."""
+class scoped:  # lower case, as it is used like a function; a class, as every module call enters one
+    """Context manager: prefix the names of nodes recorded inside with further path segments."""
 
     __slots__ = ("segments", "token")
 
@@ -107,24 +98,25 @@ class scoped:  # reads as a function; a class, as each call of a module enters o
 
 
 differentiating: ContextVar[bool] = ContextVar("graphwright_differentiating", default=False)
-"""True while a vjp is recorded: what it reads of the forward may be computed again."""
+"""True while a vjp is recorded: the forward values that it reads may be recomputed."""
 
 
 class vjp_of(scoped):
-    """Record a vjp under the path of its operation."""
+    """Context manager: record a vjp under the path of its operation."""
 
-    __slots__ = ("inside",)
+    __slots__ = ("outer",)
 
     def __init__(self, path: str) -> None:
         super().__init__("grad", path)
 
     def __enter__(self) -> None:
-        self.inside = differentiating.set(True)
+        self.outer = differentiating.set(True)
         super().__enter__()
 
     def __exit__(self, *exc: object) -> None:
         super().__exit__()
-        differentiating.reset(self.inside)
+        differentiating.reset(self.outer)
 
 
-active: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)
+active_recorder: ContextVar[Recorder | None] = ContextVar("graphwright_recorder", default=None)
+"""The recorder of the running trace; None outside traces."""

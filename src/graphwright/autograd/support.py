@@ -1,4 +1,4 @@
-"""Which ops a device runs in which dtype, found by running each row's own sample there."""
+"""A table of the ops and dtypes that a device supports, found by running the sample of each op there."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from graphwright.ops import OPS, Op, compute
 
 
 def support(device: Device | str = CPU) -> dict[str, dict[str, str]]:
-    """Op -> dtype -> how it runs: `native`, `expanded` (by simpler ops), `view`, `refused` or `missing`.
+    """Return op -> dtype -> `native`, `expanded` (runs as simpler ops), `view`, `refused` or `missing`.
 
-    `refused` says that the op takes no operands of this dtype, on any device. Raises: DeviceUnavailable.
+    `refused` means that the op takes no operands of this dtype, on any device. Raises: DeviceUnavailable.
     """
     there = Device.parse(device)
     kinds = [kind for kind in DTYPES.values() if kind.kind != "float8"]
@@ -41,14 +41,14 @@ def _how(row: Op, kind: DType, device: Device) -> str:
             results, how = expanded(row, arrays, attrs), "expanded"
         for result in results:
             if device.kind != "meta":
-                result.to_numpy(bits=True)  # what is queued runs now
-    except (GraphwrightError, RuntimeError, TypeError):  # also what a backend's library says
+                result.to_numpy(bits=True)  # run queued work
+    except (GraphwrightError, RuntimeError, TypeError):  # including errors of the backend's library
         return "missing"
     return how
 
 
 def _as(host: np.ndarray, kind: DType, device: Device) -> NDArray:
-    """A sample's float64 operands are of the dtype asked for; ids, masks and counts are what they are."""
+    """A sample operand on the device; float64 ones are cast to the dtype, ids, masks and counts are not."""
     array = from_numpy(host)
     if host.dtype == np.float64:
         wide = array if kind.kind != "uint" else from_numpy(np.abs(host))

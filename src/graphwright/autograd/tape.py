@@ -1,9 +1,10 @@
-"""The tape: one node per operation that a gradient may flow through, with what its vjp reads and nothing else."""
+"""The tape: one node per differentiable operation, holding only what its vjp reads; hooks; a report of its memory."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 from types import CodeType, FrameType
@@ -15,29 +16,28 @@ from graphwright.autograd.recorder import Symbol
 from graphwright.ops import Saves
 
 if TYPE_CHECKING:
-    from graphwright.autograd.hooks import Hook
     from graphwright.autograd.tensor import Tensor
 
 _sequence = count()
 _PACKAGE = str(PurePath(__file__).parent.parent)
 
 
-class Rule(Protocol):
-    """What the tape asks of a row; `ops.Op` has it, and so has a user's Function."""
+class VjpRule(Protocol):
+    """The operation of a tape node: an `ops.Op`, or one call of a user's Function."""
 
     @property
     def name(self) -> str:
-        """Of the operation."""
+        """Name of the operation."""
         ...
 
     @property
     def saves(self) -> Saves:
-        """What the vjp reads."""
+        """Operands and results that the vjp reads."""
         ...
 
     @property
     def vjp(self) -> Callable[..., tuple[Any, ...]] | None:
-        """Gradients of the results -> gradients of the operands."""
+        """Map gradients of the results to gradients of the operands."""
         ...
 
     @property
@@ -46,22 +46,19 @@ class Rule(Protocol):
         ...
 
 
-Saved = tuple[int, Any, int]
-
-
 class TapeNode:
-    """What backward needs of one operation.
+    """One operation on the tape.
 
     Attributes:
         op, attrs: the row and its attributes.
-        edges: per operand the (node, port) that made it, the leaf itself, or None if it wants no gradient.
-        saved: what the vjp reads, as (place, value, storage version when it was saved): of operands, then, counted on,
-            of results; None after they were freed.
+        edges: per operand the (node, port) that made it, the leaf tensor itself, or None if it needs no gradient.
+        saved: values that the vjp reads as (index, value, storage version when saved), where indices count operands
+            first, then results; None after they were freed.
         in_specs, out_specs: specs of operands and of results.
         path: name of the recorded node, while tracing.
         seq: creation number; backward runs from high to low.
-        hooks: port -> what to call with its full gradient.
-        retained: tensors made here whose gradient is kept.
+        hooks: port -> hooks to call with its full gradient.
+        retained: results whose gradient is kept in `grad`.
     """
 
     __slots__ = (
@@ -81,7 +78,7 @@ class TapeNode:
 
     def __init__(
         self,
-        op: Rule,
+        op: VjpRule,
         attrs: Mapping[str, Any],
         inputs: Sequence[Tensor],
         data: Sequence[Any],
@@ -97,7 +94,7 @@ class TapeNode:
         self.out_specs: list[Spec] = [first.spec] if len(outputs) == 1 else [t.data.spec for t in outputs]
         self.path = first.recorder.path(first) if isinstance(first, Symbol) else ""
         keep = op.saves
-        self.saved: Sequence[Saved] | None = ()
+        self.saved: Sequence[tuple[int, Any, int]] | None = ()
         if keep.inputs or keep.outputs:
             count = len(data)
             self.saved = [
@@ -109,41 +106,101 @@ class TapeNode:
         self._called_at = _user_frame()
 
     def take(self, outputs: Sequence[Tensor]) -> None:
-        """Put the floating results on the tape as made here."""
+        """Mark the floating results as made by this node."""
         for port, out in enumerate(outputs):
             if out.data.dtype.is_float:
                 out.node, out.port, out.requires_grad = self, port, True
 
     def free(self) -> None:
-        """Let go of the saved values."""
+        """Release the saved values."""
         self.saved = None
 
     @property
     def line(self) -> str:
-        """`file:line` of the caller's code that ran the operation."""
+        """`file:line` of the user's code that ran the operation."""
         code, at = self._called_at
         found = (line for start, stop, line in code.co_lines() if start <= at < stop)
         return f"{code.co_filename}:{next(found, None) or code.co_firstlineno}"
 
 
-def _saved(place: int, value: Any) -> Saved:
-    return place, value, value.version if isinstance(value, NDArray) else 0
+def _saved(index: int, value: Any) -> tuple[int, Any, int]:
+    return index, value, value.version if isinstance(value, NDArray) else 0
 
 
 def _user_frame() -> tuple[CodeType, int]:
-    """Code and place of the innermost frame outside this package; a line number is worked out when it is asked for."""
-    frame: FrameType = sys._getframe(3)  # of who called `apply`
+    """Code and instruction offset of the innermost frame outside this package; `TapeNode.line` finds the line."""
+    frame: FrameType = sys._getframe(3)  # the caller of `apply`
     while _ours[(code := frame.f_code).co_filename] and (caller := frame.f_back) is not None:
         frame = caller
     return code, frame.f_lasti
 
 
-class _Ours(dict[str, bool]):
-    """Whether a file is one of this package, remembered."""
+class _PackageFiles(dict[str, bool]):
+    """Cache of whether a file belongs to this package."""
 
     def __missing__(self, file: str) -> bool:
         self[file] = found = file.startswith(_PACKAGE)
         return found
 
 
-_ours = _Ours()
+_ours = _PackageFiles()
+
+
+class Hook:
+    """A function registered on a tensor's gradient; see `Tensor.register_hook`."""
+
+    __slots__ = ("_owner", "call")
+
+    def __init__(self, call: Callable[[Tensor], Tensor | None], owner: list[Hook]) -> None:
+        self.call, self._owner = call, owner
+        owner.append(self)
+
+    def remove(self) -> None:
+        """Unregister the function; a second call does nothing."""
+        if self in self._owner:
+            self._owner.remove(self)
+
+
+def reachable_nodes(roots: Iterable[Tensor]) -> set[TapeNode]:
+    """Return every tape node that the roots depend on."""
+    stack = [t.node for t in roots if t.node is not None]
+    found = set(stack)
+    while stack:
+        for edge in stack.pop().edges:
+            if isinstance(edge, tuple) and edge[0] not in found:
+                found.add(edge[0])
+                stack.append(edge[0])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMemory:
+    """Memory that one taped operation keeps alive for backward.
+
+    Attributes:
+        op: its name.
+        line: `file:line` at which it ran.
+        nbytes: bytes of blocks that no earlier operation and no leaf holds.
+    """
+
+    op: str
+    line: str
+    nbytes: int
+
+
+def memory(outputs: Tensor | Sequence[Tensor]) -> list[SavedMemory]:
+    """Return what backward from `outputs` keeps alive, per operation in the order in which they ran.
+
+    >>> sum(m.nbytes for m in memory(loss))
+    """
+    seen: set[int] = set()
+    result = []
+    for node in sorted(reachable_nodes(outputs if isinstance(outputs, Sequence) else [outputs]), key=lambda n: n.seq):
+        nbytes = 0
+        leaves = {id(e.data.storage) for e in node.edges if hasattr(e, "data") and isinstance(e.data, NDArray)}
+        for _, array, _ in node.saved or ():
+            if isinstance(array, NDArray) and id(array.storage) not in seen | leaves:
+                seen.add(id(array.storage))
+                nbytes += array.storage.nbytes
+        result.append(SavedMemory(node.op.name, node.line, nbytes))
+    return result

@@ -1,92 +1,376 @@
-"""Tensor: gradients, shapes and conversions.
-
-What a tensor holds is in `base.py`, its arithmetic in `operators.py`, how entries move in `rearrange.py`, what its
-index means in `indexing.py`.
-"""
+"""Tensor: the class that users hold. Operators and methods over ops and the functions of this folder."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+from weakref import ref
+
+import numpy as np
+import numpy.typing as npt
 
 from graphwright.array import Device, NDArray, bfloat16, dtype, float16, float32, float64, int64, names_device
-from graphwright.autograd.apply import scalar
-from graphwright.autograd.indexing import assign, indexed
-from graphwright.autograd.rearrange import Rearranging
+from graphwright.array.layout import Shape
+from graphwright.autograd import engine, functions, indexing
+from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
+from graphwright.autograd.function import ToDevice
+from graphwright.autograd.op_methods import OpMethods
 from graphwright.autograd.recorder import Symbol
-from graphwright.errors import ShapeError
-from graphwright.ops import call
+from graphwright.autograd.tape import Hook
+from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops import call, get
+from graphwright.ops.axes import axes_of, axis_of
+
+Axes = int | Shape | None
+ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul", "neg"))
 
 
-class Tensor(Rearranging):
-    """An n-dimensional value that operations and gradients flow through.
-
-    What it holds is `TensorBase`, what it computes `Operators`, where entries go `Rearranging`.
-    """
+@result_class
+class Tensor(TensorBase, OpMethods):
+    """An n-dimensional array through which operations and gradients flow."""
 
     __slots__ = ()
-    __hash__ = Rearranging.__hash__
+    __hash__ = object.__hash__
 
-    # -- gradient ----------------------------------------------------------------------------------------------------
-    def backward(
-        self, grad: Tensor | None = None, *, retain_graph: bool = False, inputs: Sequence[Tensor] | None = None
-    ) -> None:
-        """Add d self / d leaf to `grad` of every leaf that requires it.
-
-        Args:
-            grad: gradient of what follows, of this tensor's spec; needed unless it has one element.
-            retain_graph: keep saved values for another backward.
-            inputs: fill `grad` of these tensors only, leaves or inner ones.
-        Raises: GradShapeRequired, GraphFreed, NoTape, ModifiedSinceForward.
-        """
-        from graphwright.autograd.engine import backward
-
-        backward(self, grad, retain_graph=retain_graph, inputs=inputs)
+    # -- gradients ---------------------------------------------------------------------------------------------------
+    backward = engine.backward
 
     def detach(self) -> Tensor:
-        """The same memory without the tape."""
+        """Return the same memory without the tape."""
         return Tensor(self.data.alias() if isinstance(self.data, Symbol) else self.data)
 
-    # -- shape and dtype ---------------------------------------------------------------------------------------------
+    def register_hook(self, call: Callable[[Tensor], Tensor | None]) -> Hook:
+        """Call a function with the full gradient of this tensor, once in each backward; it may return a replacement.
+
+        Hooks run in the order of registration; those of a leaf once all its gradients have arrived. In a trace their
+        operations are recorded. Returns: a Hook, whose `remove()` unregisters the function.
+        Raises: UsageError for a tensor that requires no gradient.
+        """
+        if not self.requires_grad:
+            raise UsageError("cannot hook the gradient of a tensor that requires none", got=self.spec)
+        if self.node is not None:
+            if self.node.hooks is None:
+                self.node.hooks = {}
+            return Hook(call, self.node.hooks.setdefault(self.port, []))
+        if self.hooks is NO_HOOKS:
+            self.hooks = []
+        return Hook(call, self.hooks)
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of an inner tensor in `grad`; leaves always do.
+
+        Raises: UsageError for a tensor that requires no gradient.
+        """
+        if not self.requires_grad:
+            raise UsageError("cannot retain the gradient of a tensor that requires none", got=self.spec)
+        if self.node is not None and all(r() is not self for r in self.node.retained or ()):
+            self.node.retained = [*(self.node.retained or ()), ref(self)]
+
+    # -- conversion to other types -----------------------------------------------------------------------------------
+    def numpy(self, dtype: npt.DTypeLike | None = None) -> np.ndarray:
+        """Return a numpy array, sharing memory where possible. Raises: DTypeError for bfloat16 without a dtype."""
+        return self.concrete("numpy()").to_numpy(dtype)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
+        host = self.concrete("numpy").to_numpy(dtype)
+        return host.copy() if copy else host
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Export the memory by DLPack. Raises: BufferError if the tensor requires a gradient."""
+        if self.requires_grad:
+            raise BufferError("DLPack cannot export a tensor that requires a gradient: detach() it first")
+        return self.concrete("DLPack").__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.concrete("DLPack").__dlpack_device__()
+
+    def item(self) -> Any:
+        """Return the only element as a Python number. Raises: ShapeError for more than one."""
+        if self.size != 1:
+            raise ShapeError("item() needs a tensor of one element", got=self.spec)
+        return self.concrete("item()").item()
+
+    def tolist(self) -> Any:
+        """Return nested lists of Python numbers."""
+        return self.concrete("tolist()").to_numpy("float32" if self.dtype.as_bits else None).tolist()
+
+    def __float__(self) -> builtins.float:  # `float` is a method here
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise UsageError("a 0-d tensor has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        if isinstance(self.data, Symbol):
+            return f"Tensor({self.spec}, traced)"
+        body = self.data.text("Tensor(")
+        if body is None:
+            body = f"{self.spec}, not yet read from its file"
+        extra = "" if self.dtype is float32 else f", dtype={self.dtype.name}"
+        return f"Tensor({body}{extra}{', requires_grad=True' if self.requires_grad else ''})"
+
+    # -- dtype and device --------------------------------------------------------------------------------------------
+    def to(self, to: object) -> Tensor:
+        """Cast to a dtype or copy to a device (a Device or `"sim:1"`); return the tensor itself if it is there already.
+
+        Raises: DTypeError, DeviceUnavailable; TraceError for a traced tensor and a device.
+        """
+        if names_device(to):
+            device = Device.parse(to)
+            return self if self.device == device else ToDevice.apply(self, device)
+        kind = dtype(to)
+        return self if kind is self.dtype else call("cast", self, dtype=kind)
+
+    def double(self) -> Tensor:
+        """Cast to float64."""
+        return self.to(float64)
+
+    def float(self) -> Tensor:
+        """Cast to float32."""
+        return self.to(float32)
+
+    def half(self) -> Tensor:
+        """Cast to float16."""
+        return self.to(float16)
+
+    def bfloat16(self) -> Tensor:
+        """Cast to bfloat16."""
+        return self.to(bfloat16)
+
+    def long(self) -> Tensor:
+        """Cast to int64."""
+        return self.to(int64)
+
+    # -- operators: numbers may stand on either side -----------------------------------------------------------------
+    def __add__(self, other: Any) -> Tensor:
+        return apply(ADD, (self, other), {})
+
+    def __radd__(self, other: Any) -> Tensor:
+        return apply(ADD, (other, self), {})
+
+    def __sub__(self, other: Any) -> Tensor:
+        return apply(SUB, (self, other), {})
+
+    def __rsub__(self, other: Any) -> Tensor:
+        return apply(SUB, (other, self), {})
+
+    def __mul__(self, other: Any) -> Tensor:
+        return apply(MUL, (self, other), {})
+
+    def __rmul__(self, other: Any) -> Tensor:
+        return apply(MUL, (other, self), {})
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return apply(DIV, (self, other), {})
+
+    def __rtruediv__(self, other: Any) -> Tensor:
+        return apply(DIV, (other, self), {})
+
+    def __matmul__(self, other: Any) -> Tensor:
+        return apply(MATMUL, (self, other), {})
+
+    def __rmatmul__(self, other: Any) -> Tensor:
+        return apply(MATMUL, (other, self), {})
+
+    def __neg__(self) -> Tensor:
+        return apply(NEG, (self,), {})
+
+    def __floordiv__(self, other: Any) -> Tensor:
+        return call("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Any) -> Tensor:
+        return call("floor_divide", other, self)
+
+    def __mod__(self, other: Any) -> Tensor:
+        return call("remainder", self, other)
+
+    def __rmod__(self, other: Any) -> Tensor:
+        return call("remainder", other, self)
+
+    def __pow__(self, other: Any) -> Tensor:
+        if isinstance(other, int) and other < 0 and not self.dtype.is_float:
+            raise UsageError("integer tensor to a negative power", got=f"{self.spec} ** {other}", fix="float() first")
+        return call("pow", self, other)
+
+    def __rpow__(self, other: Any) -> Tensor:
+        return call("pow", other, self)
+
+    def __abs__(self) -> Tensor:
+        return call("abs", self)
+
+    def __eq__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
+        return call("eq", self, other)
+
+    def __ne__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
+        return call("ne", self, other)
+
+    def __lt__(self, other: Any) -> Tensor:
+        return call("lt", self, other)
+
+    def __le__(self, other: Any) -> Tensor:
+        return call("le", self, other)
+
+    def __gt__(self, other: Any) -> Tensor:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Any) -> Tensor:
+        return call("ge", self, other)
+
+    def _logical(self, op: str, *others: Any) -> Tensor:
+        for operand in (self, *others):
+            kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
+            if kind != "bool":
+                raise DTypeError("&, |, ^ and ~ take bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
+        return call(op, self, *others)
+
+    def __and__(self, other: Any) -> Tensor:
+        return self._logical("logical_and", other)
+
+    def __or__(self, other: Any) -> Tensor:
+        return self._logical("logical_or", other)
+
+    def __xor__(self, other: Any) -> Tensor:
+        return self._logical("logical_xor", other)
+
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+
+    def __invert__(self) -> Tensor:
+        return self._logical("logical_not")
+
+    # -- elementwise functions: see OpMethods for those that are one op ------------------------------------------------
+    def pow(self, exponent: Any) -> Tensor:
+        """xᵖ for a tensor or number p. Raises: UsageError for an integer tensor and a negative integer."""
+        return self**exponent
+
+    def clamp(self, min: builtins.float | None = None, max: builtins.float | None = None) -> Tensor:
+        """min(max(x, min), max); one bound may be None."""
+        return call("clamp", self, low=min, high=max)
+
+    masked_fill = functions.masked_fill
+
+    # -- reductions: over all axes by default ------------------------------------------------------------------------
+    def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """Σ over axes."""
+        return self._reduce("sum", axis, keepdims)
+
+    def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """Mean over axes."""
+        return self._reduce("mean", axis, keepdims)
+
+    def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """Π over axes."""
+        return self._reduce("prod", axis, keepdims)
+
+    def amax(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """Largest entry over axes; ties share the gradient."""
+        return self._reduce("amax", axis, keepdims)
+
+    def amin(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """Smallest entry over axes; ties share the gradient."""
+        return self._reduce("amin", axis, keepdims)
+
+    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """True if some entry is not 0."""
+        return self._reduce("any", axis, keepdims)
+
+    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """True if no entry is 0."""
+        return self._reduce("all", axis, keepdims)
+
+    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        """ln Σ eˣ over axes."""
+        return self._reduce("logsumexp", axis, keepdims)
+
+    def _reduce(self, op: str, axis: Axes, keepdims: bool) -> Tensor:
+        return call(op, self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
+
+    var, std, norm = functions.var, functions.std, functions.norm
+
+    @overload
+    def max(self, axis: None = None, keepdims: bool = False) -> Tensor: ...
+    @overload
+    def max(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
+    def max(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The largest entry; along an axis also its index, the lowest on ties, which alone gets the gradient."""
+        return self.amax(None, keepdims) if axis is None else self._extremum("argmax", axis, keepdims)
+
+    @overload
+    def min(self, axis: None = None, keepdims: bool = False) -> Tensor: ...
+    @overload
+    def min(self, axis: int, keepdims: bool = False) -> tuple[Tensor, Tensor]: ...
+    def min(self, axis: int | None = None, keepdims: bool = False) -> Tensor | tuple[Tensor, Tensor]:
+        """The smallest entry; along an axis also its index, the lowest on ties, which alone gets the gradient."""
+        return self.amin(None, keepdims) if axis is None else self._extremum("argmin", axis, keepdims)
+
+    def _extremum(self, op: str, axis: int, keepdims: bool) -> tuple[Tensor, Tensor]:
+        index = call(op, self, axis=axis)
+        at, shape = axis_of(axis, self.ndim), index.shape
+        column = call("reshape", index, shape=(*shape[:at], 1, *shape[at:]))
+        value = call("gather", self, column, axis=at)
+        return (value, column) if keepdims else (call("reshape", value, shape=shape), index)
+
+    def argmax(self, axis: int | None = None) -> Tensor:
+        """Index of the largest entry along an axis, or in the flattened array, int64; the lowest on ties."""
+        return call("argmax", self.reshape(-1) if axis is None else self, axis=axis or 0)
+
+    def argmin(self, axis: int | None = None) -> Tensor:
+        """Index of the smallest entry along an axis, or in the flattened array, int64; the lowest on ties."""
+        return call("argmin", self.reshape(-1) if axis is None else self, axis=axis or 0)
+
+    # -- along an axis -----------------------------------------------------------------------------------------------
+    sort, argsort, topk = functions.sort, functions.argsort, functions.topk
+
+    def cumsum(self, axis: int) -> Tensor:
+        """Inclusive cumulative sum along an axis."""
+        return call("cumsum", self, axis=axis)
+
+    def softmax(self, axis: int = -1, mask: Any = None) -> Tensor:
+        """e^(x - max) / Σ; entries where the bool mask is false are 0."""
+        return call("softmax", self, *(() if mask is None else (mask,)), axis=axis)
+
+    def log_softmax(self, axis: int = -1) -> Tensor:
+        """ln softmax."""
+        return call("log_softmax", self, axis=axis)
+
+    # -- shape -------------------------------------------------------------------------------------------------------
     def __iter__(self) -> Iterator[Tensor]:
-        """Along the first axis; traced tensors too, since their sizes are known."""
+        """Iterate over the first axis, in traces too."""
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index: Any) -> Tensor:
-        """A part of it; see `autograd.indexing`."""
-        return indexed(self, index)
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        """Write a value, broadcast and cast, at an index; see `autograd.indexing`."""
-        assign(self, index, value)
-
     def reshape(self, *shape: Any) -> Tensor:
-        """The same elements under another shape; one size may be -1."""
+        """The same elements in another shape; one size may be -1."""
         sizes = list(shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape)
         if -1 in sizes:
             known = 1
             for s in sizes:
                 known *= s if s != -1 else 1
             if sizes.count(-1) > 1 or known == 0 or self.size % known:
-                raise ShapeError("-1 cannot be worked out", expected=self.shape, got=tuple(sizes))
+                raise ShapeError("cannot infer the size given as -1", expected=self.shape, got=tuple(sizes))
             sizes[sizes.index(-1)] = self.size // known
         return call("reshape", self, shape=tuple(sizes))
 
     def view(self, *shape: Any) -> Tensor:
-        """As `reshape`, and never a copy: eagerly the result shares memory. Raises: ShapeError where it cannot."""
+        """Reshape without copying; eagerly the result shares memory. Raises: ShapeError if that is impossible."""
         result = self.reshape(*shape)
         if isinstance(self.data, NDArray) and isinstance(result.data, NDArray):
             self.data.reshape(*result.shape, copy=False)
         return result
 
-    def permute(self, *axes: int) -> Tensor:
-        """Axes in another order."""
-        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return call("permute", self, axes=tuple(a % self.ndim for a in order))
+    def permute(self, *axes: Any) -> Tensor:
+        """Reorder the axes."""
+        return call("permute", self, axes=tuple(a % self.ndim for a in _ints(axes)))
 
     def transpose(self, a: int, b: int) -> Tensor:
-        """Two axes exchanged."""
+        """Exchange two axes."""
         order = list(range(self.ndim))
         order[a], order[b] = order[b], order[a]
         return call("permute", self, axes=tuple(order))
@@ -100,73 +384,115 @@ class Tensor(Rearranging):
         """Broadcast to a shape, sharing memory."""
         return call("expand", self, shape=tuple(shape))
 
+    def squeeze(self, axis: Axes = None) -> Tensor:
+        """Remove axes of size 1: all of them, or the given ones; longer axes stay, as in torch."""
+        axes = tuple(a for a in axes_of(axis, self.ndim) if self.shape[a] == 1)
+        return call("squeeze", self, axes=axes) if axes else self
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """Insert an axis of size 1 at this index of the result's shape."""
+        return call("unsqueeze", self, axes=(axis,))
+
+    def flatten(self, start: int = 0, end: int = -1) -> Tensor:
+        """Merge axes start..end, both included, into one; a 0-d tensor becomes a vector of one."""
+        return call("flatten", self, start=start, end=end) if self.ndim else self.unsqueeze(0)
+
+    def diagonal(self, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+        """View of the entries (i, i + offset) of two axes, as a last axis in their stead."""
+        return call("diagonal", self, offset=offset, axes=(axis1, axis2))
+
+    def narrow(self, axis: int, start: int, length: int) -> Tensor:
+        """View of `length` entries of an axis from `start`. Raises: ShapeError past the end."""
+        return call("slice", self, axis=axis, start=start, size=length)
+
+    def split(self, size: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
+        """Views along an axis, of `size` entries each with the rest in the last one, or of the sizes given.
+
+        Raises: ShapeError unless given sizes sum to the size of the axis.
+        """
+        total = self.shape[axis_of(axis, self.ndim)]
+        if isinstance(size, int):
+            if size < 1:
+                raise ShapeError("split size must be at least 1", got=size)
+            sizes = [min(size, total - at) for at in range(0, total, size)] or [0]
+        else:
+            sizes = list(size)
+        if sum(sizes) != total or min(sizes, default=0) < 0:
+            raise ShapeError("split sizes must sum to the size of the axis", expected=total, got=tuple(sizes))
+        return tuple(self.narrow(axis, sum(sizes[:i]), n) for i, n in enumerate(sizes))
+
+    def chunk(self, count: int, axis: int = 0) -> tuple[Tensor, ...]:
+        """At most `count` views of equal size along an axis; the last is smaller if the size does not divide."""
+        if count < 1:
+            raise ShapeError("chunk count must be at least 1", got=count)
+        return self.split(max(-(-self.shape[axis_of(axis, self.ndim)] // count), 1), axis)
+
+    # -- copies ------------------------------------------------------------------------------------------------------
     def contiguous(self) -> Tensor:
-        """Row-major memory: itself if it is so already."""
-        if isinstance(self.data, NDArray) and self.data.contiguous:
-            return self
-        return call("copy", self)
+        """Return row-major memory: the tensor itself if it is row-major already."""
+        return self if isinstance(self.data, NDArray) and self.data.contiguous else call("copy", self)
 
     def clone(self) -> Tensor:
-        """A copy; the gradient flows through."""
+        """Copy; the gradient flows through."""
         return call("copy", self)
 
-    def to(self, to: object) -> Tensor:
-        """Cast to a dtype, or copied to a device (a Device or `"sim:1"`); itself if nothing is to be done.
+    def flip(self, *axes: Any) -> Tensor:
+        """Reverse the order of entries along axes."""
+        return call("flip", self, axes=_ints(axes))
 
-        Raises: DTypeError, DeviceUnavailable.
-        """
-        if names_device(to):
-            from graphwright.autograd.transfer import moved
+    def roll(self, shifts: int | Shape, axes: Axes = None) -> Tensor:
+        """Shift entries cyclically along axes, or in the flattened array without axes."""
+        if axes is None:
+            return self.flatten().roll(shifts, 0).reshape(self.shape)
+        pairs = (tuple([v] if isinstance(v, int) else v) for v in (shifts, axes))
+        return call("roll", self, **dict(zip(("shifts", "axes"), pairs, strict=True)))
 
-            return moved(self, Device.parse(to))
-        kind = dtype(to)
-        return self if kind is self.dtype else call("cast", self, dtype=kind)
+    def tile(self, *repeats: Any) -> Tensor:
+        """Repeat the whole along each axis: a b -> a b a b; missing leading counts are 1, as in torch."""
+        counts = _ints(repeats)
+        return call("tile", self, repeats=(*(1,) * (self.ndim - len(counts)), *counts))
 
-    def double(self) -> Tensor:
-        """As float64."""
-        return self.to(float64)
+    def repeat(self, *repeats: Any) -> Tensor:
+        """Like `tile`, but with at least one count per axis. Raises: ShapeError for fewer."""
+        return call("tile", self, repeats=_ints(repeats))
 
-    def float(self) -> Tensor:
-        """As float32."""
-        return self.to(float32)
+    tril, triu, repeat_interleave = functions.tril, functions.triu, indexing.repeat_interleave
 
-    def half(self) -> Tensor:
-        """As float16."""
-        return self.to(float16)
+    # -- entries by index --------------------------------------------------------------------------------------------
+    __getitem__, __setitem__ = indexing.get_item, indexing.set_item
+    gather, scatter, scatter_add = indexing.gather, indexing.scatter, indexing.scatter_add
+    index_select, index_add, nonzero = indexing.index_select, indexing.index_add, indexing.nonzero
 
-    def bfloat16(self) -> Tensor:
-        """As bfloat16."""
-        return self.to(bfloat16)
-
-    def long(self) -> Tensor:
-        """As int64."""
-        return self.to(int64)
-
-    # -- writing over it: see `autograd.inplace` ---------------------------------------------------------------------
+    # -- in-place writes: see `autograd.inplace` -----------------------------------------------------------------------
     def add_(self, other: Any) -> Tensor:
-        """Add to it, in its memory."""
+        """Add in place."""
         return call("add", self, other, out=self)
 
     def sub_(self, other: Any) -> Tensor:
-        """Subtract from it, in its memory."""
+        """Subtract in place."""
         return call("sub", self, other, out=self)
 
     def mul_(self, other: Any) -> Tensor:
-        """Multiply it, in its memory."""
+        """Multiply in place."""
         return call("mul", self, other, out=self)
 
     def div_(self, other: Any) -> Tensor:
-        """Divide it, in its memory."""
+        """Divide in place."""
         return call("div", self, other, out=self)
 
     def copy_(self, other: Tensor) -> Tensor:
-        """Take the values of a tensor that broadcasts to its shape, cast to its dtype."""
+        """Overwrite with a tensor, broadcast to this shape and cast to this dtype."""
         return call("copy", other.to(self.dtype).expand(*self.shape), out=self)
 
     def fill_(self, value: builtins.float) -> Tensor:
-        """One value everywhere; the gradient of what it held ends here."""
+        """Set every entry to one value; no gradient flows to the old entries."""
         return self.copy_(scalar(repr(value), self.dtype))
 
     def zero_(self) -> Tensor:
-        """Zeros everywhere."""
+        """Set every entry to 0."""
         return self.fill_(0)
+
+
+def _ints(values: tuple[Any, ...]) -> Shape:
+    """Numbers given one by one, or as one sequence."""
+    return tuple(values[0]) if len(values) == 1 and not isinstance(values[0], int) else values

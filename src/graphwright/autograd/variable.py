@@ -1,140 +1,83 @@
-"""Variables and parameters: leaves whose value changes while they stay who they are."""
+"""Variables and parameters: leaves that keep their identity while their values change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.array import DType, NDArray, changes, float32
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.recorder import active
+from graphwright.autograd.recorder import active_recorder
 from graphwright.autograd.tensor import Tensor
 from graphwright.errors import AliasError, ShapeError
 from graphwright.ops import compute, get
 
-if TYPE_CHECKING:
-    import numpy as np
+Remap = tuple[tuple[int, ...], dict[int, np.ndarray]]
+"""A change of shape: the shape before, and axis -> old index of each new entry, -1 for a new entry."""
 
-Step = tuple[tuple[int, ...], dict[int, np.ndarray]]
-"""The shape before, and axis -> for each place after it the one it had, or -1 for a new one."""
-
-
-class Lineage:
-    """A shape that an edit gave a variable.
-
-    Attributes:
-        before: the shape that it came from; None for the first one.
-        sizes: the shape before, as numbers.
-        places: axis -> for each new place the old one, or -1 for one that is new; axes left out are as they were.
-    """
-
-    __slots__ = ("before", "places", "sizes")
-
-    def __init__(self, before: Lineage | None, sizes: tuple[int, ...], places: Mapping[int, np.ndarray]) -> None:
-        self.before, self.sizes, self.places = before, sizes, dict(places)
-
-    def there(self) -> Step:
-        """From the shape before to this one."""
-        return self.sizes, self.places
-
-    def back(self) -> Step:
-        """From this shape to the one before: for each old place the new one, or -1 for what was removed."""
-        after = tuple(len(self.places[i]) if i in self.places else n for i, n in enumerate(self.sizes))
-        return after, {axis: inverse(places, self.sizes[axis]) for axis, places in self.places.items()}
-
-
-def inverse(places: np.ndarray, size: int) -> np.ndarray:
-    """For each of `size` old places the new one, or -1; of several the first."""
-    found = np.full(size, -1, np.int64)
-    kept = np.flatnonzero(places >= 0)[::-1]
-    found[places[kept]] = kept
-    return found
-
-
-def path(old: Lineage | None, new: Lineage | None) -> Iterator[Step]:
-    """Steps that lead from one shape of a variable to another."""
-    above = list(_up(new))
-    step = old
-    while step is not None and step not in above:
-        yield step.back()
-        step = step.before
-    for link in reversed(above[: above.index(step)]):
-        assert link is not None
-        yield link.there()
-
-
-def moved(host: np.ndarray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-    """An array with its entries at other places, new ones zero."""
-    for axis, old in places.items():
-        host = np.take(host, np.maximum(old, 0), axis) if host.shape[axis] else np.zeros_like(
-            host, shape=(*host.shape[:axis], len(old), *host.shape[axis + 1 :]))  # fmt: skip
-        host[(slice(None),) * axis + (old < 0,)] = 0
-    return host
-
-
-def _up(step: Lineage | None) -> Iterator[Lineage | None]:
-    while step is not None:
-        yield step
-        step = step.before
-    yield None
-
-
-_BINDING = frozenset({"data", "shared", "requires_grad"})
-"""What a plan relies on to stay as it is."""
+_VERSIONED = frozenset({"data", "shared", "requires_grad"})
+"""Attributes whose change invalidates what plans cached of a variable."""
 
 
 class Variable(Tensor):
     """A leaf that keeps its identity while its value changes: state of a model or an optimizer.
 
-    Tracing turns it into a `param` or `state` node; assigning to it becomes a write at the end of the step. Its array
-    is copied before the first write if it maps a file or `shared` says that somebody else holds it.
+    A trace turns it into a `param` or `state` node; an assignment becomes a write at the end of the step. Its array is
+    copied before the first write if it maps a file or is `shared`.
 
     Args:
-        data: an NDArray, which it holds; of a tensor, numpy array or number a copy.
+        data: an NDArray, held as it is, or a tensor, numpy array or number, which is copied.
+
+    Attributes:
+        shared: True if something else holds the array too.
+        lineage: the last change of its shape by an edit, or None.
     """
 
     __slots__ = ("lineage", "shared")
     data: NDArray  # never a symbol
-    carried: ClassVar[bool] = True
+    is_variable: ClassVar[bool] = True
 
     def __init__(self, data: Any, requires_grad: bool = False, name: str = "") -> None:
-        super().__init__(data if isinstance(data, NDArray) else held(data), requires_grad, name)
+        array = data if isinstance(data, NDArray) else as_tensor(data).concrete("a variable").copy()
+        super().__init__(array, requires_grad, name)
         self.shared = False
-        self.lineage: Lineage | None = None
+        self.lineage: ShapeChange | None = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-        if name in _BINDING:
+        if name in _VERSIONED:
             changes.rise()
 
     def own(self) -> NDArray:
-        """The array, made private and writable first if it is not."""
+        """Return the array for writing, copied first if it is shared, read-only or not contiguous."""
         if self.shared or self.data.storage.readonly or not self.data.contiguous:
             self.data, self.shared = self.data.copy(), False
         return self.data
 
-    def reshape_to(self, data: NDArray, places: Mapping[int, np.ndarray], *, back: bool = False) -> None:
-        """Take an array of another shape whose entries come from the places given; a gradient is forgotten.
+    def reshape_to(self, data: NDArray, index_maps: Mapping[int, np.ndarray], *, back: bool = False) -> None:
+        """Replace the array by one of another shape; the gradient is dropped.
 
         Args:
-            data: the values.
-            places: axis -> old place of each new one, -1 for a new one.
-            back: this takes the last change of shape back.
+            data: the new values.
+            index_maps: axis -> old index of each new entry, -1 for a new entry.
+            back: True if this undoes the last change of shape.
         """
         here = self.lineage
         if back and here is not None and here.sizes == data.shape:
             self.lineage = here.before
         else:
-            self.lineage = Lineage(here, self.data.shape, places)
+            self.lineage = ShapeChange(here, self.data.shape, index_maps)
         self.data, self.shared, self.grad = data, True, None
 
     def assign(self, value: Tensor) -> None:
-        """Take the value of a tensor of the same spec. Raises: ShapeError."""
+        """Set the value from a tensor of the same spec; in a trace, at the end of the step. Raises: ShapeError."""
         if value.spec != self.spec:
-            raise ShapeError("a variable keeps its spec", where=self.name or None, expected=self.spec, got=value.spec)
-        recorder = active.get()
+            raise ShapeError(
+                "assigned value has the wrong spec", where=self.name or None, expected=self.spec, got=value.spec
+            )
+        recorder = active_recorder.get()
         if recorder is not None:
             recorder.assign(self, value)
         else:
@@ -143,16 +86,16 @@ class Variable(Tensor):
 
 
 class HostVariable(Variable):
-    """A variable that stays on the host whatever computes with it, as eager code there reads it too: a generator's key.
+    """A variable that stays on the host, where eager code reads it: the key of a generator.
 
-    A plan on another device sends its value there in each step.
+    A plan on another device copies its value there in each step.
     """
 
     __slots__ = ()
 
 
 class Parameter(Variable):
-    """A variable that is trained; the gradient of a 16-bit one is summed and kept in float32."""
+    """A trained variable; the gradient of a 16-bit parameter is summed and stored in float32."""
 
     __slots__ = ()
 
@@ -161,43 +104,96 @@ class Parameter(Variable):
 
     @property
     def grad_dtype(self) -> DType:
-        """As above: in 8 bits of significand, a sum of 300 ones is 256."""
+        """float32 for 16-bit parameters: with 8 significant bits, a sum of 300 ones is 256."""
         return float32 if self.data.dtype.is_low else self.data.dtype
 
 
 def share(variables: Iterable[Variable], shared: bool) -> None:
-    """Set `shared` of many variables, counted as one change."""
+    """Set `shared` of many variables as one change."""
     for variable in variables:
         object.__setattr__(variable, "shared", shared)
     changes.rise()
 
 
-def held(value: Any) -> NDArray:
-    """The array of a value, with memory of its own. Raises: TraceError for a traced tensor."""
-    given = as_tensor(value)
-    return given._array("a variable").copy()
-
-
 def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: Any) -> None:
-    """Run an op whose results replace the values of variables, in place where it can; keeps no tape.
+    """Run an op whose results replace the values of variables, in place where possible; nothing is taped.
 
     Args:
         targets: one variable per result of the op, in order.
-        name: an op; results that its `inplace` trait pairs with an operand are written over it.
+        name: an op; a result that its `inplace` trait pairs with an operand is written over it.
     """
     row = get(name)
     full = row.complete(attrs)
-    recorder = active.get()
+    recorder = active_recorder.get()
     if recorder is not None:
-        for target, symbol in zip(
-            targets, recorder.record(row, [recorder.resolve(o) for o in operands], full), strict=True
-        ):
+        symbols = recorder.record(row, [recorder.resolve(o) for o in operands], full)
+        for target, symbol in zip(targets, symbols, strict=True):
             recorder.assign(target, Tensor(symbol))
         return
     outs = [target.own() for target in targets]
-    arrays = [o._array(f"an update by {name}") for o in operands]
+    arrays = [o.concrete(f"an update by {name}") for o in operands]
     try:
         compute(row, arrays, full, outs)
-    except AliasError:  # an op that reads an operand after it wrote the result: made aside, then copied
+    except AliasError:  # the op reads an operand after it wrote the result: compute separately, then copy
         for out, result in zip(outs, compute(row, arrays, full), strict=True):
             out.copy_from(result)
+
+
+# -- changes of shape by edits -----------------------------------------------------------------------------------------
+class ShapeChange:
+    """A change of a variable's shape by an edit; optimizers remap their moments along these.
+
+    Attributes:
+        before: the change before this one, or None.
+        sizes: the shape before it.
+        index_maps: axis -> old index of each new entry, -1 for a new entry; other axes are unchanged.
+    """
+
+    __slots__ = ("before", "index_maps", "sizes")
+
+    def __init__(
+        self, before: ShapeChange | None, sizes: tuple[int, ...], index_maps: Mapping[int, np.ndarray]
+    ) -> None:
+        self.before, self.sizes, self.index_maps = before, sizes, dict(index_maps)
+
+    def forward(self) -> Remap:
+        """The remap from the shape before to the shape after."""
+        return self.sizes, self.index_maps
+
+    def backward(self) -> Remap:
+        """The remap from the shape after to the shape before; -1 for entries that were removed."""
+        after = tuple(len(self.index_maps[i]) if i in self.index_maps else n for i, n in enumerate(self.sizes))
+        return after, {axis: inverse(old, self.sizes[axis]) for axis, old in self.index_maps.items()}
+
+
+def inverse(index_map: np.ndarray, size: int) -> np.ndarray:
+    """Invert an index map: for each of `size` old entries its first new index, or -1."""
+    found = np.full(size, -1, np.int64)
+    present = np.flatnonzero(index_map >= 0)[::-1]
+    found[index_map[present]] = present
+    return found
+
+
+def remap_path(old: ShapeChange | None, new: ShapeChange | None) -> Iterator[Remap]:
+    """Yield the remaps that lead from one shape of a variable to another."""
+    chain: list[ShapeChange | None] = [new]
+    while (last := chain[-1]) is not None:
+        chain.append(last.before)
+    step = old
+    while step is not None and step not in chain:
+        yield step.backward()
+        step = step.before
+    for change in reversed(chain[: chain.index(step)]):
+        assert change is not None
+        yield change.forward()
+
+
+def remapped(host: np.ndarray, index_maps: Mapping[int, np.ndarray]) -> np.ndarray:
+    """Return an array with entries moved by index maps per axis; new entries are 0."""
+    for axis, old in index_maps.items():
+        if host.shape[axis]:
+            host = np.take(host, np.maximum(old, 0), axis)
+        else:
+            host = np.zeros_like(host, shape=(*host.shape[:axis], len(old), *host.shape[axis + 1 :]))
+        host[(slice(None),) * axis + (old < 0,)] = 0
+    return host

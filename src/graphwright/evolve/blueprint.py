@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING
 
+from graphwright.ops import OPS, traits
 from graphwright.program.draw.layout import compose
 from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
@@ -27,7 +28,7 @@ _ACTIVATIONS = frozenset(
     ("relu", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign", "step",
      "exp", "softmax", "log_softmax")
 )  # fmt: skip
-_LOSSES = frozenset({"cross_entropy", "bce", "bce_with_logits"})
+_LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
 """Rows of the picture's own tables."""
 
 FILLS = {
@@ -141,7 +142,7 @@ def _closed(program: Program) -> dict[str, str]:
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
-        if link and program.op(node) == "mul" and not program.consumers(node):
+        if link and traits(program.op(node)).multiplies and not program.consumers(node):
             found[program.path(node)] = f"n{link[1]}.sum"
     for gate in program.gates().values():
         if set(gate.states) == {"closed"}:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program
 
-FLAT = ("step", "sign")
+FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].vjp is None)
 """Activations of neurons whose slope is 0."""
 _CODES = [ACTIVATIONS.index(name) for name in FLAT]
 

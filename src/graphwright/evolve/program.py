@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graphwright.program import Program
     from graphwright.program.editing.transaction import Transaction
 
+# activations of genomes that are one op of the same name
 _DIRECT = ("sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign")
 _LINK = re.compile(r"^n(\d+)\.l(\d+)$")
 _STEEP = 4.9
@@ -222,11 +223,11 @@ def _scaled(e: Transaction, source: str, name: str, factor: float) -> Any:
 
 def _activation_of(p: Program, base: str) -> str:
     op = p.op(p.node(f"{base}.out"))
-    if op == "sigmoid":
-        return "sigmoid49" if _has(p, f"{base}.steep") else "sigmoid"
-    if op == "relu":
-        return "step" if _has(p, f"{base}.side") else "relu"
-    return {"exp": "gauss", "copy": "identity"}.get(op, op)
+    if _has(p, f"{base}.steep"):
+        return "sigmoid49"
+    if _has(p, f"{base}.side"):
+        return "step"
+    return {"exp": "gauss", "copy": "identity"}.get(op, op)  # names of genomes that differ from the op's
 
 
 def _clean(name: str) -> str:

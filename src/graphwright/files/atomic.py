@@ -1,7 +1,7 @@
-"""One file, written so that a reader at any moment, and after any crash, finds the old content or the new, whole.
+"""Write a file atomically: a reader, or a crash at any moment, finds either the old content or the new one.
 
-The new content goes to a hidden name in the same directory, is fsynced, takes the target's name, and the directory is
-fsynced. A link at the target is replaced, not followed.
+The new content is written to a hidden name in the same directory, fsynced and renamed onto the target; then the
+directory is fsynced. A symbolic link at the target is replaced, not followed.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ T = TypeVar("T")
 
 CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
-NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # a named pipe must not make anybody wait
+NONBLOCK = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe must not block
 BINARY = getattr(os, "O_BINARY", 0)
 
 
 def target_path(path: StrPath) -> Path:
-    """A path to write to. Raises: UnwritableTarget for what is no path, or holds what no system's paths hold."""
+    """Return a path to write to. Raises: UnwritableTarget if `path` is not a valid path."""
     with suppress(TypeError, UnicodeEncodeError):
-        if b"\0" not in os.fsencode(place := Path(path)):
-            return place
-    raise UnwritableTarget("this is no path", expected="a text without NUL, or a pathlib.Path", got=repr(path))
+        if b"\0" not in os.fsencode(target := Path(path)):
+            return target
+    raise UnwritableTarget("invalid path", expected="a str without NUL, or a pathlib.Path", got=repr(path))
 
 
 @contextmanager
 def writing(target: Path) -> Iterator[None]:
-    """Turn what the system says inside into `UnwritableTarget`."""
+    """Convert an OSError raised inside into `UnwritableTarget`."""
     try:
         yield
     except FileError:
@@ -54,30 +54,30 @@ def writing(target: Path) -> Iterator[None]:
 
 
 def refusal(target: Path, cause: OSError | None = None) -> UnwritableTarget:
-    """The error for a place that cannot be written to: what is in the way, and the way out."""
+    """Return the error for a target that cannot be written, with the obstacle and a fix."""
     folder, code = target.parent, None if cause is None else cause.errno
     if code in (None, errno.ENOENT, errno.ENOTDIR):
-        there = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), folder)
-        if not there.is_dir():
-            what, way = "a file stands where a folder should be", "name a place in a folder"
+        existing = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+        if not existing.is_dir():
+            what, expected, got = "a parent of the target is a file", f"{existing} to be a directory", "a file"
             return UnwritableTarget(
-                what, where=target, expected=f"{there}, a folder", got="a file", fix=way, cause=cause
+                what, where=target, expected=expected, got=got, fix="choose another path", cause=cause
             )
-        if there != folder:
-            what, way = "there is no folder to put this into", f"mkdir -p {shlex.quote(str(folder))}"
+        if existing != folder:
+            what, fix = "the parent directory does not exist", f"mkdir -p {shlex.quote(str(folder))}"
             return UnwritableTarget(
-                what, where=target, expected=f"{folder}, a folder", got="nothing", fix=way, cause=cause
+                what, where=target, expected=f"the directory {folder}", got="nothing", fix=fix, cause=cause
             )
-    ways = {
-        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or name a place on another disk"),
+    fixes = {
+        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space, or choose another disk"),
         **dict.fromkeys(
             (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT),
-            f"name a folder that you may write to: the system makes nothing in {folder}",
+            f"choose a directory that you may write to; files cannot be created in {folder}",
         ),
-        errno.EISDIR: "name a file: a folder stands here",
+        errno.EISDIR: "choose a file name; this path is a directory",
     }
-    what = "writing failed; what stands here is whole, old or new"
-    return UnwritableTarget(what, where=target, fix=ways.get(code) if code else None, cause=cause)
+    what = "writing failed; the target still has its complete old or new content"
+    return UnwritableTarget(what, where=target, fix=fixes.get(code) if code else None, cause=cause)
 
 
 def again(call: Callable[..., T], *args: object) -> T:
@@ -90,12 +90,12 @@ def again(call: Callable[..., T], *args: object) -> T:
 
 
 def staging_path(target: Path, suffix: str) -> Path:
-    """A fresh hidden name beside `target`; `suffix` is `tmp` (being built) or `old` (moved out of the way)."""
+    """Return a new hidden name beside `target`; `suffix` is `tmp` (being written) or `old` (moved aside)."""
     return target.with_name(f".{target.name[:48]}.{os.urandom(8).hex()}.{suffix}")
 
 
 def staged(target: Path, suffix: str) -> list[Path]:
-    """Staging names of `target` that exist and that no living process holds."""
+    """Return the existing staging paths of `target` that no running process has locked."""
     pattern = re.compile(rf"\.{re.escape(target.name[:48])}\.[0-9a-f]{{16}}\.{suffix}")
     found = []
     with suppress(OSError), os.scandir(target.parent) as entries:
@@ -106,40 +106,40 @@ def staged(target: Path, suffix: str) -> list[Path]:
 
 
 def sweep(target: Path, suffix: str = "tmp") -> None:
-    """Remove what killed processes left beside `target`; failing to is no error."""
+    """Remove the staging paths that killed processes left beside `target`; failures are ignored."""
     for path in staged(target, suffix):
         with suppress(OSError):
             remove_tree(path)
 
 
 def hold(fd: int) -> None:
-    """Lock the open file or directory until `fd` is closed; a file system without locks is left without."""
+    """Lock the open file or directory until `fd` is closed; ignored on file systems without locks."""
     if fcntl is not None:
         with suppress(OSError):
             again(fcntl.flock, fd, fcntl.LOCK_EX)
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor of the directory, to lock or to fsync."""
+    """Open a directory, to lock or to fsync it."""
     return again(os.open, path, os.O_RDONLY | CLOEXEC | getattr(os, "O_DIRECTORY", 0))
 
 
 def fsync_directory(path: Path) -> None:
-    """Make the names in `path` survive a power loss, where the system can."""
-    if os.name == "nt":  # a directory cannot be opened there
+    """Make the directory entries of `path` survive a power loss, where the system supports it."""
+    if os.name == "nt":  # directories cannot be opened on Windows
         return
     fd = open_directory(path)
     try:
         again(os.fsync, fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such call
+        if error.errno != errno.EINVAL:  # the file system does not support fsync of directories
             raise
     finally:
         os.close(fd)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a file, link or whole directory; links are not followed."""
+    """Remove a file, link or directory tree; links are not followed."""
     if not stat.S_ISDIR(os.lstat(path).st_mode):
         again(os.unlink, path)
         return
@@ -172,7 +172,7 @@ def _stale(path: str) -> bool:
 def atomic_write(path: StrPath, data: bytes | bytearray | memoryview | Iterable[Buffer]) -> None:
     """Replace the content of `path` by `data`: bytes, or several buffers in order.
 
-    Raises: UnwritableTarget, and whatever the iterable raises; the file is then as it was.
+    Raises: UnwritableTarget, or any error of the iterable; the file then keeps its old content.
     """
     with AtomicFile(path) as file:
         for chunk in [data] if isinstance(data, (bytes, bytearray, memoryview)) else data:
@@ -180,9 +180,9 @@ def atomic_write(path: StrPath, data: bytes | bytearray | memoryview | Iterable[
 
 
 class AtomicFile:
-    """A file being written under a hidden name; leaving the `with` block puts it in place, an exception removes it.
+    """A file written under a hidden name; leaving the `with` block renames it onto the target, an exception removes it.
 
-    Keeps the mode of the file it replaces; a new file gets 0666 minus the umask.
+    Keeps the mode of the file that it replaces; a new file gets 0666 minus the umask.
 
     >>> with AtomicFile("model.safetensors") as file:
     ...     file.write(header)
@@ -196,7 +196,7 @@ class AtomicFile:
 
     def __enter__(self) -> AtomicFile:
         if self._temp is not None:
-            raise UsageError("an AtomicFile is entered once", where=self.path, fix="make another one")
+            raise UsageError("an AtomicFile can be entered only once", where=self.path, fix="create another one")
         with writing(self.path):
             sweep(self.path)
             try:
@@ -209,15 +209,15 @@ class AtomicFile:
         return self
 
     def write(self, data: Buffer) -> int:
-        """Append all bytes of `data`; returns their number. Raises: UnwritableTarget (disk full, broken disk)."""
+        """Append all bytes of `data`; return their number. Raises: UnwritableTarget (disk full, I/O error)."""
         view = flat_bytes(data)
         rest = view
         whole, self._whole = self._whole, False
         with writing(self.path):
             while rest:
-                taken = again(os.write, self._fd, rest)  # may take fewer than it was given
+                taken = again(os.write, self._fd, rest)  # may be a partial write
                 if taken == 0:
-                    raise OSError(errno.EIO, "the system wrote no byte and gave no reason")
+                    raise OSError(errno.EIO, "write returned 0 bytes without an error")
                 rest = rest[taken:]
         self._whole = whole
         return len(view)
@@ -241,14 +241,14 @@ class AtomicFile:
             hold(self._fd)
             if os.path.lexists(self._temp):
                 return
-            os.close(self._fd)  # another process swept it in the moment before it was locked
+            os.close(self._fd)  # another process swept it before it was locked
 
     def _commit(self) -> None:
         assert self._temp is not None
         if not self._whole:
-            raise OSError(errno.EIO, "a write failed earlier, and its error was swallowed")
+            raise OSError(errno.EIO, "an earlier write failed and its error was ignored")
         again(os.fsync, self._fd)
-        if os.name == "nt":  # an open file cannot be renamed there; elsewhere the lock must last until the rename
+        if os.name == "nt":  # Windows cannot rename an open file; elsewhere the lock must last until the rename
             self._close()
         os.replace(self._temp, self.path)
         fsync_directory(self.path.parent)
@@ -257,7 +257,7 @@ class AtomicFile:
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with suppress(OSError):  # the content was fsynced, or is being thrown away
+            with suppress(OSError):  # the content was already fsynced, or is being discarded
                 os.close(fd)
 
     def _discard(self) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy import ndarray
     from typing_extensions import Buffer as _Buffer
 
-    Buffer = _Buffer | ndarray  # an array is one, though numpy's stubs say so only from 3.12 on
+    Buffer = _Buffer | ndarray  # numpy's stubs declare arrays as buffers only from Python 3.12 on
 elif sys.version_info >= (3, 12):
     from collections.abc import Buffer
 else:
@@ -24,7 +24,7 @@ StrPath = str | os.PathLike[str]
 
 
 def flat_bytes(data: Buffer) -> memoryview:
-    """[nbytes] uint8 view of `data` in memory order; nothing is copied.
+    """Return a [nbytes] uint8 view of `data` in memory order, without a copy.
 
     Raises: UsageError if `data` is not a C-contiguous buffer of native numbers (a transposed or byte-swapped array).
     """
@@ -32,12 +32,12 @@ def flat_bytes(data: Buffer) -> memoryview:
         view = memoryview(data)  # pyright: ignore[reportArgumentType]  # see the import
         if view.nbytes == 0:  # cast refuses a zero in the shape
             return memoryview(b"")
-        if view.format.startswith((">", "!")):  # cast does not mind, and every file here is little-endian
+        if view.format.startswith((">", "!")):  # cast accepts it, but every file here is little-endian
             raise TypeError(f"big-endian format {view.format}")
         return view.cast("B")
     except TypeError as error:
         raise UsageError(
-            "these are not plain bytes in memory order",
+            "the buffer is not contiguous bytes in memory order",
             expected="a C-contiguous buffer of native numbers",
             got=f"{type(data).__name__}: {error}",
             fix="np.ascontiguousarray(x).view(np.uint8)",
@@ -45,12 +45,12 @@ def flat_bytes(data: Buffer) -> memoryview:
 
 
 def blake2b_128(data: Buffer) -> str:
-    """32 hex digits over the bytes of `data` in memory order; shape and dtype do not enter."""
+    """Return the 32 hex digits of BLAKE2b-128 over the bytes of `data`, without shape and dtype."""
     return hashlib.blake2b(flat_bytes(data), digest_size=16).hexdigest()
 
 
 def sha256_file(path: StrPath) -> str:
-    """64 hex digits over the content of the file, read in small pieces. Raises: UnreadableFile."""
+    """Return the 64 hex digits of SHA-256 over the content of a file, read in pieces. Raises: UnreadableFile."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

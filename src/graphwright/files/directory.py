@@ -1,7 +1,7 @@
-"""A directory of files that appears whole or not at all, and replaces an older one in a single step.
+"""Write a directory of files atomically: it appears complete or not at all, and replaces an older one in one step.
 
-It is built beside its target, everything in it is fsynced, and it is renamed into place. An older directory changes
-places with it in one system call where the system has one, so that no reader and no crash ever finds neither.
+It is built beside its target, every file in it is fsynced, and it is renamed into place. An older directory is
+exchanged with it in one system call where the system has one, so that a reader or a crash always finds one of them.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
     """Yield an empty directory; when the block ends without an exception, it stands at `target`.
 
     Args:
-        target: must not exist, or be an empty directory, unless `overwrite`. Its parent exists. A link is followed.
-        overwrite: replace a directory that stands at `target`, keeping its mode.
-    Raises: DestinationExists; UnwritableTarget, also where the block could not write into the directory; whatever else
-        the block raises. The target is then as it was.
+        target: must not exist, or be an empty directory, unless `overwrite`. Its parent must exist. A link is followed.
+        overwrite: replace an existing directory at `target`, keeping its mode.
+    Raises: DestinationExists; UnwritableTarget, also if the block cannot write into the directory; any other error of
+        the block. The target is then unchanged.
 
     >>> with atomic_directory("out") as folder:
     ...     (folder / "config.json").write_text("{}")
     """
-    place = Path(os.path.realpath(target_path(target)))
+    path = Path(os.path.realpath(target_path(target)))
     lock = -1
     temp: Path | None = None
     try:
-        with writing(place):
-            _recover(place)
-            sweep(place)
-            sweep(place, "old")
-            check_free(place, overwrite)
-            temp, lock = _create(place)
+        with writing(path):
+            _recover(path)
+            sweep(path)
+            sweep(path, "old")
+            check_free(path, overwrite)
+            temp, lock = _create(path)
         try:
             yield temp
         except OSError as error:
             cause = error.__cause__ if _saving(error, temp) else error
             if not isinstance(cause, OSError) or isinstance(cause, GraphwrightError) or not _concerns(cause, temp):
                 raise
-            raise UnwritableTarget("writing failed; what stands here is as it was", where=place, cause=cause) from error
-        with writing(place):
-            if place.is_dir():
-                os.chmod(temp, stat.S_IMODE(os.stat(place).st_mode))
+            raise UnwritableTarget("writing failed; the target is unchanged", where=path, cause=cause) from error
+        with writing(path):
+            if path.is_dir():
+                os.chmod(temp, stat.S_IMODE(os.stat(path).st_mode))
             _fsync_tree(temp)
-            _put(temp, place, overwrite)
+            _put(temp, path, overwrite)
     except BaseException:
         if temp is not None:
             with suppress(OSError):
@@ -81,24 +81,24 @@ def atomic_directory(target: StrPath, overwrite: bool = False) -> Iterator[Path]
 
 
 def _saving(error: OSError, folder: Path) -> bool:
-    """Whether a file could not be saved into this folder, which nobody will find."""
+    """Return True if `error` is about a file inside `folder`, a staging directory that the user does not know."""
     return isinstance(error, UnwritableTarget) and str(error.where).startswith(str(folder))
 
 
 def _concerns(error: OSError, folder: Path) -> bool:
-    """Whether the system speaks of a file in this folder; of an open file it gives no name."""
+    """Return True if an OSError is about a file in `folder`; errors of open files carry no name."""
     names = [n for n in (error.filename, error.filename2) if isinstance(n, str | bytes | os.PathLike)]
     return not names or any(os.fsdecode(n).startswith(str(folder)) for n in names)
 
 
 def exchange(first: StrPath, second: StrPath) -> bool:
-    """Let two existing paths of one file system change places in one step; False where the system cannot.
+    """Exchange two existing paths of one file system in one step; return False where the system does not support it.
 
-    Raises: OSError if it can but did not.
+    Raises: OSError if it is supported but failed.
     """
     if not sys.platform.startswith("linux"):
         return False
-    import ctypes  # late: looking at a file needs no foreign calls
+    import ctypes  # late: reading files does not need it
 
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
@@ -112,15 +112,15 @@ def exchange(first: StrPath, second: StrPath) -> bool:
     raise OSError(code, os.strerror(code), os.fspath(first))
 
 
-def _create(place: Path) -> tuple[Path, int]:
+def _create(path: Path) -> tuple[Path, int]:
     while True:
-        temp = staging_path(place, "tmp")
+        temp = staging_path(path, "tmp")
         again(os.mkdir, temp)
         if os.name == "nt":
             return temp, -1
         try:
             lock = open_directory(temp)
-        except FileNotFoundError:  # another process swept it in the moment before it was locked
+        except FileNotFoundError:  # another process swept it before it was locked
             continue
         except OSError:
             with suppress(OSError):
@@ -133,52 +133,52 @@ def _create(place: Path) -> tuple[Path, int]:
 
 
 def check_free(target: StrPath, overwrite: bool = False) -> None:
-    """For a long job to ask before it starts. Raises: DestinationExists, UnwritableTarget without a parent."""
-    place = Path(os.path.realpath(target_path(target)))
-    if not place.parent.is_dir():
-        raise refusal(place)
-    if not os.path.lexists(place):
+    """Check a destination before a long job starts. Raises: DestinationExists, UnwritableTarget without a parent."""
+    path = Path(os.path.realpath(target_path(target)))
+    if not path.parent.is_dir():
+        raise refusal(path)
+    if not os.path.lexists(path):
         return
-    if not place.is_dir():
-        raise DestinationExists("a file stands where the directory should go", where=place, fix="name another place")
-    if not overwrite and os.listdir(place):
+    if not path.is_dir():
+        raise DestinationExists("the destination directory is a file", where=path, fix="choose another path")
+    if not overwrite and os.listdir(path):
         raise DestinationExists(
-            "the directory exists and is not empty", where=place, fix="overwrite=True (--overwrite) replaces it"
+            "the directory exists and is not empty", where=path, fix="overwrite=True (--overwrite) replaces it"
         )
 
 
-def _put(temp: Path, place: Path, overwrite: bool) -> None:
-    if overwrite and place.is_dir():
-        if exchange(temp, place):
-            fsync_directory(place.parent)  # before the old one goes: its name must not be what a crash brings back
-            with suppress(OSError):  # the new one stands; the next save clears what is left
+def _put(temp: Path, path: Path, overwrite: bool) -> None:
+    if overwrite and path.is_dir():
+        if exchange(temp, path):
+            fsync_directory(path.parent)  # before deleting the old one: a crash must not bring back its name
+            with suppress(OSError):  # the new one is in place; the next save sweeps leftovers
                 remove_tree(temp)
         else:
-            _put_in_two_steps(temp, place)
+            _put_in_two_steps(temp, path)
         return
     try:
-        os.rename(temp, place)  # also onto an empty directory
+        os.rename(temp, path)  # also onto an empty directory
     except OSError as error:
         if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-            raise DestinationExists("something appeared here while the directory was built", where=place) from error
+            raise DestinationExists("the destination appeared while the directory was built", where=path) from error
         raise
-    fsync_directory(place.parent)
+    fsync_directory(path.parent)
 
 
-def _put_in_two_steps(temp: Path, place: Path) -> None:
-    """Move the old one aside, then the new one in; a crash in between is mended by `_recover` at the next save."""
-    aside = staging_path(place, "old")
-    lock = open_directory(place) if os.name != "nt" else -1
+def _put_in_two_steps(temp: Path, path: Path) -> None:
+    """Move the old directory aside, then the new one in; `_recover` repairs a crash in between at the next save."""
+    aside = staging_path(path, "old")
+    lock = open_directory(path) if os.name != "nt" else -1
     try:
         if lock >= 0:
             hold(lock)
-        os.rename(place, aside)
+        os.rename(path, aside)
         try:
-            os.rename(temp, place)
+            os.rename(temp, path)
         except BaseException:
-            os.rename(aside, place)
+            os.rename(aside, path)
             raise
-        fsync_directory(place.parent)
+        fsync_directory(path.parent)
         with suppress(OSError):
             remove_tree(aside)
     finally:
@@ -187,11 +187,11 @@ def _put_in_two_steps(temp: Path, place: Path) -> None:
                 os.close(lock)
 
 
-def _recover(place: Path) -> None:
-    if not os.path.lexists(place):
-        for aside in staged(place, "old")[:1]:
-            os.rename(aside, place)
-            fsync_directory(place.parent)
+def _recover(path: Path) -> None:
+    if not os.path.lexists(path):
+        for aside in staged(path, "old")[:1]:
+            os.rename(aside, path)
+            fsync_directory(path.parent)
 
 
 def _fsync_tree(path: Path) -> None:

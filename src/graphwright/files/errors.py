@@ -1,4 +1,4 @@
-"""What can go wrong with a file: it cannot be read or written, or stands in the way, or its JSON breaks the rules."""
+"""Errors of files: unreadable, unwritable, already existing, or JSON that breaks a rule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphwright.errors import Facts, GraphwrightError
 
 
 class FileError(GraphwrightError, OSError):
-    """A file or directory could not be used; `errno` is the system's number where the system said no."""
+    """A file or directory could not be used; `errno` is that of the system's error, if there was one."""
 
     def __init__(self, what: str = "", *, cause: OSError | None = None, **facts: Unpack[Facts]) -> None:
         if cause is not None:
@@ -18,15 +18,15 @@ class FileError(GraphwrightError, OSError):
 
 
 class UnreadableFile(FileError):
-    """A file that should be read is absent, forbidden or on a broken disk."""
+    """A file could not be read: missing, without permission, or an I/O error."""
 
 
 class UnwritableTarget(FileError):
-    """Writing failed; what stood at the target before still stands there whole."""
+    """Writing failed; the target keeps its complete old content."""
 
 
 class DestinationExists(FileError, FileExistsError):
-    """Something stands where a new file or directory should go, and nobody said to replace it."""
+    """The destination exists, and replacing it was not requested."""
 
 
 class JsonError(GraphwrightError, ValueError):
@@ -34,20 +34,20 @@ class JsonError(GraphwrightError, ValueError):
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
         at = "" if key is None else f" at key {shorten(key)}"
-        super().__init__(f"JSON rule '{rule}' is broken{at}: {JSON_RULES[rule]}", **facts)
+        super().__init__(f"invalid JSON, rule '{rule}'{at}: {JSON_RULES[rule]}", **facts)
         self.rule, self.key = rule, key
 
 
 JSON_RULES = {
     "bytes": "the text is longer than its limit",
-    "utf8": "the text is not UTF-8, or an escape stands for half a character",
+    "utf8": "the text is not UTF-8, or an escape is half of a surrogate pair",
     "json": "the text is not one JSON value",
-    "duplicate": "an object has one key twice",
+    "duplicate": "an object has a duplicate key",
     "nesting": "objects and lists are nested too deeply",
     "containers": "there are too many objects and lists",
 }
 
 
 def shorten(key: str, limit: int = 120) -> str:
-    """`key` quoted for a message; a hostile name of megabytes is cut to `limit` characters."""
+    """Return `key` quoted for a message, truncated to `limit` characters."""
     return repr(key) if len(key) <= limit else f"{key[:limit]!r}... ({len(key)} characters)"

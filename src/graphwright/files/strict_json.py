@@ -1,6 +1,6 @@
-"""JSON from strangers: bounded in bytes, depth and number of containers before anything is built, and no key twice.
+"""Parse untrusted JSON: size, depth and number of containers are checked before parsing; duplicate keys are refused.
 
-The depth is counted on the bytes, with strings blanked, so that no parser recursion depends on the input.
+The depth is counted on the bytes with strings blanked out, so that parser recursion is bounded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from graphwright.files.checksums import StrPath
 from graphwright.files.errors import JsonError, UnreadableFile
 
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # also one without end, or each quote is tried again
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # matches unterminated strings too, to stay linear
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 _STEP = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # +1 and -1 as signed bytes
 
 
 def read_json(path: StrPath, limit: int = 8 << 20, *, nesting: int = 8) -> Any:
-    """The value of a JSON file of at most `limit` bytes and `nesting` levels of objects and lists.
+    """Return the value of a JSON file of at most `limit` bytes and `nesting` levels of objects and lists.
 
     Raises: JsonError(rule, key) with a rule of `JSON_RULES`; UnreadableFile.
     """
@@ -35,7 +35,7 @@ def read_json(path: StrPath, limit: int = 8 << 20, *, nesting: int = 8) -> Any:
 
 
 def parse_json(data: bytes, *, nesting: int = 8, containers: int | None = None, where: object = None) -> Any:
-    """The value of one JSON text; time linear in its bytes, memory below 40 times its bytes.
+    """Return the value of one JSON text, in linear time and memory below 40 times its size.
 
     Args:
         data: the text, UTF-8 without byte order mark.
@@ -45,7 +45,7 @@ def parse_json(data: bytes, *, nesting: int = 8, containers: int | None = None, 
     Raises: JsonError(rule, key).
     """
     outside = BytesIO()
-    outside.writelines(_STRING.split(data))  # a join would take 80 bytes a piece
+    outside.writelines(_STRING.split(data))  # b"".join would take 80 bytes per piece
     steps = outside.getvalue().translate(_STEP, _OTHERS)
     if any(map(nesting.__lt__, accumulate(memoryview(steps).cast("b")))):
         raise JsonError("nesting", where=where, expected=f"at most {nesting} levels")
@@ -54,7 +54,7 @@ def parse_json(data: bytes, *, nesting: int = 8, containers: int | None = None, 
     del outside, steps
     try:
         value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-        if b"\\ud" in data or b"\\uD" in data:  # an escape may be half a surrogate pair, which no file can hold
+        if b"\\ud" in data or b"\\uD" in data:  # an escape may be a lone surrogate, which UTF-8 cannot encode
             json.dumps(value, ensure_ascii=False).encode()
     except JsonError as error:
         error.where = where

@@ -1,4 +1,4 @@
-"""The editable graph container: handles that never lie, edits that can be undone bit for bit, and no tensors."""
+"""The editable graph container: stable handles, exactly undoable edits, no tensors."""
 
 from graphwright.graph.graph import Graph
 from graphwright.graph.slots import ColumnSpec

@@ -1,7 +1,7 @@
 """Orders, components, reachability and paths of a graph: pure functions, iterative, never recursive.
 
-Live slots are mapped to 0..n-1 first, so holes left by deletions do not show; neighbours come in edge slot order.
-All return handles. Raises: StaleHandle wherever a handle that is given is dead.
+Live slots are mapped to 0..n-1 first, so gaps left by deletions are not visible; neighbours are in edge slot order.
+All functions return handles. Raises: StaleHandle for a stale argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .handles import EdgeId, NodeId
 
 
 class Dense:
-    """The live nodes as 0..n-1 with successor or predecessor lists: what the algorithms below walk over."""
+    """The live nodes as 0..n-1 with successor or predecessor lists."""
 
     def __init__(self, rows: Compressed) -> None:
         self.nodes: list[NodeId] = rows.nodes.tolist()
@@ -37,7 +37,7 @@ class Dense:
         return len(self.nodes)
 
     def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
-        """Positions of handles. Raises StaleHandle."""
+        """Return the positions of handles. Raises: StaleHandle."""
         ids = np.atleast_1d(packed(nodes)).tolist()
         for node in ids:
             if node not in self._of:
@@ -45,14 +45,14 @@ class Dense:
         return [self._of[node] for node in ids]
 
     def handles(self, at: Iterable[int]) -> tuple[NodeId, ...]:
-        """Handles at positions."""
+        """Return the handles at positions."""
         return tuple(self.nodes[i] for i in at)
 
 
 def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> list[NodeId]:
-    """Every node after all its predecessors; among those that are free, the least `key`, then the lowest slot, first.
+    """Return every node after its predecessors; ties go to the least `key`, then to the lowest slot.
 
-    O((V + E) log V), Kahn with a heap. Raises CycleError with the path of a cycle.
+    O((V + E) log V), Kahn's algorithm with a heap. Raises CycleError with the path of a cycle.
     """
     forward = Dense(g.csr())
     keys = [key(n) for n in forward.nodes] if key else [0] * len(forward)
@@ -74,7 +74,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
 
 
 def levels(g: Graph) -> dict[NodeId, int]:
-    """Edges on the longest path from a source to each node. O(V + E). Raises CycleError."""
+    """Return the number of edges on the longest path from a source to each node. O(V + E). Raises CycleError."""
     forward = Dense(g.csr())
     order = forward.of(topological_sort(g), g)
     level = [0] * len(forward)
@@ -85,7 +85,7 @@ def levels(g: Graph) -> dict[NodeId, int]:
 
 
 def strongly_connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
-    """Maximal sets of nodes that reach each other; a set comes after the sets it leads to. O(V + E).
+    """Return the strongly connected components, each after the components that it reaches. O(V + E).
 
     Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms", with an explicit stack.
     """
@@ -129,7 +129,7 @@ def strongly_connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
 
 
 def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
-    """Weak components: nodes joined by edges whatever their direction, each set in slot order. O(V + E)."""
+    """Return the weakly connected components, each in slot order. O(V + E)."""
     forward, backward = Dense(g.csr()), Dense(g.csc())
     seen = [False] * len(forward)
     found: list[tuple[NodeId, ...]] = []
@@ -138,7 +138,7 @@ def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
             continue
         seen[root] = True
         members = [root]
-        for i in members:  # grows while it is walked
+        for i in members:  # members grows during the loop
             for j in forward.next[i] + backward.next[i]:
                 if not seen[j]:
                     seen[j] = True
@@ -148,13 +148,13 @@ def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
 
 
 def bfs_order(g: Graph, start: NodeId) -> list[NodeId]:
-    """Nodes by distance from `start` along out-edges. O(V + E)."""
+    """Return nodes by distance from `start` along out-edges (breadth first). O(V + E)."""
     forward = Dense(g.csr())
     return list(forward.handles(_flood(forward, forward.of(start, g))))
 
 
 def dfs_order(g: Graph, start: NodeId) -> list[NodeId]:
-    """Nodes in the order a depth-first walk from `start` first meets them. O(V + E)."""
+    """Return nodes in depth-first preorder from `start`. O(V + E)."""
     forward = Dense(g.csr())
     (root,) = forward.of(start, g)
     seen, order = {root}, [root]
@@ -172,24 +172,24 @@ def dfs_order(g: Graph, start: NodeId) -> list[NodeId]:
 
 
 def reachable(g: Graph, start: NodeId | Iterable[NodeId]) -> set[NodeId]:
-    """All nodes that some of `start` leads to, themselves included. O(V + E)."""
+    """Return all nodes reachable from `start`, `start` included. O(V + E)."""
     forward = Dense(g.csr())
     return set(forward.handles(_flood(forward, forward.of(start, g))))
 
 
 def reaching(g: Graph, goal: NodeId | Iterable[NodeId]) -> set[NodeId]:
-    """All nodes that lead to some of `goal`, themselves included. O(V + E)."""
+    """Return all nodes that reach `goal`, `goal` included. O(V + E)."""
     backward = Dense(g.csc())
     return set(backward.handles(_flood(backward, backward.of(goal, g))))
 
 
 def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[NodeId, ...]]:
-    """Simple paths from `a` to `b` as node sequences, at most `limit`; parallel edges give one path.
+    """Return simple paths from `a` to `b` as node sequences, at most `limit`; parallel edges give one path.
 
-    Only nodes that lead to `b` are walked. Raises: UsageError if `limit` is not positive.
+    Only nodes that reach `b` are visited. Raises: UsageError if `limit` is not positive.
     """
     if limit < 1:
-        raise UsageError("at least one path", got=limit)
+        raise UsageError("limit must be at least 1", got=limit)
     forward, backward = Dense(g.csr()), Dense(g.csc())
     (start,), (goal,) = forward.of(a, g), forward.of(b, g)
     useful = set(_flood(backward, [goal]))
@@ -227,7 +227,7 @@ def _in_degrees(forward: Dense) -> list[int]:
 def _flood(dense: Dense, start: Iterable[int]) -> list[int]:
     order = list(dict.fromkeys(start))
     seen = set(order)
-    for i in order:  # grows while it is walked
+    for i in order:  # order grows during the loop
         for j in dense.next[i]:
             if j not in seen:
                 seen.add(j)
@@ -236,7 +236,7 @@ def _flood(dense: Dense, start: Iterable[int]) -> list[int]:
 
 
 def _cycle(forward: Dense, waiting: list[int]) -> list[int]:
-    """A cycle among the nodes that Kahn left waiting: walking back from any of them must come round."""
+    """Return a cycle among the nodes that Kahn's algorithm could not order, found by walking backwards."""
     before: dict[int, int] = {}
     for i, ends in enumerate(forward.next):
         if waiting[i]:
@@ -260,7 +260,7 @@ def _rindex(stack: list[int], value: int) -> int:
 
 
 def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
-    """Immediate dominator of each node that `roots` reach; None where only the start itself dominates.
+    """Return the immediate dominator of each node reachable from `roots`; None if only a virtual root dominates it.
 
     O(E · depth), nearly linear in practice.
     Source: Cooper, Harvey and Kennedy 2001, "A Simple, Fast Dominance Algorithm".
@@ -269,22 +269,22 @@ def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeI
 
 
 def post_dominators(g: Graph, exits: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
-    """Immediate post-dominator of each node that reaches `exits`: what every path from it to an exit must pass."""
+    """Return the immediate post-dominator of each node that reaches `exits`."""
     return _dominators(Dense(g.csc()), g, exits)
 
 
 def articulation_nodes(g: Graph) -> list[NodeId]:
-    """Nodes whose removal splits their weak component, in slot order. O(V + E)."""
+    """Return the articulation nodes: removing one splits its weak component. In slot order, O(V + E)."""
     return _cuts(g)[0]
 
 
 def bridges(g: Graph) -> list[EdgeId]:
-    """Edges whose removal splits their weak component, in slot order; an edge with a parallel is none. O(V + E)."""
+    """Return the bridges: removing one splits its weak component. In slot order, O(V + E)."""
     return _cuts(g)[1]
 
 
 def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tuple[NodeId, ...]]:
-    """The path with the largest sum of node costs, and that sum. O((V + E) log V). Raises CycleError."""
+    """Return the path with the largest sum of node costs, and that sum. O((V + E) log V). Raises CycleError."""
     backward = Dense(g.csc())
     order = backward.of(topological_sort(g), g)
     total: dict[int, float] = {}

@@ -1,8 +1,8 @@
-"""One direction of the adjacency: per node a list of edge slots, kept in chained blocks of fixed size.
+"""One direction of the adjacency: per node a list of edge slots, stored in chained blocks of fixed size.
 
-`items[b*B : b*B + B]` are the places of block b. Only the tail block of a list is part-filled, and each edge knows its
-place, so deleting is a swap with the last item: the same few cells whatever the degree. Blocks go to a LIFO free list;
-undone in reverse order, an insertion or deletion gives every edge its old place back.
+`items[b*B : b*B + B]` are the entries of block b. Only the tail block of a list is partly filled, and each edge stores
+its index in `items`, so a deletion swaps in the last entry: O(1) at any degree. Free blocks form a LIFO list; undoing
+insertions and deletions in reverse order restores the index of every edge.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .errors import CapacityError
 from .handles import INDEX
 
 NONE = -1
-MAX_PLACES = INDEX
+MAX_ENTRIES = INDEX
 BULK_MIN = 256
-"""Batches below this many rows run as a loop of single edits: faster than loading compiled code, and equal to it."""
+"""Batches with fewer rows run as a loop of single edits, which is faster than loading compiled code."""
 
 
 class Buckets:
@@ -28,12 +28,12 @@ class Buckets:
 
     def __init__(self, nodes: SlotTable, edges: SlotTable, block: int, counter: CellCounter | None) -> None:
         if not 1 <= block <= 1 << 16:
-            raise UsageError("a block holds 1 to 65536 edges", got=block)
+            raise UsageError("block must be 1 to 65536 edges", got=block)
         self.block, self._counter = block, counter
         self._head = nodes.attach("head", NONE)
         self._tail = nodes.attach("tail", NONE)
         self._degree = nodes.attach("degree", 0)
-        self._place = edges.attach("place", NONE)
+        self._position = edges.attach("position", NONE)
         self.block_count = 0  # blocks ever used
         self.free_top = 0
         self.capacity = 0
@@ -44,27 +44,27 @@ class Buckets:
 
     # -- single -----------------------------------------------------------------------------------------------------
     def append(self, node: int, edge: int) -> int:
-        """Put an edge at the end of a node's list; returns its place."""
+        """Append an edge to a node's list; return its index in `items`."""
         count = self.degree[node]
         if offset := count % self.block:
-            place = self.tail[node] * self.block + offset
+            position = self.tail[node] * self.block + offset
             self.degree[node] = count + 1
         else:
-            place = self._open_last(node)
-        self.items[place] = edge
-        self.place[edge] = place
-        return place
+            position = self._open_last(node)
+        self.items[position] = edge
+        self.position[edge] = position
+        return position
 
     def remove(self, node: int, edge: int) -> int:
-        """Take an edge out of a node's list, the last one moves into its place; returns the place it had."""
-        place = self.place[edge]
+        """Remove an edge from a node's list by moving the last entry into its index; return that index."""
+        position = self.position[edge]
         count = self.degree[node] - 1
         tail = self.tail[node]
         last = tail * self.block + count % self.block
-        if place != last:
+        if position != last:
             moved = self.items[last]
-            self.items[place] = moved
-            self.place[moved] = place
+            self.items[position] = moved
+            self.position[moved] = position
         self.items[last] = NONE
         self.degree[node] = count
         if count % self.block == 0:
@@ -76,36 +76,36 @@ class Buckets:
                 self.next[before] = NONE
             self.free[self.free_top] = tail
             self.free_top += 1
-        return place
+        return position
 
-    def restore(self, node: int, edge: int, place: int) -> None:
-        """The inverse of `remove`: the edge gets `place` back, the item there returns to the end of the list."""
+    def restore(self, node: int, edge: int, position: int) -> None:
+        """Undo `remove`: put the edge back at `position` and its present entry back at the end of the list."""
         last = self._open_last(node)
-        if place != last:
-            moved = self.items[place]
+        if position != last:
+            moved = self.items[position]
             self.items[last] = moved
-            self.place[moved] = last
-        self.items[place] = edge
-        self.place[edge] = place
+            self.position[moved] = last
+        self.items[position] = edge
+        self.position[edge] = position
 
-    def fits(self, node: int, place: int, owner: Any) -> bool:
-        """Whether `restore` at `place` is right now an inverse: it is the list's next place, or held by the list."""
+    def fits(self, node: int, position: int, owner: Any) -> bool:
+        """Return True if `restore` at `position` is a valid inverse now: the next index, or one in use."""
         count = self.degree[node]
         if count % self.block:
             block = self.tail[node]
         else:
             block = self.free[self.free_top - 1] if self.free_top else self.block_count
-        if place == block * self.block + count % self.block:
+        if position == block * self.block + count % self.block:
             return True
-        edge = self.items[place] if 0 <= place < self.block_count * self.block else NONE
+        edge = self.items[position] if 0 <= position < self.block_count * self.block else NONE
         return edge != NONE and owner[edge] == node
 
     def last(self, node: int) -> int:
-        """The edge at the end of a list that is not empty."""
+        """Return the edge at the end of a non-empty list."""
         return self.items[self.tail[node] * self.block + (self.degree[node] - 1) % self.block]
 
     def edges(self, node: int) -> list[int]:
-        """Edge slots of a node in bucket order."""
+        """Return the edge slots of a node in bucket order."""
         left, block, items = self.degree[node], self.block, self.items
         if left <= block:
             start = self.head[node] * block
@@ -119,12 +119,12 @@ class Buckets:
         return found
 
     def reserve(self, blocks: int) -> None:
-        """Make room for `blocks` blocks. Raises CapacityError where a place would leave 31 bits."""
+        """Reserve `blocks` blocks. Raises CapacityError if an index would exceed 31 bits."""
         if blocks <= self.capacity:
             return
-        most = MAX_PLACES // self.block
+        most = MAX_ENTRIES // self.block
         if blocks > most:
-            raise CapacityError("a bucket place has 31 bits", expected=f"<= {most} blocks", got=blocks)
+            raise CapacityError("bucket indices are limited to 31 bits", expected=f"<= {most} blocks", got=blocks)
         self.capacity = min(grown(self.capacity, blocks), most)
         for i, old in enumerate(self._blocks):
             new = aligned(self.capacity * (self.block if i == 0 else 1), np.int32)
@@ -133,7 +133,7 @@ class Buckets:
         self._bind()
 
     def room(self, node: int) -> None:
-        """Make sure the next `append` or `restore` finds a block. Raises CapacityError before anything is written."""
+        """Make sure that the next `append` or `restore` finds a block. Raises CapacityError before any write."""
         if not self.free_top and self.block_count == self.capacity and self.degree[node] % self.block == 0:
             self.reserve(self.block_count + 1)
 
@@ -160,7 +160,7 @@ class Buckets:
 
     # -- many -------------------------------------------------------------------------------------------------------
     def room_many(self, nodes: Array) -> None:
-        """`room` for one more edge at each of `nodes`, all together."""
+        """Reserve room for one more edge at each of `nodes`."""
         if len(nodes) < BULK_MIN:
             needed, extra = 0, dict.fromkeys(nodes.tolist(), 0)
             for node in nodes.tolist():
@@ -171,7 +171,7 @@ class Buckets:
         self.reserve(self.block_count + max(needed - self.free_top, 0))
 
     def append_many(self, nodes: Array, edges: Array) -> None:
-        """`append` for each pair, in order; needs `room_many`."""
+        """Run `append` for each pair, in order; needs `room_many`."""
         if len(nodes) < BULK_MIN:
             for node, edge in zip(nodes.tolist(), edges.tolist(), strict=True):
                 self.append(node, edge)
@@ -179,7 +179,7 @@ class Buckets:
             self._run("append_many", [nodes, edges])
 
     def remove_many(self, nodes: Array, edges: Array) -> Array:
-        """`remove` for each pair, in order; returns the places."""
+        """Run `remove` for each pair, in order; return the indices."""
         if len(nodes) < BULK_MIN:
             pairs = zip(nodes.tolist(), edges.tolist(), strict=True)
             return np.array([self.remove(node, edge) for node, edge in pairs], np.int64)
@@ -187,79 +187,79 @@ class Buckets:
         self._run("remove_many", [nodes, edges, left])
         return left
 
-    def restore_many(self, nodes: Array, edges: Array, places: Array, owner: Column) -> int:
-        """`restore` for each row, in order, as long as it `fits`; returns how many did. Needs `room_many`."""
+    def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
+        """Run `restore` for each row, in order, while it `fits`; return how many did. Needs `room_many`."""
         if len(nodes) < BULK_MIN:
-            rows = zip(nodes.tolist(), edges.tolist(), places.tolist(), strict=True)
-            for done, (node, edge, place) in enumerate(rows):
-                if not self.fits(node, place, owner.cells):
+            rows = zip(nodes.tolist(), edges.tolist(), positions.tolist(), strict=True)
+            for done, (node, edge, position) in enumerate(rows):
+                if not self.fits(node, position, owner.cells):
                     return done
-                self.restore(node, edge, place)
+                self.restore(node, edge, position)
             return len(nodes)
-        return int(self._run("restore_many", [nodes, edges, places], owner.data))
+        return int(self._run("restore_many", [nodes, edges, positions], owner.data))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
-        """`remove` from `old` and `append` to `new` where they differ, in order; returns the places left, or -1."""
+        """Run `remove` from `old` and `append` to `new` where they differ, in order; return the old indices, or -1."""
         if len(edges) < BULK_MIN:
-            places: list[int] = []
+            positions: list[int] = []
             for a, b, edge in zip(old.tolist(), new.tolist(), edges.tolist(), strict=True):
-                places.append(NONE if a == b else self.remove(a, edge))
+                positions.append(NONE if a == b else self.remove(a, edge))
                 if a != b:
                     self.append(b, edge)
-            return np.array(places, np.int64)
+            return np.array(positions, np.int64)
         left = np.full(len(edges), NONE)
         self._run("move_many", [old, new, edges, left])
         return left
 
-    def unmove_many(self, nodes: Array, edges: Array, places: Array, owner: Column) -> tuple[Array, int]:
-        """The inverse of `move_many` for rows given in reverse: each edge back to `nodes` at `places`; sets `owner`.
+    def unmove_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> tuple[Array, int]:
+        """Undo `move_many` for rows given in reverse: put each edge back to `nodes` at `positions`; set `owner`.
 
-        Returns the places left, or -1, and how many rows were done before one did not fit.
+        Returns the indices that were left, or -1, and how many rows were done before one did not fit.
         """
         left = np.full(len(edges), NONE)
         if len(edges) >= BULK_MIN:
-            return left, int(self._run("unmove_many", [nodes, edges, places, left], owner.data))
-        rows = zip(nodes.tolist(), edges.tolist(), places.tolist(), strict=True)
-        for done, (node, edge, place) in enumerate(rows):
-            if place == NONE:
+            return left, int(self._run("unmove_many", [nodes, edges, positions, left], owner.data))
+        rows = zip(nodes.tolist(), edges.tolist(), positions.tolist(), strict=True)
+        for done, (node, edge, position) in enumerate(rows):
+            if position == NONE:
                 continue
             now = owner.cells[edge]
             left[done] = self.remove(now, edge)
-            if not self.fits(node, place, owner.cells):
+            if not self.fits(node, position, owner.cells):
                 self.restore(now, edge, int(left[done]))
                 return left, done
-            self.restore(node, edge, place)
+            self.restore(node, edge, position)
             owner.cells[edge] = node
         return left, len(edges)
 
     def tables(self) -> tuple[Array, ...]:
-        """The buffers themselves: head, tail, degree, place, items, next, prev, free."""
-        inner = (self._head.data, self._tail.data, self._degree.data, self._place.data)
+        """Return the buffers: head, tail, degree, position, items, next, prev, free."""
+        inner = (self._head.data, self._tail.data, self._degree.data, self._position.data)
         return (*inner, *self._blocks)
 
     def _run(self, kernel: str, rows: list[Array], *owner: Array) -> Any:
-        same = [np.ascontiguousarray(row, np.int64) for row in rows]  # one compiled version of each kernel
+        same = [np.ascontiguousarray(row, np.int64) for row in rows]  # so that each kernel is compiled once
         with self.lent() as (tables, state):
             return getattr(kernels(), kernel)(tables, state, self.block, *same, *owner)
 
     def lent(self) -> _Lent:
-        """A context that lends buffers and counters to compiled code and takes the counters back."""
+        """Pass buffers and counters to compiled code in a context, and take the counters back."""
         return _Lent(self)
 
     # -- state ------------------------------------------------------------------------------------------------------
     @property
-    def places(self) -> Array:
-        """Place of each edge slot; dead slots hold stale values."""
-        return self._place.data
+    def positions(self) -> Array:
+        """The index of each edge slot in `items`; stale for dead slots."""
+        return self._position.data
 
     @property
     def degrees(self) -> Array:
-        """Length of each node slot's list; 0 for dead ones."""
+        """The length of each node slot's list; 0 for dead slots."""
         return self._degree.data
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks, with slack; the columns count with their tables."""
+        """Bytes of the blocks, slack included; the columns count with their tables."""
         return sum(b.nbytes for b in self._blocks)
 
     def copy_from(self, other: Buckets) -> None:
@@ -269,11 +269,11 @@ class Buckets:
         self._bind()
 
     def load(self, degree: Array, items: Array, blocks: Array, free: Array) -> None:
-        """Build all lists anew: `items` and `blocks` run list by list in node order, `free` from the bottom."""
+        """Rebuild all lists: `items` and `blocks` are list by list in node order, `free` from the bottom."""
         size, lengths = self.block, -(-degree // self.block)
         first = np.cumsum(lengths) - lengths  # position in `blocks` of each list's head
         self.reserve(len(blocks) + len(free))
-        head, tail, degrees, place, held, after, before, unused = self.tables()
+        head, tail, degrees, position, held, after, before, unused = self.tables()
         filled = np.flatnonzero(degree)
         head[filled] = blocks[first[filled]]
         tail[filled] = blocks[first[filled] + lengths[filled] - 1]
@@ -283,14 +283,14 @@ class Buckets:
         after[blocks], before[blocks] = NONE, NONE
         after[blocks[same]], before[blocks[same + 1]] = blocks[same + 1], blocks[same]
         at = np.arange(len(items)) - np.repeat(np.cumsum(degree) - degree, degree)
-        places = blocks[np.repeat(first, degree) + at // size] * size + at % size
-        held[places], place[items] = items, places
+        positions = blocks[np.repeat(first, degree) + at // size] * size + at % size
+        held[positions], position[items] = items, positions
         unused[: len(free)] = free
         self.block_count, self.free_top = len(blocks) + len(free), len(free)
 
     def _bind(self) -> None:
         self.head, self.tail, self.degree = self._head.cells, self._tail.cells, self._degree.cells
-        self.place = self._place.cells
+        self.position = self._position.cells
         self.items, self.next, self.prev, self.free = (cells_of(b, self._counter) for b in self._blocks)
 
 
@@ -309,7 +309,7 @@ class _Lent:
 
 
 def kernels() -> Any:
-    """The compiled loops of bulk edits."""
-    from . import kernels as compiled  # loads numba: only when a batch is large enough to pay for it
+    """Return the compiled loops of bulk edits."""
+    from . import kernels as compiled  # loads numba, so only for a large batch
 
     return compiled

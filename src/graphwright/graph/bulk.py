@@ -1,6 +1,6 @@
-"""Edits of many elements at once. Each equals the loop of single edits in the same order, handles and places included.
+"""Bulk edits, each equal to the loop of single edits in the same order, handles and bucket indices included.
 
-Everything is checked before anything is written: handles, duplicates, column kinds and ranges, room. The functions are
+Everything is checked before the first write: handles, duplicates, column types and ranges, capacity. The functions are
 methods of `Graph`. Small batches run in plain Python; only large ones load compiled code.
 """
 
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
 
 Handles = HandleArray[Any] | Iterable[int] | Array
-"""Handles in any shape: an array of them, a sequence, or packed int64."""
+"""Handles in any form: an array of them, a sequence, or packed int64."""
 
 
 def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
     """Add `n` nodes; a column is one value for all of them or one per node.
 
-    Raises: UsageError for an undeclared column or a wrong length, DTypeError, CapacityError; nothing is added then.
+    Raises: UsageError for an undeclared column or a wrong length, DTypeError, CapacityError; then nothing is added.
     """
     with self._lock:
         table = self._node_table
         if n < 0:
-            raise UsageError("a count of nodes is not negative", got=n)
+            raise UsageError("the number of nodes must not be negative", got=n)
         rows = _rows(table, columns, n)
         slots = table.issue_many(n)
         _write(slots, rows)
@@ -46,15 +46,15 @@ def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
 
 
 def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **columns: Any) -> EdgeArray:
-    """Add an edge for each pair of `src` and `dst`; one handle stands for all rows.
+    """Add an edge for each pair of `src` and `dst`; a single handle is used for all rows.
 
-    Raises: StaleHandle with the first bad row, UsageError, DTypeError, CapacityError; nothing is added then.
+    Raises: StaleHandle with the first bad row, UsageError, DTypeError, CapacityError; then nothing is added.
     """
     with self._lock:
         table = self._edge_table
         sources, targets = np.atleast_1d(packed(src)), np.atleast_1d(packed(dst))
         if len(sources) != len(targets) and 1 not in (len(sources), len(targets)):
-            raise UsageError("as many sources as targets, or one for all", expected=len(sources), got=len(targets))
+            raise UsageError("src and dst differ in length", expected=len(sources), got=len(targets))
         sources, targets = np.broadcast_arrays(sources, targets)
         s, t = (self._node_table.slots_of(ids, distinct=False) for ids in (sources, targets))
         rows = _rows(table, columns, len(s))
@@ -72,21 +72,21 @@ def add_edges(self: Graph, src: Handles | Handle, dst: Handles | Handle, **colum
 def remove_edges(self: Graph, which: Handles | Mask) -> RemovedEdges:
     """Remove the edges of an id array, a sequence of handles, or a mask over the live edges (in slot order).
 
-    Raises: StaleHandle with the first bad row, UsageError if an id is given twice; nothing is removed then.
+    Raises: StaleHandle with the first bad row, UsageError for a duplicate id; then nothing is removed.
     """
     with self._lock:
         slots = self._edge_table.slots_of(selected(self._edge_table, which), distinct=True)
         s, t = self._source.data[slots], self._target.data[slots]
-        out_places = self._out.remove_many(s, slots)
-        in_places = self._in.remove_many(t, slots)
+        out_positions = self._out.remove_many(s, slots)
+        in_positions = self._in.remove_many(t, slots)
         self.version += 1
-        return _released(self, slots, out_places, in_places)
+        return _released(self, slots, out_positions, in_positions)
 
 
 def remove_nodes(self: Graph, which: Handles | Mask) -> RemovedNodes:
-    """Remove nodes and all their edges, node by node as `remove_node` does.
+    """Remove nodes with all their edges, node by node as `remove_node` does.
 
-    Raises: StaleHandle with the first bad row, UsageError if an id is given twice; nothing is removed then.
+    Raises: StaleHandle with the first bad row, UsageError for a duplicate id; then nothing is removed.
     """
     with self._lock:
         table = self._node_table
@@ -100,7 +100,7 @@ def remove_nodes(self: Graph, which: Handles | Mask) -> RemovedNodes:
 
 
 def clear(self: Graph) -> RemovedNodes:
-    """Remove everything, last node first; handles stay dead for ever. Returns the inverse."""
+    """Remove everything, last node first; no handle is issued again. Returns the undo record."""
     with self._lock:
         return remove_nodes(self, self._node_table.ids[self._node_table.live_slots()[::-1]])
 
@@ -108,9 +108,9 @@ def clear(self: Graph) -> RemovedNodes:
 def rewire_edges(
     self: Graph, ids: Handles | Mask, src: Handles | Handle | None = None, dst: Handles | Handle | None = None
 ) -> RewiredEdges:
-    """Give edges other sources, targets or both, in order; one handle stands for all rows.
+    """Change the sources, targets or both of edges, in order; a single handle is used for all rows.
 
-    Raises: StaleHandle with the first bad row, UsageError if an edge is given twice; nothing changes then.
+    Raises: StaleHandle with the first bad row, UsageError for a duplicate edge; then nothing changes.
     """
     with self._lock:
         slots = self._edge_table.slots_of(selected(self._edge_table, ids), distinct=True)
@@ -122,25 +122,29 @@ def rewire_edges(
             else:
                 rows = packed(given)
                 if rows.ndim and len(rows) != len(slots):
-                    raise UsageError("one new end, or one per edge", expected=len(slots), got=len(rows))
+                    raise UsageError(
+                        "the number of new endpoints differs from the number of edges",
+                        expected=len(slots),
+                        got=len(rows),
+                    )
                 new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
         sides = (self._out, self._source), (self._in, self._target)
         for (side, _), before, after in zip(sides, old, new, strict=True):
             side.room_many(after[before != after])
-        places: list[Array] = []
+        positions: list[Array] = []
         for (side, owner), before, after in zip(sides, old, new, strict=True):
-            places.append(side.move_many(before, after, slots))
+            positions.append(side.move_many(before, after, slots))
             owner.data[slots] = after
         ids_of = self._node_table.ids
         s, t, new_s, new_t = (NodeArray(ids_of[end]) for end in (*old, *new))
         self.version += 1
-        return RewiredEdges(EdgeArray(self._edge_table.ids[slots]), s, t, places[0], places[1], new_s, new_t)
+        return RewiredEdges(EdgeArray(self._edge_table.ids[slots]), s, t, positions[0], positions[1], new_s, new_t)
 
 
 def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
-    """Undo a bulk removal, or redo a bulk insertion; handles, columns and places come back.
+    """Undo a bulk removal, or redo a bulk insertion, restoring handles, columns and bucket indices.
 
-    Raises: NotUndoable if later edits have not been undone first, StaleHandle if an end is gone; nothing changes then.
+    Raises: NotUndoable if later edits were not undone first, StaleHandle if an endpoint is gone; then nothing changes.
     """
     check_record(record, RemovedEdges)
     with self._lock:
@@ -150,7 +154,7 @@ def restore_edges(self: Graph, record: RemovedEdges) -> EdgeArray:
 
 
 def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
-    """Undo a bulk removal of nodes, edges included. Raises NotUndoable; nothing changes then."""
+    """Undo a bulk removal of nodes, edges included. Raises NotUndoable; then nothing changes."""
     check_record(record, RemovedNodes)
     with self._lock:
         table, handles = self._node_table, record.nodes.ids[::-1]
@@ -167,9 +171,9 @@ def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
 
 
 def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
-    """Undo a bulk rewire, places included; returns the record with which this same call redoes it.
+    """Undo a bulk rewire, bucket indices included; return the record with which the same call redoes it.
 
-    Raises: NotUndoable if later edits have not been undone first; nothing changes then.
+    Raises: NotUndoable if later edits were not undone first; then nothing changes.
     """
     check_record(record, RewiredEdges)
     with self._lock:
@@ -177,22 +181,22 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
         slots = self._edge_table.slots_of(record.edges.ids[back], distinct=True)
         left: list[Array] = []
         sides = (
-            (self._out, self._source, record.sources, record.new_sources, record.out_places),
-            (self._in, self._target, record.targets, record.new_targets, record.in_places),
+            (self._out, self._source, record.sources, record.new_sources, record.out_positions),
+            (self._in, self._target, record.targets, record.new_targets, record.in_positions),
         )
         for _, owner, _, new, _ in sides:
             if not np.array_equal(self._node_table.ids[owner.data[slots]], new.ids[back]):
                 raise NotUndoable("an edge was rewired by a later edit")
-        for side, owner, old, _, places in sides:
+        for side, owner, old, _, positions in sides:
             nodes = self._node_table.slots_of(old.ids[back], distinct=False)
-            side.room_many(nodes[places[back] != NONE])
+            side.room_many(nodes[positions[back] != NONE])
             before = owner.data[slots]
-            gone, done = side.unmove_many(nodes, slots, places[back], owner)
+            gone, done = side.unmove_many(nodes, slots, positions[back], owner)
             if done < len(slots):
                 _redo(side, owner, before[:done], slots[:done], gone[:done])
                 if left:
                     _redo(self._out, self._source, record.new_sources.index[back], slots, left[0])
-                raise NotUndoable("a place was taken by a later edit")
+                raise NotUndoable("a later edit uses this bucket index")
             left.append(gone)
         self.version += 1
         new_ends = (record.new_sources[back], record.new_targets[back])
@@ -200,7 +204,7 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
 
 
 def packed(handles: Any) -> Ids:
-    """Handles in any shape as packed int64. Raises UsageError for what is no handle."""
+    """Return handles in any form as packed int64. Raises: UsageError."""
     if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
         handles = list(handles)
     ids = np.asarray(handles)
@@ -210,12 +214,14 @@ def packed(handles: Any) -> Ids:
 
 
 def selected(table: SlotTable, which: Any) -> Ids:
-    """The packed handles that ids or a mask select."""
+    """Return the packed handles that ids or a mask select."""
     if isinstance(which, Mask):
         return which.ids
     if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
-            raise UsageError("a mask has one flag per live row", expected=(table.live,), got=which.shape)
+            raise UsageError(
+                "the mask length differs from the number of live rows", expected=(table.live,), got=which.shape
+            )
         return table.ids[table.live_slots()[which]]
     return np.atleast_1d(packed(which))
 
@@ -231,22 +237,22 @@ def _write(slots: Array, rows: list[tuple[Column, Any]]) -> None:
         column.put(slots, values)
 
 
-def _released(self: Graph, slots: Array, out_places: Array, in_places: Array) -> RemovedEdges:
+def _released(self: Graph, slots: Array, out_positions: Array, in_positions: Array) -> RemovedEdges:
     table, node_ids = self._edge_table, self._node_table.ids
     record = RemovedEdges(
         EdgeArray(table.ids[slots]),
         NodeArray(node_ids[self._source.data[slots]]),
         NodeArray(node_ids[self._target.data[slots]]),
         {name: column.take(slots) for name, column in table.columns.items()},
-        out_places,
-        in_places,
+        out_positions,
+        in_positions,
     )
     table.release_many(slots)
     return record
 
 
 def _drained(self: Graph, nodes: Array) -> tuple[Array, Array, Array]:
-    """Take all edges of nodes out of both lists; their slots and places in the order of removal."""
+    """Remove all edges of nodes from both lists; return their slots and bucket indices in the order of removal."""
     out, into = self._out, self._in
     bound = int(out.degrees[nodes].sum()) + int(into.degrees[nodes].sum())
     if bound < BULK_MIN:
@@ -274,20 +280,20 @@ def _revive_edges(self: Graph, record: RemovedEdges) -> None:
     self._out.room_many(s)
     self._in.room_many(t)
     self._source.data[slots], self._target.data[slots] = s, t
-    done = self._out.restore_many(s, slots, record.out_places[::-1], self._source)
+    done = self._out.restore_many(s, slots, record.out_positions[::-1], self._source)
     fitted = done == len(slots)
     if fitted:
-        entered = self._in.restore_many(t, slots, record.in_places[::-1], self._target)
+        entered = self._in.restore_many(t, slots, record.in_positions[::-1], self._target)
         fitted = entered == len(slots)
         if not fitted:
             self._in.remove_many(t[:entered][::-1], slots[:entered][::-1])
     if not fitted:
         self._out.remove_many(s[:done][::-1], slots[:done][::-1])
-        raise NotUndoable("a place was taken by a later edit")
+        raise NotUndoable("a later edit uses this bucket index")
     table.revive_many(slots, handles)
     _write(slots[::-1], rows)
 
 
-def _redo(side: Buckets, owner: Column, nodes: Array, slots: Array, places: Array) -> None:
+def _redo(side: Buckets, owner: Column, nodes: Array, slots: Array, positions: Array) -> None:
     back = slice(None, None, -1)
-    side.unmove_many(nodes[back], slots[back], places[back], owner)
+    side.unmove_many(nodes[back], slots[back], positions[back], owner)

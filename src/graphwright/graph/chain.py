@@ -1,8 +1,8 @@
-"""An append-only hash chain of JSON entries, one line each: what a journal file is made of.
+"""An append-only hash chain of JSON entries, one line each: the format of a journal file.
 
-hash = sha256(previous hash + canonical JSON of the entry). A line is the canonical JSON of {entry, hash, prev}, so each
-byte of a file is covered: `read` and `verify` find one flipped byte with its line. What a chain alone cannot show is a
-cut-off end; compare `head` with a hash kept elsewhere (a receipt) for that.
+hash = sha256(previous hash + canonical JSON of the entry). A line is the canonical JSON of {entry, hash, prev}, so all
+bytes of the file are covered: `read` and `verify` report the line of a single flipped byte. A chain alone cannot detect
+a truncated end; compare `head` with a hash stored elsewhere, such as in a receipt.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..errors import UsageError
 from .errors import JournalCorrupt
 
 GENESIS = "0" * 64
-"""What stands before the first entry."""
+"""The hash before the first entry."""
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
 _TEXT = frozenset({str})
@@ -30,7 +30,7 @@ _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One entry in its chain."""
+    """One entry of the chain."""
 
     entry: Any
     prev: str
@@ -38,13 +38,13 @@ class Link:
 
     @property
     def line(self) -> str:
-        """The line of a journal file, without its newline."""
+        """Return the line of a journal file, without its newline."""
         return _line(canonical_json(self.entry), self.hash, self.prev)
 
 
 @dataclass(slots=True)
 class Chain:
-    """Entries and their hashes; grows at the end only.
+    """A list of entries with their hashes that only grows at the end.
 
     >>> chain = Chain()
     >>> chain.append({"why": "first"}).prev == GENESIS
@@ -53,28 +53,28 @@ class Chain:
 
     links: list[Link] = field(default_factory=list[Link])
     base: str = GENESIS
-    """What stands before the first entry: the head of another chain that this one goes on from."""
+    """The hash before the first entry: the head of the chain that this one continues."""
 
     @property
     def head(self) -> str:
-        """Hash of the last entry: it stands for the whole chain."""
+        """The hash of the last entry, which covers the whole chain."""
         return self.links[-1].hash if self.links else self.base
 
     def append(self, entry: Any) -> Link:
-        """Add an entry. Raises UsageError if it is no plain JSON value, or too large for a line."""
+        """Add an entry. Raises: UsageError if it is not a plain JSON value or too large for a line."""
         prev, text = self.head, canonical_json(entry)
         link = Link(entry, prev, _hash(prev, text))
         if (size := len(_line(text, link.hash, prev))) >= MAX_LINE:
-            raise UsageError("an entry does not fit a line", expected=f"< {MAX_LINE} bytes", got=size)
+            raise UsageError("the entry is too large for a journal line", expected=f"< {MAX_LINE} bytes", got=size)
         self.links.append(link)
         return link
 
     def lines(self) -> list[str]:
-        """The lines of the journal file."""
+        """Return the lines of the journal file."""
         return [link.line for link in self.links]
 
     def verify(self) -> None:
-        """Check all hashes again. Raises JournalCorrupt if an entry was changed in place."""
+        """Recompute all hashes. Raises: JournalCorrupt if an entry was changed in memory."""
         verify(self.lines(), base=self.base)
 
     def __len__(self) -> int:
@@ -85,16 +85,16 @@ class Chain:
 
 
 def canonical_json(value: Any) -> str:
-    """The one text of a JSON value: keys sorted, no spaces, ASCII, shortest floats. Tuples count as lists.
+    """Return the canonical text of a JSON value: sorted keys, no spaces, ASCII, shortest floats, tuples as lists.
 
-    Raises: UsageError for NaN and infinities, keys that are no strings, other types, nesting beyond 64.
+    Raises: UsageError for NaN and infinities, keys that are not strings, other types, nesting beyond 64.
     """
     _check(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def entry_hash(prev: str, entry: Any) -> str:
-    """Hash of an entry that follows `prev`."""
+    """Return the hash of an entry that follows `prev`."""
     return _hash(prev, canonical_json(entry))
 
 
@@ -107,7 +107,7 @@ def _line(text: str, own: str, prev: str) -> str:
 
 
 def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
-    """Read lines that follow `base` and check every hash; `head`, if given, must be the last one.
+    """Read lines that follow `base` and check every hash; `head`, if given, must be the hash of the last one.
 
     Raises: JournalCorrupt with the first bad line, counted from 1.
     """
@@ -119,12 +119,12 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 
 
 def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
-    """Read and verify a journal file; memory is bounded by its good lines.
+    """Read and verify a journal file; memory is bounded by its valid lines.
 
     Args:
         path: a file of JSON lines.
-        recover: return the lines before the first bad one instead of raising.
-        head: hash the last entry must have.
+        recover: return the lines before the first invalid one instead of raising.
+        head: hash that the last entry must have.
         base: hash that the first entry follows.
     Raises: JournalCorrupt, OSError.
     """
@@ -141,7 +141,7 @@ def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | Non
 
 
 def write(path: str | os.PathLike[str], chain: Chain) -> None:
-    """Write a whole journal: to a temporary name, fsynced, then replaced. Raises OSError."""
+    """Write a whole journal to a temporary name, fsync and rename it. Raises: OSError."""
     temporary = f"{os.fspath(path)}.tmp"
     try:
         with open(temporary, "wb") as file:
@@ -156,7 +156,7 @@ def write(path: str | os.PathLike[str], chain: Chain) -> None:
 
 
 def append_to(path: str | os.PathLike[str], link: Link) -> None:
-    """Add one line to the end of a journal file and fsync it. Raises OSError."""
+    """Append one line to a journal file and fsync it. Raises: OSError."""
     with open(path, "ab") as file:
         file.write(link.line.encode() + b"\n")
         file.flush()
@@ -176,7 +176,7 @@ def _links(lines: Iterable[str | bytes], base: str) -> Iterator[Link]:
 
 def _parse(line: bytes, number: int) -> Link:
     if len(line) >= MAX_LINE:
-        raise JournalCorrupt(number, f"longer than {MAX_LINE} bytes")
+        raise JournalCorrupt(number, f"the line is longer than {MAX_LINE} bytes")
     if _depth(line) > MAX_DEPTH + 1:
         raise JournalCorrupt(number, f"nested deeper than {MAX_DEPTH}")
     try:
@@ -184,11 +184,11 @@ def _parse(line: bytes, number: int) -> Link:
         link = Link(data["entry"], data["prev"], data["hash"])
         same = link.line.encode() == line and len(data) == 3
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise JournalCorrupt(number, f"not a journal line: {error}") from error
+        raise JournalCorrupt(number, f"invalid journal line: {error}") from error
     if not same:
-        raise JournalCorrupt(number, "not in canonical form")
+        raise JournalCorrupt(number, "the JSON is not in canonical form")
     if entry_hash(link.prev, link.entry) != link.hash:
-        raise JournalCorrupt(number, "the entry does not have the hash it claims")
+        raise JournalCorrupt(number, "the stored hash does not match the entry")
     return link
 
 
@@ -198,19 +198,21 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes]:
         number += 1
         if not line.endswith(b"\n"):
             too_long = len(line) > MAX_LINE
-            raise JournalCorrupt(number, f"longer than {MAX_LINE} bytes" if too_long else "the last line is torn")
+            raise JournalCorrupt(
+                number, f"the line is longer than {MAX_LINE} bytes" if too_long else "the last line is incomplete"
+            )
         yield line[:-1]
 
 
 def _check_head(links: list[Link], head: str | None, base: str) -> None:
     last = links[-1].hash if links else base
     if head is not None and last != head:
-        raise JournalCorrupt(len(links), f"ends at {last[:12]}, expected {head[:12]}: lines are missing or added")
+        raise JournalCorrupt(len(links), f"ends at {last[:12]}, expected {head[:12]}: lines are missing or were added")
 
 
 def _depth(line: bytes) -> int:
     if line.count(b"[") + line.count(b"{") <= MAX_DEPTH:
-        return 0  # cannot be nested deeper than it has brackets
+        return 0  # the nesting cannot exceed the number of brackets
     depth = deepest = 0
     for token in _NESTING.finditer(line):
         mark = token.group()
@@ -229,17 +231,17 @@ def _check(value: Any) -> None:
         below: list[Any] = []
         for item in level:
             if depth == MAX_DEPTH and isinstance(item, dict | list | tuple):
-                raise UsageError("nested too deep for a journal", expected=f"<= {MAX_DEPTH}")
+                raise UsageError("the value is nested too deeply for a journal", expected=f"<= {MAX_DEPTH}")
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
                 if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):
-                    raise UsageError("keys of a JSON object are strings", got=list(fields)[:6])
+                    raise UsageError("keys of a JSON object must be strings", got=list(fields)[:6])
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):
                 below.extend(cast("Iterable[Any]", item))
             elif isinstance(item, float):
                 if not math.isfinite(item):
-                    raise UsageError("JSON has no such number", got=item)
+                    raise UsageError("JSON cannot represent this number", got=item)
             elif item is not None and not isinstance(item, str | int):
                 raise UsageError(
                     "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"

@@ -1,4 +1,4 @@
-"""What the container refuses, as types; each derives from the package's root errors and carries its facts as fields."""
+"""Errors of the container; each derives from the package's root errors and carries its facts as fields."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from ..errors import ComputeError, UsageError
 
 
 class StaleHandle(UsageError, KeyError):
-    """A handle whose node or edge is gone, or that this graph never issued.
+    """The node or edge of a handle was removed, or this graph never issued the handle.
 
     Args:
         index: slot of the handle.
         generation: generation of the handle.
-        was: what the handle named while it lived, where somebody still knows.
-        removed_by: the edit that removed it, where somebody still knows.
-        what: one sentence; the default says that the handle is dead.
-        where: row of a bulk edit, if the handle came in one.
+        was: what the handle named, if still known.
+        removed_by: the edit that removed it, if still known.
+        what: one sentence; by default that the handle is stale.
+        where: row of a bulk edit, if the handle was one of several.
     """
 
     def __init__(
@@ -35,23 +35,23 @@ class StaleHandle(UsageError, KeyError):
 
 
 class CapacityError(UsageError):
-    """More slots, bucket places or ports than 31 bits can number."""
+    """More slots, bucket entries or ports than 31 bits can index."""
 
 
 class EditBusy(ComputeError):
-    """Another thread held the graph's edit lock for longer than the timeout."""
+    """Another thread held the graph's edit lock longer than the timeout."""
 
 
 class NotUndoable(UsageError):
-    """A record that does not fit the present state: restores run in the reverse order of the edits they undo."""
+    """A record does not fit the present state; edits must be undone in reverse order."""
 
 
 class GraphFileError(UsageError):
-    """A saved graph whose tables contradict each other."""
+    """The tables of a saved graph contradict each other."""
 
 
 class JournalCorrupt(UsageError):
-    """A journal whose chain breaks at `line` (counted from 1), with the `reason`."""
+    """The hash chain of a journal is broken at `line` (counted from 1); `reason` says how."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason, where=f"line {line}", fix="recover=True reads the lines before it")

@@ -1,8 +1,8 @@
-"""The editable graph: a directed multigraph whose handles never lie and whose edits can be undone bit for bit.
+"""The editable graph: a directed multigraph with stable handles and exactly undoable edits.
 
 Two slot tables with typed columns, and per node an out-list and an in-list of edge slots in buckets; no tensors.
-Invariants: every live edge stands once in its source's out-list and once in its target's in-list; a handle names one
-element for ever; an edit that raises leaves the graph as it was.
+Invariants: every live edge is once in its source's out-list and once in its target's in-list; a handle names one
+element forever; an edit that raises leaves the graph unchanged.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .views import EdgeView, NodeView
 MAX_GENERATION = INDEX
 
 _removed_edge = cast("Callable[[tuple[Any, ...]], RemovedEdge]", partial(tuple[Any, ...].__new__, RemovedEdge))
-"""A record from its fields, at half the price of the call."""
+"""Make a record from its fields; half the time of calling the dataclass."""
 
 
 class Graph:
-    """A directed multigraph; parallel edges and self-loops are ordinary.
+    """A directed multigraph; parallel edges and self-loops are allowed.
 
     Args:
         node_columns: name -> dtype, (dtype, default) or ColumnSpec, one value per node.
         edge_columns: the same per edge.
         block: edges in one bucket block.
-        max_generation: handles one slot may give out before it is retired, plus one.
+        max_generation: handles that one slot may issue before it is retired, plus one.
         debug_counters: count the cells that single edits touch in `cells_touched`; slow.
         timeout: seconds an edit waits for another thread's edit before `EditBusy`.
     """
@@ -74,9 +74,9 @@ class Graph:
     def add_node(self, **columns: Any) -> NodeId:
         """Add a node; columns not given get their default. O(1).
 
-        Raises: UsageError for a column that is not declared, DTypeError for a value it cannot hold, CapacityError.
+        Raises: UsageError for an undeclared column, DTypeError for a value that the column cannot hold, CapacityError.
         """
-        if not self._acquire(False):  # `with self._lock` at half the price, for the three hottest edits
+        if not self._acquire(False):  # half the time of `with self._lock`, for the three hottest edits
             self._lock.wait()
         try:
             nodes = self._node_table
@@ -88,7 +88,7 @@ class Graph:
             self._release()
 
     def add_edge(self, src: NodeId, dst: NodeId, **columns: Any) -> EdgeId:
-        """Add an edge from `src` to `dst`, last in both their lists. O(1).
+        """Add an edge from `src` to `dst` at the end of both their lists. O(1).
 
         Raises: StaleHandle, UsageError for an undeclared column, DTypeError for a value it cannot hold, CapacityError.
         """
@@ -111,7 +111,7 @@ class Graph:
             self._release()
 
     def remove_edge(self, e: EdgeId) -> RemovedEdge:
-        """Remove an edge; its handle is dead at once. O(1) whatever the degrees. Raises StaleHandle."""
+        """Remove an edge; its handle is stale at once. O(1) at any degree. Raises StaleHandle."""
         if not self._acquire(False):
             self._lock.wait()
         try:
@@ -122,7 +122,7 @@ class Graph:
             self._release()
 
     def remove_node(self, n: NodeId) -> RemovedNode:
-        """Remove a node, its edges first: the out-list, then what is left of the in-list, each from its end. O(degree).
+        """Remove a node and first its edges: the out-list, then the rest of the in-list, each from its end. O(degree).
 
         Raises: StaleHandle.
         """
@@ -138,9 +138,9 @@ class Graph:
             return RemovedNode(as_node(n), columns, tuple(edges))
 
     def rewire_edge(self, e: EdgeId, src: NodeId | None = None, dst: NodeId | None = None) -> RewiredEdge:
-        """Give an edge another source, target or both; it goes to the end of a changed end's list. O(1).
+        """Change the source, target or both of an edge; it moves to the end of a changed endpoint's list. O(1).
 
-        The edge keeps its handle and columns; an end that is not given or stays the same keeps its place.
+        The edge keeps its handle and columns; an unchanged endpoint keeps its bucket index.
         Raises: StaleHandle, CapacityError.
         """
         with self._lock:
@@ -151,65 +151,65 @@ class Graph:
             target = old_target if dst is None else nodes.slot(dst)
             self._out.room(source)
             self._in.room(target)
-            out_place = in_place = NONE
+            out_position = in_position = NONE
             if source != old_source:
-                out_place = self._out.remove(old_source, slot)
+                out_position = self._out.remove(old_source, slot)
                 self._out.append(source, slot)
                 self._src[slot] = source
             if target != old_target:
-                in_place = self._in.remove(old_target, slot)
+                in_position = self._in.remove(old_target, slot)
                 self._in.append(target, slot)
                 self._dst[slot] = target
             self.version += 1
             old, new = self._handles(old_source, old_target), self._handles(source, target)
-            return RewiredEdge(as_edge(e), *old, out_place, in_place, *new)
+            return RewiredEdge(as_edge(e), *old, out_position, in_position, *new)
 
     def _drop_edge(self, slot: int) -> RemovedEdge:
         edges = self._edge_table
         source, target = self._src[slot], self._dst[slot]
         edge = as_edge(self._edge_ids[slot])
         columns = edges.read(slot)
-        out_place, in_place = self._out.remove(source, slot), self._in.remove(target, slot)
+        out_position, in_position = self._out.remove(source, slot), self._in.remove(target, slot)
         edges.release(slot)
         ends = self._handles(source, target)
-        return _removed_edge((edge, *ends, columns, out_place, in_place))
+        return _removed_edge((edge, *ends, columns, out_position, in_position))
 
     def next_node(self) -> NodeId:
-        """The handle that the next `add_node` gives. O(1)."""
+        """Return the handle that the next `add_node` gives. O(1)."""
         return as_node(self._node_table.next_handle())
 
     def next_edge(self) -> EdgeId:
-        """The handle that the next `add_edge` gives. O(1)."""
+        """Return the handle that the next `add_edge` gives. O(1)."""
         return as_edge(self._edge_table.next_handle())
 
     # -- restores ----------------------------------------------------------------------------------------------------
     def restore_edge(self, record: RemovedEdge) -> EdgeId:
         """Undo a removal, or redo an insertion with the record that undoing it returned. O(1).
 
-        The edge gets its handle, columns and both places back. Columns declared meanwhile get their default.
-        Raises: NotUndoable if later edits have not been undone first; StaleHandle if an end is gone.
+        The edge gets back its handle, columns and both bucket indices. Columns declared since then get their default.
+        Raises: NotUndoable if later edits were not undone first; StaleHandle if an endpoint is gone.
         """
         check_record(record, RemovedEdge)
         with self._lock:
             source, target = self._node_table.slot(record.source), self._node_table.slot(record.target)
             slot = self._edge_table.check_revive(record.edge)
-            out_fits = self._out.fits(source, record.out_place, self._src)
-            if not (out_fits and self._in.fits(target, record.in_place, self._dst)):
-                raise NotUndoable(f"the places of {record.edge!r} were taken by a later edit")
+            out_fits = self._out.fits(source, record.out_position, self._src)
+            if not (out_fits and self._in.fits(target, record.in_position, self._dst)):
+                raise NotUndoable(f"a later edit uses the bucket indices of {record.edge!r}")
             self._out.room(source)
             self._in.room(target)
             self._edge_table.fill(slot, record.columns)
             self._src[slot], self._dst[slot] = source, target
-            self._out.restore(source, slot, record.out_place)
-            self._in.restore(target, slot, record.in_place)
+            self._out.restore(source, slot, record.out_position)
+            self._in.restore(target, slot, record.in_position)
             self._edge_table.revive(slot, record.edge)
             self.version += 1
             return as_edge(record.edge)
 
     def restore_node(self, record: RemovedNode) -> NodeId:
-        """Undo a removal, or redo an insertion: the node, then its edges, each as it was. O(degree).
+        """Undo a removal, or redo an insertion: the node, then its edges in their old state. O(degree).
 
-        Raises: NotUndoable if later edits have not been undone first.
+        Raises: NotUndoable if later edits were not undone first.
         """
         check_record(record, RemovedNode)
         with self._lock:
@@ -230,9 +230,9 @@ class Graph:
             return as_node(record.node)
 
     def restore_rewire(self, record: RewiredEdge) -> RewiredEdge:
-        """Undo a rewire, places included; returns the record with which `restore_rewire` redoes it. O(1).
+        """Undo a rewire, bucket indices included; return the record with which `restore_rewire` redoes it. O(1).
 
-        Raises: NotUndoable if later edits have not been undone first; StaleHandle.
+        Raises: NotUndoable if later edits were not undone first; StaleHandle.
         """
         check_record(record, RewiredEdge)
         with self._lock:
@@ -241,25 +241,25 @@ class Graph:
             now = self._handles(self._src[slot], self._dst[slot])
             if now != (record.new_source, record.new_target):
                 raise NotUndoable(f"{record.edge!r} was rewired by a later edit")
-            out_place = self._put_back(self._out, self._src, slot, source, record.out_place)
+            out_position = self._put_back(self._out, self._src, slot, source, record.out_position)
             try:
-                in_place = self._put_back(self._in, self._dst, slot, target, record.in_place)
+                in_position = self._put_back(self._in, self._dst, slot, target, record.in_position)
             except NotUndoable:
-                self._put_back(self._out, self._src, slot, record.new_source & INDEX, out_place)
+                self._put_back(self._out, self._src, slot, record.new_source & INDEX, out_position)
                 raise
             self.version += 1
-            return RewiredEdge(record.edge, *now, out_place, in_place, record.source, record.target)
+            return RewiredEdge(record.edge, *now, out_position, in_position, record.source, record.target)
 
-    def _put_back(self, side: Buckets, owner: Any, slot: int, node: int, place: int) -> int:
-        if place == NONE:
+    def _put_back(self, side: Buckets, owner: Any, slot: int, node: int, position: int) -> int:
+        if position == NONE:
             return NONE
         side.room(node)
         now = owner[slot]
         left = side.remove(now, slot)
-        if not side.fits(node, place, owner):
+        if not side.fits(node, position, owner):
             side.restore(now, slot, left)
-            raise NotUndoable(f"the place of {as_edge(self._edge_ids[slot])!r} was taken by a later edit")
-        side.restore(node, slot, place)
+            raise NotUndoable(f"a later edit uses the bucket index of {as_edge(self._edge_ids[slot])!r}")
+        side.restore(node, slot, position)
         owner[slot] = node
         return left
 
@@ -277,16 +277,16 @@ class Graph:
     # -- columns -----------------------------------------------------------------------------------------------------
     @property
     def nodes(self) -> NodeView:
-        """Call it to iterate over node handles, index it for the live rows of a column."""
+        """The nodes: call it to iterate over handles, index it for a column of the live rows."""
         return NodeView(self)
 
     @property
     def edges(self) -> EdgeView:
-        """Call it to iterate over edge handles, index it for the live rows of a column."""
+        """The edges: call it to iterate over handles, index it for a column of the live rows."""
         return EdgeView(self)
 
     def node(self, n: NodeId, name: str) -> Any:
-        """One column of one node. Raises StaleHandle, UsageError for a column that is not declared."""
+        """Return one column of one node. Raises StaleHandle, UsageError for an undeclared column."""
         slot = self._node_table.slot(n)
         try:
             return self._node_table.cells[name][slot]
@@ -294,7 +294,7 @@ class Graph:
             raise self._node_table.no_column(name) from None
 
     def edge(self, e: EdgeId, name: str) -> Any:
-        """One column of one edge. Raises StaleHandle, UsageError for a column that is not declared."""
+        """Return one column of one edge. Raises StaleHandle, UsageError for an undeclared column."""
         slot = self._edge_table.slot(e)
         try:
             return self._edge_table.cells[name][slot]
@@ -325,62 +325,62 @@ class Graph:
         return self._edge_table.live
 
     def contains(self, handle: int) -> bool:
-        """Whether a handle of a node or an edge is alive here; `handle in graph` is the same."""
+        """Return True if a handle of a node or an edge is alive here; the same as `handle in graph`."""
         return (self._edge_table if handle & EDGE_BIT else self._node_table).owns(handle)
 
     def __contains__(self, handle: object) -> bool:
         return isinstance(handle, int) and self.contains(handle)
 
     def endpoints(self, e: EdgeId) -> tuple[NodeId, NodeId]:
-        """Source and target of an edge. Raises StaleHandle."""
+        """Return source and target of an edge. Raises StaleHandle."""
         slot = self._edge_table.slot(e)
         return self._handles(self._src[slot], self._dst[slot])
 
     def source(self, e: EdgeId) -> NodeId:
-        """The node an edge leaves. Raises StaleHandle."""
+        """Return the source of an edge. Raises StaleHandle."""
         return as_node(self._node_ids[self._src[self._edge_table.slot(e)]])
 
     def target(self, e: EdgeId) -> NodeId:
-        """The node an edge enters. Raises StaleHandle."""
+        """Return the target of an edge. Raises StaleHandle."""
         return as_node(self._node_ids[self._dst[self._edge_table.slot(e)]])
 
     def out_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
-        """Edges that leave a node, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        """Return a copy of the out-edges of a node, in bucket order. O(degree). Raises StaleHandle."""
         return self._edges_at(self._out, n)
 
     def in_edges(self, n: NodeId) -> tuple[EdgeId, ...]:
-        """Edges that enter a node, in bucket order, copied now. O(degree). Raises StaleHandle.
+        """Return a copy of the in-edges of a node, in bucket order. O(degree). Raises StaleHandle.
 
-        Bucket order changes when an edge is removed: what needs an order keeps it in a column.
+        Removing an edge changes the bucket order; store an explicit order in a column.
         """
         return self._edges_at(self._in, n)
 
     def successors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Distinct targets of a node's out-edges, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        """Return the distinct targets of a node's out-edges, in bucket order. O(degree). Raises StaleHandle."""
         return self._nodes_at(self._out.edges(self._node_table.slot(n)), self._dst)
 
     def predecessors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Distinct sources of a node's in-edges, in bucket order, copied now. O(degree). Raises StaleHandle."""
+        """Return the distinct sources of a node's in-edges, in bucket order. O(degree). Raises StaleHandle."""
         return self._nodes_at(self._in.edges(self._node_table.slot(n)), self._src)
 
     def neighbors(self, n: NodeId) -> tuple[NodeId, ...]:
-        """Successors, then the predecessors that are not among them. O(degree). Raises StaleHandle."""
+        """Return the successors, then the other predecessors. O(degree). Raises StaleHandle."""
         return tuple(dict.fromkeys(self.successors(n) + self.predecessors(n)))
 
     def out_degree(self, n: NodeId) -> int:
-        """Number of edges that leave a node. O(1). Raises StaleHandle."""
+        """Return the number of out-edges of a node. O(1). Raises StaleHandle."""
         return self._out.degree[self._node_table.slot(n)]
 
     def in_degree(self, n: NodeId) -> int:
-        """Number of edges that enter a node. O(1). Raises StaleHandle."""
+        """Return the number of in-edges of a node. O(1). Raises StaleHandle."""
         return self._in.degree[self._node_table.slot(n)]
 
     def has_edge(self, u: NodeId, v: NodeId) -> bool:
-        """Whether an edge leads from `u` to `v`; scans the shorter of the two lists. Raises StaleHandle."""
+        """Return True if there is an edge from `u` to `v`; scans the shorter of the two lists. Raises StaleHandle."""
         return bool(self._between(u, v))
 
     def edges_between(self, u: NodeId, v: NodeId) -> tuple[EdgeId, ...]:
-        """All parallel edges from `u` to `v`, in slot order; scans the shorter list. Raises StaleHandle."""
+        """Return all parallel edges from `u` to `v`, in slot order; scans the shorter list. Raises StaleHandle."""
         ids = self._edge_ids
         return tuple(as_edge(ids[slot]) for slot in sorted(self._between(u, v)))
 
@@ -403,7 +403,7 @@ class Graph:
         ids = self._node_ids
         return as_node(ids[source]), as_node(ids[target])
 
-    # -- whole graph, in state.py and compressed.py ------------------------------------------------------------------
+    # -- whole graph, in state.py ------------------------------------------------------------------------------------
     hash = state.structure_hash
     to_dict = state.to_dict
     from_dict = classmethod(state.from_dict)
@@ -417,31 +417,31 @@ class Graph:
     from_coo = classmethod(compressed.from_coo)
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
-        """Make room for this many nodes and edges in all, so that adding them moves no buffer. Raises CapacityError."""
+        """Reserve this many nodes and edges in total, so that adding them moves no buffer. Raises CapacityError."""
         with self._lock:
             self._node_table.reserve(nodes)
             self._edge_table.reserve(edges)
 
     @property
     def cells_touched(self) -> int:
-        """Cells that single edits and queries have read or written since the start. Needs `debug_counters=True`."""
+        """Number of cells that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
-            raise UsageError("cells are not counted", fix="Graph(debug_counters=True)")
+            raise UsageError("this graph does not count cells", fix="Graph(debug_counters=True)")
         return self._counter.touched
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
-        """Asked for (was, removed_by) of a dead handle when a `StaleHandle` is raised; a journal can know them."""
+        """A callback for (was, removed_by) of a stale handle, called when `StaleHandle` is raised."""
         return self._node_table.describe
 
     @describe.setter
     def describe(self, ask: Callable[[Any], tuple[str | None, str | None]] | None) -> None:
         self._node_table.describe = self._edge_table.describe = ask
 
-    # -- the one writer ----------------------------------------------------------------------------------------------
+    # -- one writer at a time ----------------------------------------------------------------------------------------
     @contextmanager
     def locked(self, timeout: float | None = None) -> Generator[None]:
-        """Hold the edit lock: other threads' edits wait. Re-entrant. Raises EditBusy after `timeout` seconds."""
+        """Hold the edit lock: edits of other threads wait. Re-entrant. Raises EditBusy after `timeout` seconds."""
         self._lock.wait(timeout)
         try:
             yield
@@ -450,7 +450,7 @@ class Graph:
 
     @property
     def timeout(self) -> float:
-        """Seconds an edit waits for another thread's edit."""
+        """Seconds that an edit waits for another thread's edit."""
         return self._lock.timeout
 
     @timeout.setter
@@ -462,7 +462,7 @@ class Graph:
 
 
 class EditLock:
-    """`with lock:` holds it; a second thread waits `timeout` seconds, then gets `EditBusy`."""
+    """A re-entrant lock; a second thread waits `timeout` seconds, then gets `EditBusy`."""
 
     __slots__ = ("acquire", "release", "timeout")
 
@@ -471,7 +471,7 @@ class EditLock:
         self.acquire, self.release, self.timeout = lock.acquire, lock.release, timeout
 
     def wait(self, timeout: float | None = None) -> None:
-        """Take the lock within `timeout` seconds, or the lock's own. Raises EditBusy."""
+        """Take the lock within `timeout` seconds (by default the lock's own timeout). Raises EditBusy."""
         timeout = self.timeout if timeout is None else timeout
         if not self.acquire(timeout=timeout):
             raise EditBusy(

@@ -1,7 +1,7 @@
 """Handles of nodes and edges: an index, a generation and a kind, packed into one positive 63-bit integer.
 
-A handle is an `int`, so it hashes and compares at an int's price and goes into int64 arrays as it is. The kind bit
-makes a `NodeId` and an `EdgeId` never equal. Invariant: a graph issues no handle twice, so a handle means one thing.
+A handle is an `int`, so it hashes and compares as fast as one and is stored in int64 arrays directly. The kind bit
+makes a `NodeId` never equal to an `EdgeId`. Invariant: a graph issues no handle twice, so a handle names one element.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Handle(int):
-    """A slot index and the generation of its occupant; use `NodeId` or `EdgeId`.
+    """A slot index and a generation; use `NodeId` or `EdgeId`.
 
     Args:
         index: slot, 0 <= index < 2^31 - 1.
@@ -32,27 +32,27 @@ class Handle(int):
     __slots__ = ()
     kind_bit: ClassVar[int] = 0
 
-    def __new__(cls, index: int, generation: int) -> Self:  # noqa: D102  # the class says it
+    def __new__(cls, index: int, generation: int) -> Self:  # noqa: D102  # documented by the class
         if not (0 <= index < INDEX and 1 <= generation <= INDEX):
             raise ValueError(f"{cls.__name__}({index}, {generation}): index or generation out of range")
         return int.__new__(cls, cls.kind_bit | generation << INDEX_BITS | index)
 
     @classmethod
     def from_int(cls, packed: int) -> Self:
-        """The handle that `int(handle)` came from. Raises ValueError if `packed` is no handle of this kind."""
+        """Return the handle that `int(handle)` came from. Raises ValueError if `packed` is of another kind."""
         packed = int(packed)
         if packed & EDGE_BIT != cls.kind_bit:
-            raise ValueError(f"{packed} is not packed from a {cls.__name__}")
+            raise ValueError(f"{packed} is not a packed {cls.__name__}")
         return cls(packed & INDEX, (packed & ~EDGE_BIT) >> INDEX_BITS)
 
     @property
     def index(self) -> int:
-        """Slot in the graph's table."""
+        """The slot in the graph's table."""
         return self & INDEX
 
     @property
     def generation(self) -> int:
-        """How many handles this slot had given out when it gave out this one, counted from 1."""
+        """The number of handles that this slot had issued, this one included."""
         return (self >> INDEX_BITS) & INDEX
 
     def __repr__(self) -> str:
@@ -78,12 +78,12 @@ class EdgeId(Handle):
 H = TypeVar("H", bound=Handle)
 
 as_node = cast("Callable[[int], NodeId]", partial(int.__new__, NodeId))
-"""A packed integer as a NodeId, unchecked: the table it comes from is the check."""
+"""Convert a packed integer to a NodeId without a check; only for values of a graph's own tables."""
 as_edge = cast("Callable[[int], EdgeId]", partial(int.__new__, EdgeId))
 
 
 class HandleArray(Generic[H]):
-    """A read-only int64 array of handles; iterating it or indexing it with an int gives handles, a slice an array.
+    """A read-only int64 array of handles; an int index or iteration gives handles, a slice an array.
 
     `np.asarray` gives the packed integers without copying them. Arrays compare by value and are not hashable.
     """

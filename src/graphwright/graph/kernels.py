@@ -1,7 +1,7 @@
-"""Bulk edits of buckets, compiled: each kernel is the loop of the single edit in `buckets.py`, cell for cell.
+"""Compiled bulk edits of buckets: each kernel is the loop of the single edit in `buckets.py`, cell for cell.
 
-`tables` are the buffers of `Buckets.tables()`, `state` is [blocks ever used, top of the free list]. Room is made before
-a kernel runs, so none of them allocates or fails. Importing this module loads numba.
+`tables` are the buffers of `Buckets.tables()`, `state` is [blocks ever used, top of the free list]. Room is reserved
+before a kernel runs, so no kernel allocates or fails. Importing this module loads numba.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphwright.native import njit
 
 Array = Any
 F = TypeVar("F", bound=Callable[..., Any])
-# _nrt=False: these loops own no array, and counting references to ten of them costs 20 times the work (measured).
+# _nrt=False: these loops own no array, and reference counts of ten of them cost 20 times the work (measured).
 _njit: Any = njit(cache=True, error_model="numpy", _nrt=False)
 
 
@@ -50,22 +50,22 @@ def _open_last(tables: Array, state: Array, block: int, node: int) -> Any:
 
 @_compiled
 def _append(tables: Array, state: Array, block: int, node: int, edge: int) -> None:
-    place = _open_last(tables, state, block, node)
-    tables[4][place] = edge
-    tables[3][edge] = place
+    position = _open_last(tables, state, block, node)
+    tables[4][position] = edge
+    tables[3][edge] = position
 
 
 @_compiled
 def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> Any:
     head, tail, degree, place_of, items, after, before, free = tables
-    place = np.int64(place_of[edge])
+    position = np.int64(place_of[edge])
     count = degree[node] - 1
     end = np.int64(tail[node])
     last = end * block + count % block
-    if place != last:
+    if position != last:
         moved = items[last]
-        items[place] = moved
-        place_of[moved] = place
+        items[position] = moved
+        place_of[moved] = position
     items[last] = -1
     degree[node] = count
     if count % block == 0:
@@ -77,23 +77,23 @@ def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> An
             after[old] = -1
         free[state[1]] = end
         state[1] += 1
-    return place
+    return position
 
 
 @_compiled
-def _restore(tables: Array, state: Array, block: int, node: int, edge: int, place: int) -> None:
+def _restore(tables: Array, state: Array, block: int, node: int, edge: int, position: int) -> None:
     items, place_of = tables[4], tables[3]
     last = _open_last(tables, state, block, node)
-    if place != last:
-        moved = items[place]
+    if position != last:
+        moved = items[position]
         items[last] = moved
         place_of[moved] = last
-    items[place] = edge
-    place_of[edge] = place
+    items[position] = edge
+    place_of[edge] = position
 
 
 @_compiled
-def _fits(tables: Array, state: Array, block: int, node: int, place: int, owner: Array) -> bool:
+def _fits(tables: Array, state: Array, block: int, node: int, position: int, owner: Array) -> bool:
     count = tables[2][node]
     if count % block:
         at = np.int64(tables[1][node])
@@ -101,18 +101,18 @@ def _fits(tables: Array, state: Array, block: int, node: int, place: int, owner:
         at = np.int64(tables[7][state[1] - 1])
     else:
         at = state[0]
-    if place == at * block + count % block:
+    if position == at * block + count % block:
         return True
-    if place < 0 or place >= state[0] * block:
+    if position < 0 or position >= state[0] * block:
         return False
-    edge = tables[4][place]
+    edge = tables[4][position]
     return edge != -1 and owner[edge] == node
 
 
 @_compiled
 def _blocks_needed(degree: Array, nodes: Array, block: int) -> int:
     needed = 0
-    for node in nodes:  # counts up in the degrees themselves, then back down: no scratch of the graph's size
+    for node in nodes:  # counts up in the degrees themselves, then back down: needs no scratch buffer
         needed += degree[node] % block == 0
         degree[node] += 1
     for node in nodes:
@@ -121,7 +121,7 @@ def _blocks_needed(degree: Array, nodes: Array, block: int) -> int:
 
 
 def blocks_needed(degree: Array, nodes: Array, block: int) -> int:
-    """New blocks that appending one edge at each of `nodes` opens."""
+    """Return the number of blocks that appending one edge at each of `nodes` opens."""
     return int(_blocks_needed(degree, nodes, block))
 
 
@@ -134,26 +134,26 @@ def append_many(tables: Array, state: Array, block: int, nodes: Array, edges: Ar
 
 @_compiled
 def remove_many(tables: Array, state: Array, block: int, nodes: Array, edges: Array, left: Array) -> None:
-    """Remove each edge from its node's list; `left` gets the places."""
+    """Remove each edge from its node's list; `left` receives the old indices."""
     for i in range(len(edges)):
         left[i] = _remove(tables, state, block, nodes[i], edges[i])
 
 
 @_compiled
 def restore_many(
-    tables: Array, state: Array, block: int, nodes: Array, edges: Array, places: Array, owner: Array
+    tables: Array, state: Array, block: int, nodes: Array, edges: Array, positions: Array, owner: Array
 ) -> int:
-    """Restore each edge at its place while it fits; returns how many did."""
+    """Restore each edge at its index while it fits; return how many did."""
     for i in range(len(edges)):
-        if not _fits(tables, state, block, nodes[i], places[i], owner):
+        if not _fits(tables, state, block, nodes[i], positions[i], owner):
             return i
-        _restore(tables, state, block, nodes[i], edges[i], places[i])
+        _restore(tables, state, block, nodes[i], edges[i], positions[i])
     return len(edges)
 
 
 @_compiled
 def move_many(tables: Array, state: Array, block: int, old: Array, new: Array, edges: Array, left: Array) -> None:
-    """Move each edge whose node changes to the end of the new node's list; `left` gets the places, -1 is there."""
+    """Move each edge whose node changes to the end of the new node's list; `left` receives the old indices or -1."""
     for i in range(len(edges)):
         if old[i] != new[i]:
             left[i] = _remove(tables, state, block, old[i], edges[i])
@@ -162,18 +162,18 @@ def move_many(tables: Array, state: Array, block: int, old: Array, new: Array, e
 
 @_compiled
 def unmove_many(
-    tables: Array, state: Array, block: int, nodes: Array, edges: Array, places: Array, left: Array, owner: Array
+    tables: Array, state: Array, block: int, nodes: Array, edges: Array, positions: Array, left: Array, owner: Array
 ) -> int:
-    """Put each edge back to a node and place, and its owner right; `left` gets the places. Returns how many fitted."""
+    """Put each edge back to a node and index and fix its owner; `left` receives the indices. Return the count."""
     for i in range(len(edges)):
-        if places[i] == -1:
+        if positions[i] == -1:
             continue
         now = owner[edges[i]]
         left[i] = _remove(tables, state, block, now, edges[i])
-        if not _fits(tables, state, block, nodes[i], places[i], owner):
+        if not _fits(tables, state, block, nodes[i], positions[i], owner):
             _restore(tables, state, block, now, edges[i], left[i])
             return i
-        _restore(tables, state, block, nodes[i], edges[i], places[i])
+        _restore(tables, state, block, nodes[i], edges[i], positions[i])
         owner[edges[i]] = nodes[i]
     return len(edges)
 
@@ -182,7 +182,7 @@ def unmove_many(
 def drain(
     out: Array, out_state: Array, into: Array, into_state: Array, block: int, nodes: Array, ends: Array, rows: Array
 ) -> int:
-    """Remove all edges of each node, out-list first, from the end; fills `rows` with edge, out place, in place.
+    """Remove all edges of each node, out-list first, from the end; fill `rows` with edge, out index, in index.
 
     `ends` are the source and target slots by edge slot. Returns the number of edges removed.
     """

@@ -1,12 +1,12 @@
-"""A topological order kept while edges are added: int64 labels with gaps, repaired only where an edge goes backwards.
+"""A topological order maintained under edge insertions: int64 labels with gaps, repaired only for a backward edge.
 
-Pearce and Kelly 2007, "A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs". An edge that goes forwards
-costs O(1); one that goes backwards a search between its two labels. Invariant: key(u) < key(v) for every edge u -> v,
-where a key is (label, creation number); an insertion that is refused changes no label.
+Pearce and Kelly 2007, "A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs". A forward edge costs O(1), a
+backward edge a search between its two labels. Invariant: key(u) < key(v) for every edge u -> v, where a key is
+(label, creation number); a refused insertion changes no label.
 
 Where a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
-in a List"): over the smallest window of j nodes whose labels span more than j². Any n insertions, all of them into
-one gap too, move O(n log n) labels.
+in a List") over the smallest window of j nodes whose labels span more than j². Any n insertions, even all into one
+gap, move O(n log n) labels.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from ..errors import CycleError, UsageError
 
 GAP = 1 << 20
 LIMIT = 1 << 62
-"""Labels beyond this are spaced anew, so that they always fit int64."""
+"""Labels beyond this are renumbered, so that they always fit int64."""
 _ONCE = 16
-"""Where more than one node in so many comes or goes, making the list anew is cheaper than moving one by one."""
+"""If more than one node in this many is added or removed, rebuilding the list is cheaper than moving one by one."""
 
 N = TypeVar("N", bound=Hashable)
 
 
 class Neighbours(Protocol[N]):
-    """What the order asks of a graph; edges that cut cycles (delays) are simply not reported."""
+    """What the order needs from a graph; edges that cut cycles (delays) are not reported."""
 
     def successors(self, n: N, /) -> Iterable[N]:
-        """Nodes that must come after `n`."""
+        """Return the nodes that must come after `n`."""
         ...
 
     def predecessors(self, n: N, /) -> Iterable[N]:
-        """Nodes that must come before `n`."""
+        """Return the nodes that must come before `n`."""
         ...
 
 
 class Relabelled(NamedTuple, Generic[N]):
-    """Labels before a change: (node, label, creation number), label None for a node that was not there."""
+    """Labels before a change: (node, label, creation number); label None for a node that was new."""
 
     before: tuple[tuple[N, int | None, int], ...]
 
@@ -48,30 +48,30 @@ class Relabelled(NamedTuple, Generic[N]):
 
 
 class OnlineOrder(Generic[N]):
-    """The order of the nodes of a graph, whose edges it reads through `graph` and never changes.
+    """A topological order of the nodes of a graph; reads edges through `graph` and never changes them.
 
     Args:
-        graph: successors and predecessors of a node; a new edge may be in it already or not.
+        graph: successors and predecessors of a node; may or may not contain a new edge already.
         gap: distance between the labels of nodes inserted at the end.
     """
 
     def __init__(self, graph: Neighbours[N], gap: int = GAP) -> None:
         if gap < 2:
-            raise UsageError("a gap has room for a label in between", expected=">= 2", got=gap)
+            raise UsageError("gap must be at least 2", got=gap)
         self._graph, self._gap = graph, gap
         self._labels: dict[N, int] = {}
         self._created: dict[N, int] = {}
         self._sorted: list[N] = []  # all nodes by key
         self._next = 0
-        self.visited = 0  # nodes looked at by searches since the start, for tests of locality
+        self.visited = 0  # nodes visited by searches, for tests of locality
 
     @classmethod
     def from_labels(cls, graph: Neighbours[N], labels: Mapping[N, tuple[int, int]], gap: int = GAP) -> OnlineOrder[N]:
-        """An order with saved keys: node -> (label, creation number). Raises UsageError if an edge goes backwards."""
+        """Make an order from saved keys: node -> (label, creation number). Raises UsageError for a backward edge."""
         order = cls(graph, gap)
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
-                raise UsageError("a label out of range", where=node, got=label)
+                raise UsageError("label out of range", where=node, got=label)
             order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
@@ -85,19 +85,19 @@ class OnlineOrder(Generic[N]):
     ) -> Relabelled[N]:
         """Give a new node a label: between two nodes, next to one, or at the end; O(log n) labels move, amortised.
 
-        `after` and `before` are only hints where the node will end up when its edges come; if they contradict each
-        other the node is put after `after`.
+        `after` and `before` are hints for where the node will end up when its edges arrive; if they contradict each
+        other, the node is put after `after`.
 
         Args:
             node: not in the order yet.
             after: a node to come after.
             before: a node to come before.
-            created: creation number, if the caller keeps them; else counted here.
-        Raises: UsageError if the node is there already, KeyError if a hint is not.
+            created: creation number, if the caller keeps them; otherwise counted here.
+        Raises: UsageError if the node is in the order already, KeyError if a hint is not.
         """
         if node in self._labels:
-            raise UsageError("the node has a label already", where=repr(node))
-        at, label = self._place(after, before)
+            raise UsageError("the node already has a label", where=repr(node))
+        at, label = self._position(after, before)
         moved: list[tuple[N, int | None, int]] = []
         if label is None:
             moved = self._spread(at)
@@ -111,32 +111,32 @@ class OnlineOrder(Generic[N]):
         return Relabelled((*moved, (node, None, created)))
 
     def add_edge(self, u: N, v: N) -> Relabelled[N]:
-        """Make room for an edge u -> v; returns the labels that changed, none if it goes forwards.
+        """Reorder for an edge u -> v; return the labels that changed, none if the edge goes forwards.
 
-        Raises: CycleError whose `path` runs from `v` to `u`; no label has changed then. KeyError for unknown nodes.
+        Raises: CycleError whose `path` runs from `v` to `u`; then no label has changed. KeyError for unknown nodes.
         """
         low, high = self.key(v), self.key(u)
         if u == v:
-            raise CycleError(f"an edge from {u!r} to itself", path=(u,))
+            raise CycleError(f"an edge from {u!r} to itself is a cycle", path=(u,))
         if high < low:
             return Relabelled(())
         ahead = self._search(v, u, high)
-        behind = self._behind(u, low)
-        # Pearce and Kelly: what leads to u, then what v leads to, share out the places they had together
-        window = self.sorted(behind) + self.sorted(ahead)
-        places = [self._place_of(n) for n in self.sorted(window)]
-        labels = [self._labels[self._sorted[at]] for at in places]
+        ancestors = self._ancestors(u, low)
+        # Pearce and Kelly: the ancestors of u, then the descendants of v, share out the labels that they had together
+        window = self.sorted(ancestors) + self.sorted(ahead)
+        positions = [self._place_of(n) for n in self.sorted(window)]
+        labels = [self._labels[self._sorted[at]] for at in positions]
         record = [(n, self._labels[n], self._created[n]) for n in window]
-        tied = any(self._tied(at) for at in places)
-        for node, at, label in zip(window, places, labels, strict=True):
+        tied = any(self._tied(at) for at in positions)
+        for node, at, label in zip(window, positions, labels, strict=True):
             self._sorted[at], self._labels[node] = node, label
-        if tied:  # places of one label cannot change hands: creation numbers decide there
+        if tied:  # nodes with equal labels are ordered by creation number, so they cannot exchange labels
             kept = {n: label for n, label, _ in record}
             record = [(n, kept.get(n, label), created) for n, label, created in self._space_all()]
         return Relabelled(tuple(entry for entry in record if self._labels[entry[0]] != entry[1]))
 
     def remove(self, *nodes: N) -> Relabelled[N]:
-        """Forget nodes. O(removed · log n). Raises KeyError, nothing forgotten then."""
+        """Remove nodes from the order. O(removed · log n). Raises KeyError; then none is removed."""
         record = Relabelled(tuple((n, self._labels[n], self._created[n]) for n in nodes))
         many = len(nodes) * _ONCE > len(self)
         for node in nodes:
@@ -146,7 +146,7 @@ class OnlineOrder(Generic[N]):
         return record
 
     def restore(self, record: Relabelled[N]) -> Relabelled[N]:
-        """Undo a change, later ones first; returns the record that redoes it. O(changed · log n)."""
+        """Undo a change (later ones first); return the record that redoes it. O(changed · log n)."""
         inverse = [(n, self._labels.get(n), self._created.get(n, created)) for n, _, created in record.before]
         many = len(inverse) * _ONCE > len(self)
         for node, label, created in record.before:
@@ -159,19 +159,19 @@ class OnlineOrder(Generic[N]):
         return Relabelled(tuple(inverse))
 
     def label(self, node: N) -> int:
-        """The label of a node. Raises KeyError."""
+        """Return the label of a node. Raises KeyError."""
         return self._labels[node]
 
     def key(self, node: N) -> tuple[int, int]:
-        """What nodes are sorted by: (label, creation number). Raises KeyError."""
+        """Return the sort key of a node: (label, creation number). Raises KeyError."""
         return self._labels[node], self._created[node]
 
     def sorted(self, nodes: Iterable[N]) -> list[N]:
-        """The given nodes in order."""
+        """Return the given nodes in order."""
         return sorted(nodes, key=self.key)
 
     def labels(self) -> dict[N, tuple[int, int]]:
-        """All keys, for `from_labels`."""
+        """Return all keys, for `from_labels`."""
         return {node: (label, self._created[node]) for node, label in self._labels.items()}
 
     def __contains__(self, node: object) -> bool:
@@ -184,14 +184,14 @@ class OnlineOrder(Generic[N]):
         return iter(tuple(self._sorted))
 
     # -- labels ------------------------------------------------------------------------------------------------------
-    def _place(self, after: N | None, before: N | None) -> tuple[int, int | None]:
-        """Where in the order a node goes, and a label that is free there, None if there is none."""
+    def _position(self, after: N | None, before: N | None) -> tuple[int, int | None]:
+        """Return the index of a new node in the order, and a free label there or None."""
         if after is not None and before is not None and self._labels[after] < self._labels[before]:
             label = (self._labels[after] + self._labels[before]) // 2
             at = bisect_left(self._sorted, label, key=self._labels.__getitem__)
             if self._labels[self._sorted[at]] != label:
                 return at, label
-            after = self._sorted[at]  # the middle of a wide interval may be somebody's label
+            after = self._sorted[at]  # the middle of a wide interval may be another node's label
         if after is not None:
             at = bisect_right(self._sorted, self._labels[after], key=self._labels.__getitem__)
         elif before is not None:
@@ -203,7 +203,7 @@ class OnlineOrder(Generic[N]):
         return at, label if low < label < high and -LIMIT < label < LIMIT else None
 
     def _around(self, at: int) -> tuple[int, int]:
-        """The labels below and above the place `at`; beyond the ends of the order there is room for one gap."""
+        """Return the labels below and above index `at`; beyond the ends of the order there is room for one gap."""
         nodes, labels, gap = self._sorted, self._labels, self._gap
         if not nodes:
             return -gap, gap
@@ -211,7 +211,7 @@ class OnlineOrder(Generic[N]):
         return low, labels[nodes[at]] if at < len(nodes) else low + 2 * gap
 
     def _spread(self, at: int) -> list[tuple[N, int | None, int]]:
-        """Make room at the place `at`; returns what moved as it was."""
+        """Make room at index `at`; return the old labels of the nodes that moved."""
         nodes, labels, reach = self._sorted, self._labels, 4
         while True:
             low, high = max(at - reach, 0), min(at + reach, len(nodes))
@@ -224,7 +224,7 @@ class OnlineOrder(Generic[N]):
             reach *= 2
 
     def _space(self, low: int, high: int, floor: int, ceiling: int) -> list[tuple[N, int | None, int]]:
-        """Spread the labels of the places low..high-1 evenly between two others; returns what moved as it was."""
+        """Spread the labels of indices low..high-1 evenly between two others; return the old labels."""
         step = (ceiling - floor) // (high - low + 1)
         moved: list[tuple[N, int | None, int]] = []
         for i, node in enumerate(self._sorted[low:high], 1):
@@ -238,7 +238,7 @@ class OnlineOrder(Generic[N]):
 
     def _place_of(self, node: N) -> int:
         at = bisect_left(self._sorted, self._labels[node], key=self._labels.__getitem__)
-        while self._sorted[at] != node:  # another one of the same label
+        while self._sorted[at] != node:  # another node with the same label
             at += 1
         return at
 
@@ -262,7 +262,7 @@ class OnlineOrder(Generic[N]):
 
     # -- searches ----------------------------------------------------------------------------------------------------
     def _search(self, start: N, goal: N, high: tuple[int, int]) -> list[N]:
-        """Nodes that `start` reaches up to the key `high`; meeting `goal` there is a cycle."""
+        """Return the nodes reachable from `start` up to the key `high`; reaching `goal` is a cycle."""
         parent: dict[N, N | None] = {start: None}
         pending = [start]
         while pending:
@@ -281,7 +281,7 @@ class OnlineOrder(Generic[N]):
                 pending.append(after)
         return list(parent)
 
-    def _behind(self, start: N, low: tuple[int, int]) -> list[N]:
+    def _ancestors(self, start: N, low: tuple[int, int]) -> list[N]:
         seen = {start}
         pending = [start]
         while pending:

@@ -1,7 +1,7 @@
-"""What an edit returns so that it can be undone: handles, column values and bucket places.
+"""Undo records of edits: handles, column values and bucket indices.
 
-Records hold handles and plain values, no reference to a graph, so they survive saving and loading. A restore needs them
-in the reverse order of the edits; anything else is `NotUndoable`.
+A record holds handles and plain values and no reference to a graph, so it survives saving and loading. Records must be
+restored in the reverse order of the edits; anything else raises `NotUndoable`.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from .handles import EdgeArray, EdgeId, NodeArray, NodeId
 
 
 class RemovedEdge(NamedTuple):
-    """One removed edge: `Graph.restore_edge` brings it back."""
+    """One removed edge; `Graph.restore_edge` restores it."""
 
     edge: EdgeId
     source: NodeId
     target: NodeId
     columns: dict[str, Any]
-    out_place: int
-    in_place: int
+    out_position: int
+    in_position: int
 
 
 class RemovedNode(NamedTuple):
-    """One removed node with its edges in the order of removal: `Graph.restore_node` brings all back."""
+    """One removed node with its edges in the order of removal; `Graph.restore_node` restores all of them."""
 
     node: NodeId
     columns: dict[str, Any]
@@ -35,27 +35,27 @@ class RemovedNode(NamedTuple):
 
 
 class RewiredEdge(NamedTuple):
-    """The ends an edge had before and has now; a place is -1 where that end stayed."""
+    """The old and new endpoints of an edge; an index is -1 if that endpoint did not change."""
 
     edge: EdgeId
     source: NodeId
     target: NodeId
-    out_place: int
-    in_place: int
+    out_position: int
+    in_position: int
     new_source: NodeId
     new_target: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class RemovedEdges:
-    """Edges removed in bulk, in the order of removal: `Graph.restore_edges` brings them back."""
+    """Edges removed in bulk, in the order of removal; `Graph.restore_edges` restores them."""
 
     edges: EdgeArray
     sources: NodeArray
     targets: NodeArray
     columns: dict[str, Array]
-    out_places: Array
-    in_places: Array
+    out_positions: Array
+    in_positions: Array
 
     def __len__(self) -> int:
         return len(self.edges)
@@ -63,7 +63,7 @@ class RemovedEdges:
 
 @dataclass(frozen=True, slots=True)
 class RemovedNodes:
-    """Nodes removed in bulk, with all their edges: `Graph.restore_nodes` brings them back."""
+    """Nodes removed in bulk, with all their edges; `Graph.restore_nodes` restores them."""
 
     nodes: NodeArray
     columns: dict[str, Array]
@@ -75,13 +75,13 @@ class RemovedNodes:
 
 @dataclass(frozen=True, slots=True)
 class RewiredEdges:
-    """Edges rewired in bulk: `Graph.restore_rewires` puts the old ends back."""
+    """Edges rewired in bulk; `Graph.restore_rewires` restores the old endpoints."""
 
     edges: EdgeArray
     sources: NodeArray
     targets: NodeArray
-    out_places: Array
-    in_places: Array
+    out_positions: Array
+    in_positions: Array
     new_sources: NodeArray
     new_targets: NodeArray
 
@@ -90,6 +90,6 @@ class RewiredEdges:
 
 
 def check_record(record: object, kind: type) -> None:
-    """Raises: UsageError for what is no record of this kind."""
+    """Raises: UsageError if `record` is not a record of this kind."""
     if not isinstance(record, kind):
         raise UsageError(f"not a {kind.__name__}, which the edit returned", got=repr(record)[:80])

@@ -1,9 +1,9 @@
-"""Slots: which indices are occupied, by which generation, and the columns that hang on them.
+"""Slots: which indices are occupied, with which generation, and their columns.
 
-`ids[i]` is the packed handle of the occupant of slot i, or -1; a handle is alive iff `ids[handle.index] == handle`,
-one read that checks kind, generation and life together. `high[i]` is the next generation to issue. Invariants: `high`
-never falls, also not on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
-slot whose `high` reaches `max_generation` is retired: in no list, never issued again, but revived by undo.
+`ids[i]` is the packed handle of the element in slot i, or -1; a handle is alive iff `ids[handle.index] == handle`,
+one comparison that checks kind, generation and liveness. `high[i]` is the next generation to issue. Invariants: `high`
+never falls, not even on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
+slot whose `high` reaches `max_generation` is retired: it is never issued again, but undo can revive it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RESERVED = {"self", "src", "dst"}  # parameters of add_edge
 
 
 class SlotTable:
-    """One kind of element: its slots, free list and columns. `single` methods are plain Python, `*_many` numpy."""
+    """One kind of element: its slots, free list and columns. Single methods are plain Python, `*_many` numpy."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SlotTable:
         counter: CellCounter | None,
     ) -> None:
         if not 2 <= max_generation <= INDEX:
-            raise UsageError("max_generation must be at least 2 and fit 31 bits", got=max_generation)
+            raise UsageError("max_generation must be between 2 and 2^31 - 1", got=max_generation)
         self.kind, self.max_generation, self._counter = kind, max_generation, counter
         self.kind_bit = kind.kind_bit
         self.size = 0  # slots ever used
@@ -55,34 +55,34 @@ class SlotTable:
 
     # -- columns ----------------------------------------------------------------------------------------------------
     def add_column(self, name: str, declared: Any) -> None:
-        """Declare a column; rows that exist get its default. Raises UsageError if the name is taken."""
+        """Declare a column; existing rows get its default. Raises: UsageError if the name is taken."""
         if not name.isidentifier() or name in self.columns or name in RESERVED:
-            raise UsageError("a column needs a new name that is an identifier", got=name, expected=list(self.columns))
+            raise UsageError("a column name must be an unused identifier", got=name, expected=list(self.columns))
         column = Column(name, declared, self._counter)
         column.grow(self.capacity)
         self.columns[name] = column
         self._bind()
 
     def attach(self, name: str, default: int) -> Column:
-        """An int32 column of the container itself, grown with the others and invisible to users."""
+        """Add an internal int32 column that grows with the others and is hidden from users."""
         column = Column(name, (np.int32, default), self._counter)
         column.grow(self.capacity)
         self._inner.append(column)
         return column
 
     def column(self, name: str) -> Column:
-        """The column called `name`. Raises UsageError with the names there are."""
+        """Return the column called `name`. Raises: UsageError listing the columns."""
         try:
             return self.columns[name]
         except KeyError:
             raise self.no_column(name) from None
 
     def no_column(self, name: str) -> UsageError:
-        """The error for a name that is no column."""
+        """Return the error for an unknown column."""
         return UsageError("no such column", where=name, expected=sorted(self.columns) or "none declared")
 
     def fill(self, slot: int, given: Mapping[str, Any]) -> None:
-        """Write all columns of a slot that is not live yet: a refused value leaves nothing behind that counts."""
+        """Write all columns of a slot that is not live yet; a refused value changes no live row."""
         get, name = given.get, ""
         try:
             for name, cells, default in self.fields:
@@ -104,7 +104,7 @@ class SlotTable:
             raise self._refused(name, given[name]) from error
 
     def read(self, slot: int) -> dict[str, Any]:
-        """All columns of a slot."""
+        """Return all columns of a slot."""
         return {name: cells[slot] for name, cells, _ in self.fields}
 
     def _refused(self, name: str, value: Any) -> DTypeError:
@@ -112,7 +112,7 @@ class SlotTable:
 
     # -- single -----------------------------------------------------------------------------------------------------
     def slot(self, handle: int) -> int:
-        """Index of a live handle. Raises StaleHandle."""
+        """Return the index of a live handle. Raises: StaleHandle."""
         try:
             index = handle & INDEX
             if self.id_cells[index] == handle:
@@ -122,14 +122,14 @@ class SlotTable:
         raise self.stale(handle)
 
     def owns(self, handle: int) -> bool:
-        """Whether a handle is alive here."""
+        """Return True if a handle is alive in this table."""
         try:
             return self.id_cells[handle & INDEX] == handle
         except IndexError:
             return False
 
     def peek(self) -> int:
-        """The slot that `issue` takes next; grows the table if it is full. Raises CapacityError."""
+        """Return the slot that `issue` takes next, growing a full table. Raises: CapacityError."""
         if self.free_top:
             return self.free_cells[self.free_top - 1]
         if self.size == self.capacity:
@@ -137,12 +137,12 @@ class SlotTable:
         return self.size
 
     def next_handle(self) -> int:
-        """The packed handle that the next `issue` gives."""
+        """Return the packed handle that the next `issue` gives."""
         slot = self.peek()
         return self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
 
     def issue(self, slot: int) -> int:
-        """Occupy the slot that `peek` gave; returns the packed handle."""
+        """Occupy the slot that `peek` returned; return the packed handle."""
         packed = self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
         self.id_cells[slot] = packed
         if self.free_top:
@@ -153,7 +153,7 @@ class SlotTable:
         return packed
 
     def release(self, slot: int) -> None:
-        """Kill the occupant at once; the slot goes on top of the free list, or is retired."""
+        """Remove the element of a slot; the slot goes on top of the free list, or is retired."""
         self.id_cells[slot] = DEAD
         self.live -= 1
         high = self.high_cells[slot] + 1
@@ -165,10 +165,10 @@ class SlotTable:
             self.free_cells[self.free_top] = slot
             self.free_top += 1
         for cells in self.object_cells:
-            cells[slot] = None  # a dead row keeps nothing alive
+            cells[slot] = None  # a dead row must not keep objects alive
 
     def check_revive(self, handle: int) -> int:
-        """The slot of a dead handle that `revive` would accept. Raises NotUndoable."""
+        """Return the slot of a dead handle that `revive` would accept. Raises: NotUndoable."""
         slot = handle & INDEX
         if handle & EDGE_BIT == self.kind_bit and slot < self.size and self.id_cells[slot] == DEAD:
             high = self.high_cells[slot]
@@ -176,17 +176,17 @@ class SlotTable:
             on_top = self.free_top and self.free_cells[self.free_top - 1] == slot
             if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
                 return slot
-        raise NotUndoable(f"{self.kind.from_int(handle)} is not the element removed last")
+        raise NotUndoable(f"{self.kind.from_int(handle)} is not the element that was removed last")
 
     def revive(self, slot: int, handle: int) -> None:
-        """Give a slot back to the handle that `check_revive` accepted; `high` stays where it is."""
+        """Give a slot back to the handle that `check_revive` accepted; `high` does not change."""
         self.id_cells[slot] = handle
         self.live += 1
         if self.high_cells[slot] < self.max_generation:
             self.free_top -= 1
 
     def stale(self, handle: object, where: object = None) -> UsageError:
-        """The error for a handle that names nothing here, with what is known about it."""
+        """Return the error for a stale handle, with the facts about it."""
         if isinstance(handle, np.integer):
             handle = int(cast("int", handle))
         if not isinstance(handle, int):
@@ -202,7 +202,7 @@ class SlotTable:
 
     # -- many -------------------------------------------------------------------------------------------------------
     def slots_of(self, handles: Ids, *, distinct: bool) -> Array:
-        """Slots of live handles. Raises StaleHandle with the first bad row, UsageError for one given twice."""
+        """Return the slots of live handles. Raises: StaleHandle with the first bad row, UsageError for a duplicate."""
         slots = handles & INDEX
         known = slots < self.size
         alive = np.zeros(len(slots), bool)
@@ -217,12 +217,12 @@ class SlotTable:
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
                 raise UsageError(
-                    f"{self.kind.from_int(int(handles[row]))} is given twice", where=f"row {row}", fix="unique ids"
+                    f"{self.kind.from_int(int(handles[row]))} is duplicated", where=f"row {row}", fix="pass unique ids"
                 )
         return slots
 
     def issue_many(self, count: int) -> Array:
-        """Occupy `count` slots in the order that `count` single issues would take; returns the slots."""
+        """Occupy `count` slots in the order of `count` single issues; return the slots."""
         reused = min(count, self.free_top)
         self.reserve(self.size + count - reused)
         top = self._free[self.free_top - reused : self.free_top][::-1]
@@ -234,7 +234,7 @@ class SlotTable:
         return slots
 
     def release_many(self, slots: Array) -> None:
-        """`release` for distinct live slots, in order."""
+        """Run `release` for distinct live slots, in order."""
         self.ids[slots] = DEAD
         self.live -= len(slots)
         high = np.minimum(self._high.data[slots].astype(np.int64) + 1, self.max_generation)
@@ -249,16 +249,16 @@ class SlotTable:
                     cells[slot] = None
 
     def check_revive_many(self, handles: Ids) -> Array:
-        """Slots of dead handles that are revived in this order. Raises NotUndoable."""
+        """Return the slots of dead handles to revive in this order. Raises: NotUndoable."""
         slots = handles & INDEX
         if len(slots) and (slots.max() >= self.size or (handles & EDGE_BIT != self.kind_bit).any()):
-            raise NotUndoable("the record is of another graph")
+            raise NotUndoable("the record belongs to another graph")
         high = self._high.data[slots]
         stacked = slots[high < self.max_generation]
         top = self._free[max(self.free_top - len(stacked), 0) : self.free_top][::-1]
         old = ((handles >> INDEX_BITS) & INDEX) < high
         if not (old.all() and (self.ids[slots] == DEAD).all() and np.array_equal(top, stacked)):
-            raise NotUndoable("the record does not hold the elements removed last")
+            raise NotUndoable("the record does not hold the elements that were removed last")
         return slots
 
     def revive_many(self, slots: Array, handles: Ids) -> None:
@@ -268,17 +268,17 @@ class SlotTable:
         self.live += len(slots)
 
     def live_slots(self) -> Array:
-        """Occupied slots, ascending."""
+        """Return the occupied slots, ascending."""
         used = self.ids[: self.size]
         return np.arange(self.size) if self.live == self.size else np.flatnonzero(used > 0)
 
     # -- room -------------------------------------------------------------------------------------------------------
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` slots. Raises CapacityError beyond 2^31 - 1."""
+        """Reserve `capacity` slots. Raises: CapacityError beyond 2^31 - 1."""
         if capacity <= self.capacity:
             return
         if capacity > MAX_SLOTS:
-            raise CapacityError("a handle has 31 bits for its index", expected=f"<= {MAX_SLOTS}", got=capacity)
+            raise CapacityError("slot indices are limited to 31 bits", expected=f"<= {MAX_SLOTS}", got=capacity)
         self.capacity = min(grown(self.capacity, capacity), MAX_SLOTS)
         for column in (*self._inner, *self.columns.values()):
             column.grow(self.capacity)
@@ -307,12 +307,12 @@ class SlotTable:
 
     @property
     def free_slots(self) -> Array:
-        """The free list from bottom to top."""
+        """Return the free list from bottom to top."""
         return self._free[: self.free_top]
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, with slack, without the values of object columns."""
+        """Bytes held, slack included, without the values of object columns."""
         inner = sum(c.data.nbytes for c in self._inner) + self._free.nbytes
         return inner + sum(8 * len(c.data) if is_list(c.data) else c.data.nbytes for c in self.columns.values())
 
@@ -338,11 +338,11 @@ ALIGNMENT = 64  # bytes: one cache line
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """How a column is declared; a bare dtype, or a pair (dtype, default), stands for the short forms.
+    """The declaration of a column; a dtype or a pair (dtype, default) are short forms.
 
     Args:
         dtype: a bool, integer or float numpy dtype, or `object` (kept as a list of Python values).
-        default: value of rows that give none; None means zero, or None for `object`. Shared by rows: immutable.
+        default: value of rows without one; None means zero, or None for `object`. Shared by rows: immutable.
         encode: for `object` columns, value -> JSON value, used by `Graph.hash` and `Graph.to_dict`.
         decode: its inverse, used by `Graph.from_dict`.
     """
@@ -354,7 +354,7 @@ class ColumnSpec:
 
     @staticmethod
     def of(declared: Any) -> ColumnSpec:
-        """The full form of a declaration."""
+        """Return the full form of a declaration."""
         if isinstance(declared, ColumnSpec):
             return declared
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
@@ -386,7 +386,7 @@ class CountedCells:
 
 
 class Column:
-    """One typed column; see `ColumnSpec` for what may be declared."""
+    """One typed column; see `ColumnSpec`."""
 
     __slots__ = ("_counter", "cells", "data", "default", "dtype", "name", "spec")
 
@@ -404,10 +404,12 @@ class Column:
             self.default = zero[0].item()
             self._bind(aligned(0, self.dtype))
         else:
-            raise DTypeError("a column holds bools, integers, floats or objects", where=name, got=self.dtype)
+            raise DTypeError(
+                "unsupported column dtype", where=name, expected="bool, integer, float or object", got=self.dtype
+            )
 
     def grow(self, capacity: int) -> None:
-        """Make room for `capacity` rows; new rows hold the default."""
+        """Reserve `capacity` rows; new rows hold the default."""
         old = len(self.data)
         if is_list(self.data):
             self._bind(self.data + [self.default] * (capacity - old))
@@ -421,7 +423,7 @@ class Column:
         self._bind(list(other.data) if is_list(other.data) else aligned_copy(other.data))
 
     def take(self, slots: Array) -> Array:
-        """The rows at `slots`, copied."""
+        """Return a copy of the rows at `slots`."""
         if is_list(self.data):
             rows = np.empty(len(slots), object)
             data = self.data
@@ -438,23 +440,25 @@ class Column:
             self.data[slots] = rows
 
     def cast(self, values: Any, count: int) -> Any:
-        """`values` (one value or `count` of them) as `count` rows of this column's dtype, or a typed error.
+        """Return `values` (one value or `count` of them) as `count` rows of this column's dtype.
 
-        Raises DTypeError for a kind or range that a single write would refuse too, UsageError for a wrong length.
+        Raises: DTypeError for a type or range that a single write would refuse too, UsageError for a wrong length.
         """
         if self.dtype == object:
-            # only lists and object arrays are rows; a str, a dict or a tuple is one value for all rows
+            # only lists and object arrays are rows; a str, dict or tuple is one value for all rows
             many = is_list(values) or (is_array(values) and values.ndim == 1)
             rows: Any = list(values) if many else [values] * count
         else:
             rows = self._numeric(np.asarray(values))
             rows = np.broadcast_to(rows, count) if rows.ndim == 0 else rows
         if (self.dtype != object and np.ndim(rows) != 1) or len(rows) != count:
-            raise UsageError("one value, or one per row", where=self.name, expected=count, got=np.shape(values))
+            raise UsageError(
+                "wrong number of column values", where=self.name, expected=f"1 or {count}", got=np.shape(values)
+            )
         return rows
 
     def _numeric(self, given: Array) -> Array:
-        if given.dtype == object:  # Python integers beyond 64 bits land here
+        if given.dtype == object:  # numpy makes object arrays of Python integers beyond 64 bits
             raise DTypeError("values of mixed or unknown type", where=self.name, expected=self.dtype, got=given.dtype)
         if self.dtype.kind in "iu" and given.dtype.kind in "iub":
             cast = given.astype(self.dtype)
@@ -464,11 +468,11 @@ class Column:
                 raise DTypeError("value out of range", where=self.name, expected=self.dtype, got=bad)
             return cast
         if self.dtype.kind == "f" and given.dtype.kind in "iubf":
-            with np.errstate(over="ignore"):  # by way of float64, as a single write goes
+            with np.errstate(over="ignore"):  # through float64, as a single write does
                 return given.astype(np.float64).astype(self.dtype)
         if self.dtype.kind == "b" and given.dtype.kind in "iubf":
             return given.astype(bool)
-        raise DTypeError("value of the wrong kind", where=self.name, expected=self.dtype, got=given.dtype)
+        raise DTypeError("values of the wrong type", where=self.name, expected=self.dtype, got=given.dtype)
 
     def _bind(self, data: Any) -> None:
         self.data = data
@@ -476,25 +480,25 @@ class Column:
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """`isinstance`, for a list of anything."""
+    """`isinstance(value, list)` for type checkers."""
     return isinstance(value, list)
 
 
 def is_array(value: object) -> TypeGuard[Array]:
-    """`isinstance`, for an array of any dtype."""
+    """`isinstance(value, np.ndarray)` for type checkers."""
     return isinstance(value, np.ndarray)
 
 
 def cells_of(data: Any, counter: CellCounter | None = None) -> Any:
-    """The scalar-access view of a buffer; wrapped if a counter listens."""
+    """Return the scalar-access view of a buffer, wrapped if a counter is active."""
     cells: Any = data
-    if is_array(data) and data.dtype != np.float16:  # no memoryview access for half floats before 3.12
+    if is_array(data) and data.dtype != np.float16:  # memoryview does not support half floats before Python 3.12
         cells = memoryview(cast(Any, data))
     return cells if counter is None else CountedCells(cells, counter)
 
 
 def aligned(count: int, dtype: npt.DTypeLike) -> Array:
-    """An uninitialised array whose first byte lies on a cache line."""
+    """Return an uninitialised array aligned to a cache line."""
     size = count * np.dtype(dtype).itemsize
     raw = np.empty(size + ALIGNMENT, np.uint8)
     start = -raw.__array_interface__["data"][0] % ALIGNMENT
@@ -502,12 +506,12 @@ def aligned(count: int, dtype: npt.DTypeLike) -> Array:
 
 
 def aligned_copy(data: Array) -> Array:
-    """A copy of `data` on a cache line."""
+    """Return a copy of `data` aligned to a cache line."""
     copy = aligned(len(data), data.dtype)
     copy[:] = data
     return copy
 
 
 def grown(capacity: int, need: int) -> int:
-    """The next capacity: half as much again, at least `need`."""
+    """Return the next capacity: 1.5 times the old one, at least `need`."""
     return max(need, capacity + capacity // 2, 16)

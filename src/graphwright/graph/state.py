@@ -1,7 +1,7 @@
-"""A graph as a whole: its hash, its saved form, a copy, a snapshot. The functions are methods of `Graph`.
+"""A graph as a whole: its hash, saved form, copy, snapshot, and compressed rows. The functions are methods of `Graph`.
 
-The saved form carries slots, high-water marks, free lists and bucket places, so a loaded graph goes on with the same
-handles and the same undo records. It is plain JSON, or numpy arrays with `arrays=True`.
+The saved form carries slots, generations, free lists and bucket indices, so that a loaded graph continues with the same
+handles and undo records. It is plain JSON, or numpy arrays with `arrays=True`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
 
 # pyright: reportPrivateUsage=false
-# The files of this folder share what a graph keeps.
+# The files of this folder share private attributes of a graph.
 
 
 SCHEMA = 1
@@ -33,7 +33,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All columns of one version, copied under the lock: what readers on other threads use."""
+    """All columns of one version, copied under the lock, for readers on other threads."""
 
     version: int
     nodes: NodeArray
@@ -45,7 +45,7 @@ class Snapshot:
 
 
 def snapshot(self: Graph) -> Snapshot:
-    """Copy all live rows, in slot order, as of one version. Raises EditBusy."""
+    """Copy all live rows of one version, in slot order. Raises EditBusy."""
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         n, e = nodes.live_slots(), edges.live_slots()
@@ -60,11 +60,11 @@ def snapshot(self: Graph) -> Snapshot:
         )
 
 
-def structure_hash(self: Graph, places: bool = False) -> str:
-    """sha256 over live handles, endpoints and columns; with `places` also over bucket places.
+def structure_hash(self: Graph, positions: bool = False) -> str:
+    """Return the sha256 over live handles, endpoints and columns; with `positions` also over bucket indices.
 
-    High-water marks, free lists and the version are left out, so an edit and its inverse give the same hash. Values of
-    object columns go in as their `encode`d form, as JSON, or as their repr.
+    Generations of free slots, free lists and the version are left out, so an edit and its inverse give the same hash.
+    Values of object columns enter as their `encode`d form, as JSON, or as their repr.
     Raises: UsageError for an object value that has none of these.
     """
     with self._lock:
@@ -80,15 +80,15 @@ def structure_hash(self: Graph, places: bool = False) -> str:
                 digest.update(_canonical_rows(column, slots))
         for ends in (self._source, self._target):
             digest.update(self._node_table.ids[ends.data[e]].tobytes())
-        if places:
+        if positions:
             digest.update(f"places {self.block}\n".encode())
             for side in (self._out, self._in):
-                digest.update(side.places[e].tobytes())
+                digest.update(side.positions[e].tobytes())
         return digest.hexdigest()
 
 
 def copy(self: Graph) -> Graph:
-    """An independent graph with the same handles, places and future handles; object values are shared."""
+    """Return an independent graph with equal handles, bucket indices and future handles; object values are shared."""
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         twin = type(self)(
@@ -108,16 +108,16 @@ def copy(self: Graph) -> Graph:
 
 
 def memory(self: Graph) -> dict[str, float]:
-    """Bytes held, slack included: in all, per node and per edge (blocks count with the edges)."""
+    """Return the bytes held, slack included: in total, per node and per edge (blocks count with the edges)."""
     nodes, edges = self._node_table.nbytes, self._edge_table.nbytes + self._out.nbytes + self._in.nbytes
     per_node, per_edge = nodes / max(self.node_count, 1), edges / max(self.edge_count, 1)
     return {"total": nodes + edges, "per_node": per_node, "per_edge": per_edge}
 
 
 def to_dict(self: Graph, *, arrays: bool = False) -> dict[str, Any]:
-    """The saved form: JSON values, or numpy arrays where they are bulky with `arrays=True`.
+    """Return the saved form: JSON values, or numpy arrays for the large parts with `arrays=True`.
 
-    Values of object columns are saved as `ColumnSpec.encode` gives them, or as they are.
+    Values of object columns are saved as `ColumnSpec.encode` returns them, or unchanged.
     """
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
@@ -142,9 +142,9 @@ def from_dict(
     node_columns: Mapping[str, Any] | None = None,
     edge_columns: Mapping[str, Any] | None = None,
 ) -> Graph:
-    """The graph that `to_dict` saved; columns named here bring their `decode` and default.
+    """Return the graph that `to_dict` saved; columns named here supply their `decode` and default.
 
-    Raises: GraphFileError if the tables contradict each other; no size is believed before it is checked.
+    Raises: GraphFileError if the tables contradict each other; every size is checked before it is used.
     """
     try:
         if data["schema"] != SCHEMA:
@@ -165,7 +165,7 @@ def from_dict(
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         if isinstance(error, GraphFileError):
             raise
-        raise GraphFileError(f"a saved graph lacks or garbles a field: {error}") from error
+        raise GraphFileError(f"a field of the saved graph is missing or malformed: {error}") from error
     return graph
 
 
@@ -206,7 +206,7 @@ def _table_dict(table: SlotTable) -> dict[str, Any]:
 
 
 def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:
-    """Edge slots and blocks of all lists, one list after the other by node slot, each in chain order."""
+    """Return the edge slots and blocks of all lists, one list after the other by node slot, each in chain order."""
     head, after = side.tables()[0], side.tables()[5]
     blocks: list[int] = []
     for block in head[: nodes.size][head[: nodes.size] >= 0].tolist():
@@ -215,8 +215,8 @@ def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> 
             block = int(after[block])
     rank = np.empty(side.block_count, np.int64)
     rank[blocks] = np.arange(len(blocks))
-    places = side.places[slots].astype(np.int64)
-    order = np.argsort(rank[places // side.block] * side.block + places % side.block)
+    positions = side.positions[slots].astype(np.int64)
+    order = np.argsort(rank[positions // side.block] * side.block + positions % side.block)
     free = side.tables()[7][: side.free_top].copy()
     return {"items": slots[order], "blocks": np.array(blocks, np.int64), "free": free}
 
@@ -276,7 +276,7 @@ def _plain(value: Any) -> Any:
     if not is_array(value):
         return value
     rows = value.tolist()
-    if value.dtype.kind == "f" and not np.isfinite(value).all():  # JSON has no NaN: such values are spelled out
+    if value.dtype.kind == "f" and not np.isfinite(value).all():  # JSON has no NaN: such values are written as text
         rows = [v if np.isfinite(v) else str(v) for v in rows]
     return rows
 
@@ -284,7 +284,7 @@ def _plain(value: Any) -> Any:
 def _ints(values: Any, name: str) -> Ids:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise GraphFileError("a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
+        raise GraphFileError("expected a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
@@ -297,12 +297,8 @@ def _require(holds: bool | np.bool_, what: str) -> None:
         raise GraphFileError(f"the saved tables contradict each other: expected {what}")
 
 
-# pyright: reportPrivateUsage=false
-# The files of this folder share what a graph keeps.
-
-
 class Compressed(NamedTuple):
-    """Row i is `nodes[i]`: its edges are `edges[indptr[i]:indptr[i + 1]]`, their far ends `nodes[indices[...]]`."""
+    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` are those of `nodes[i]`, `nodes[indices]` their ends."""
 
     indptr: Array
     indices: Array
@@ -313,7 +309,7 @@ class Compressed(NamedTuple):
 class Adjacency(NamedTuple):
     """A sparse matrix over `nodes`: row i has `values[indptr[i]:indptr[i + 1]]` at `indices[...]`, ascending.
 
-    `scipy.sparse.csr_matrix((values, indices, indptr))` takes it as it is.
+    `scipy.sparse.csr_matrix((values, indices, indptr))` accepts it directly.
     """
 
     indptr: Array
@@ -323,9 +319,9 @@ class Adjacency(NamedTuple):
 
 
 def adjacency(self: Graph, weights: str | None = None) -> Adjacency:
-    """A[i, j] = number of edges from node i to node j, or the sum of their `weights`; float64. O(V + E log E).
+    """Return A[i, j] = number of edges from node i to node j, or the sum of their `weights`; float64. O(V + E log E).
 
-    Raises: UsageError for a column that is not declared, DTypeError for one that holds no numbers.
+    Raises: UsageError for an undeclared column, DTypeError for one that is not numeric.
     """
     with self._lock:
         rows = csr(self)
@@ -333,7 +329,7 @@ def adjacency(self: Graph, weights: str | None = None) -> Adjacency:
 
 
 def normalized_adjacency(self: Graph, weights: str | None = None) -> Adjacency:
-    """D^-1/2 (A + I) D^-1/2, D the row sums of A + I (Kipf and Welling 2017, eq. 2). O(V + E log E).
+    """Return D^-1/2 (A + I) D^-1/2, D the row sums of A + I (Kipf and Welling 2017, eq. 2). O(V + E log E).
 
     Raises: as `adjacency`; UsageError naming the first node whose row sum is not positive.
     """
@@ -358,22 +354,22 @@ def from_coo(
     edge_columns: Mapping[str, Any] | None = None,
     **values: Any,
 ) -> Graph:
-    """A graph with an edge rows[k] -> columns[k] for each k, between nodes numbered in slot order.
+    """Return a graph with an edge rows[k] -> columns[k] for each k, between nodes numbered in slot order.
 
     Args:
-        rows, columns: integers from 0 on, equally many.
-        nodes: how many there are; by default as many as the numbers say.
-        edge_columns: as of `Graph`.
+        rows, columns: integers >= 0 of equal count.
+        nodes: number of nodes; by default the largest index plus one.
+        edge_columns: as in `Graph`.
         values: one value per edge, or one for all, by column.
-    Raises: UsageError for numbers that are no node, or of unequal count; as `add_edges`.
+    Raises: UsageError for indices out of range or of unequal count; the errors of `add_edges`.
     """
     ends = [np.atleast_1d(np.asarray(end)) for end in (rows, columns)]
     least = max((int(end.max()) + 1 for end in ends if end.size), default=0)
     count = least if nodes is None else nodes
     if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends) or len(ends[0]) != len(ends[1]):
-        raise UsageError("rows and columns are as many integers", got=f"{ends[0].shape} and {ends[1].shape}")
+        raise UsageError("rows and columns must be integers of equal count", got=f"{ends[0].shape} and {ends[1].shape}")
     if any(end.size and end.min() < 0 for end in ends) or least > count:
-        raise UsageError("a number that is no node", expected=f"0 to {count - 1}", got=least - 1)
+        raise UsageError("node index out of range", expected=f"0 to {count - 1}", got=least - 1)
     g = cls(edge_columns=edge_columns)
     made = g.add_nodes(count)
     g.add_edges(*(made.ids[end.astype(np.int64)] for end in ends), **values)
@@ -386,26 +382,26 @@ def _entries(self: Graph, rows: Compressed, weights: str | None) -> tuple[Array,
         return near, rows.indices, np.ones(len(near))
     column = self._edge_table.column(weights)
     if column.dtype.kind not in "iufb":
-        raise DTypeError("a weight is a number", where=weights, got=column.dtype)
+        raise DTypeError("a weight column must be numeric", where=weights, got=column.dtype)
     return near, rows.indices, column.take(rows.edges.ids & INDEX).astype(np.float64)
 
 
 def _matrix(rows: Compressed, near: Array, far: Array, values: Array) -> Adjacency:
-    """Entries at one place are summed, in order."""
+    """Sum duplicate entries, in order."""
     n = len(rows.nodes)
-    places, of = np.unique(near * n + far, return_inverse=True)
+    positions, of = np.unique(near * n + far, return_inverse=True)
     indptr = np.zeros(n + 1, np.int64)
-    np.cumsum(np.bincount(places // max(n, 1), minlength=n), out=indptr[1:])
-    return Adjacency(indptr, places % max(n, 1), np.bincount(of, values, len(places)), rows.nodes)
+    np.cumsum(np.bincount(positions // max(n, 1), minlength=n), out=indptr[1:])
+    return Adjacency(indptr, positions % max(n, 1), np.bincount(of, values, len(positions)), rows.nodes)
 
 
 def csr(self: Graph) -> Compressed:
-    """Out-edges by node, each row in slot order. O(V + E log E)."""
+    """Return the out-edges by node, each row in slot order. O(V + E log E)."""
     return _compress(self, self._source.data, self._target.data)
 
 
 def csc(self: Graph) -> Compressed:
-    """In-edges by node, each row in slot order. O(V + E log E)."""
+    """Return the in-edges by node, each row in slot order. O(V + E log E)."""
     return _compress(self, self._target.data, self._source.data)
 
 

@@ -1,11 +1,11 @@
 """Nodes and edges as tables: iterate over handles, read and write columns of the live rows, compare to get masks.
 
-`g.edges()` gives handles, `g.edges["w"]` the live rows of a column in slot order, `g.edges["w"] < t` a `Mask` that bulk
-edits take. Invariant: a mask holds handles, so a row deleted after it was made is `StaleHandle`, never another row.
+`g.edges()` gives handles, `g.edges["w"]` the live rows of a column in slot order, `g.edges["w"] < t` a `Mask` for bulk
+edits. Invariant: a mask holds handles, so a row deleted after it was made is a `StaleHandle`, never another row.
 """
 
 # pyright: reportPrivateUsage=false
-# The files of this folder share what a graph keeps.
+# The files of this folder share private attributes of a graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -45,10 +45,10 @@ class Mask:
 
     def _with(self, other: Mask | Array, combine: Callable[[Array, Array], Array]) -> Mask:
         if isinstance(other, Mask) and not np.array_equal(self.rows, other.rows):
-            raise UsageError("masks of different states of the graph", fix="compare the columns again")
+            raise UsageError("the masks belong to different states of the graph", fix="compare the columns again")
         flags = np.asarray(other)
         if flags.shape != self.flags.shape or flags.dtype != bool:
-            raise UsageError("a mask has one flag per row", expected=self.flags.shape, got=flags.shape)
+            raise UsageError("wrong number of mask flags", expected=self.flags.shape, got=flags.shape)
         return Mask(self.rows, combine(self.flags, flags))
 
     def __and__(self, other: Mask | Array) -> Mask:
@@ -67,7 +67,7 @@ class Mask:
         return len(self.flags)
 
     def __bool__(self) -> bool:
-        raise UsageError("a mask is not one truth value", fix="mask.count, or np.asarray(mask).any()")
+        raise UsageError("the truth value of a mask is ambiguous", fix="mask.count, or np.asarray(mask).any()")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.array(self.flags, dtype=dtype, copy=copy)
@@ -77,11 +77,11 @@ class Mask:
 
 
 class ColumnView(NDArrayOperatorsMixin):
-    """The live rows of one column, in slot order, read when asked for.
+    """The live rows of one column in slot order, read on access.
 
-    It behaves as an array of these rows; comparisons give a `Mask`. `view[...]` takes a handle, an array of handles, a
-    mask, or `:` for all rows, to read and to write. Writing is an edit: it takes the lock and raises the version.
-    As `==` gives a mask, a view is not hashable.
+    It behaves like an array of these rows; comparisons give a `Mask`. `view[...]` reads and writes by a handle, an
+    array of handles, a mask, or `:` for all rows. Writing is an edit: it takes the lock and raises the version.
+    Because `==` gives a mask, a view is not hashable.
     """
 
     __slots__ = ("_graph", "_table", "name")
@@ -135,7 +135,7 @@ class ColumnView(NDArrayOperatorsMixin):
         if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
             return self._table.live_slots()
         if isinstance(key, slice):
-            raise UsageError("rows are named by handles", got="a slice", fix="np.asarray(view)[...] for positions")
+            raise UsageError("rows are addressed by handles", got="a slice", fix="np.asarray(view)[...] for positions")
         return self._table.slots_of(selected(self._table, key), distinct=False)
 
     def __repr__(self) -> str:
@@ -159,11 +159,11 @@ class TableView(Generic[A]):
         raise NotImplementedError
 
     def __call__(self) -> A:
-        """The live handles in slot order, copied now: editing while iterating is safe."""
+        """Return a copy of the live handles in slot order, so that editing while iterating is safe."""
         return self.handles(self._table.ids[self._table.live_slots()])
 
     def __getitem__(self, name: str) -> ColumnView:
-        """The live rows of a column."""
+        """Return the live rows of a column."""
         return ColumnView(self._graph, self._table, name)
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -175,9 +175,9 @@ class TableView(Generic[A]):
         return tuple(self._table.columns)
 
     def add_column(self, name: str, dtype: Any, default: Any = None) -> None:
-        """Declare a column later; rows that exist get the default. `dtype` may be a ColumnSpec.
+        """Declare a column later; existing rows get the default. `dtype` may be a ColumnSpec.
 
-        Raises: UsageError if the name is taken or no identifier, DTypeError.
+        Raises: UsageError if the name is taken or not an identifier, DTypeError.
         """
         with self._graph.locked():
             self._table.add_column(name, dtype if default is None else (dtype, default))

@@ -1,4 +1,4 @@
-"""Compiling the numba loops behind bulk edits ahead of their first use; numba keeps them on disk."""
+"""Compile the numba loops of bulk edits ahead of their first use; numba caches them on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from graphwright.graph.graph import Graph
 
 
 def warmup() -> None:
-    """Run every bulk edit once on a graph large enough to take the native path."""
+    """Run every bulk edit once on a graph large enough for the compiled path."""
     graph = Graph(edge_columns={"weight": "f4"})
     nodes = graph.add_nodes(2048)
     ids = np.asarray(nodes)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import UnsupportedArchitecture
-from graphwright.ops import get
+from graphwright.ops import get, traits
 from graphwright.program.cost import flops
 from graphwright.safetensors import Checkpoint
 
@@ -161,7 +161,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     needed = p.reachable(p.outputs())
     for node in p.params():
         for reader, spec in _readers(p, node, narrow):
-            if reader in needed and p.op(reader) != "embedding":
+            if reader in needed and not traits(p.op(reader)).lookup:
                 total += spec.nbytes
                 break
         else:
@@ -174,7 +174,7 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
     """Nodes that use a param, with the spec they read it in; casts are looked through."""
     found = []
     for reader in p.consumers(node):
-        if p.op(reader) == "cast":
+        if traits(p.op(reader)).casts:
             for user in p.consumers(reader):
                 stored = narrow and p.spec(node).dtype is bfloat16 and bool(get(p.op(user)).traits.narrow)
                 found.append((user, p.spec(node if stored else reader)))

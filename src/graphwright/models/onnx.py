@@ -19,17 +19,15 @@ from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
-from graphwright.ops import OPS
-from graphwright.ops.onnx import NO_ONNX, OPSET
-from graphwright.ops.onnx_23 import OPSETS, row_of
-from graphwright.ops.onnx_use import ONNX_DTYPES, Use
+from graphwright.ops import OPS, traits
+from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxUse
 from graphwright.program import Value
 from graphwright.program.kinds import INPUT, STATE, STORED
 
 if TYPE_CHECKING:
     from graphwright.files import StrPath
     from graphwright.graph import NodeId
-    from graphwright.ops.onnx import Row
+    from graphwright.ops.onnx import OnnxRow
     from graphwright.program import Program
 
 EXTERNAL = 1_500_000_000
@@ -220,8 +218,7 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
     while True:
         ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
         bare = [n for n in ops if _row(twin, n, opset) is None]
-        lost = {n: NO_ONNX.get(twin.op(n), "it has no row") for n in bare if OPS[twin.op(n)].expand is None}
-        lost |= {n: NO_ONNX[twin.op(n)] for n in bare if twin.op(n) in NO_ONNX}
+        lost = {n: why for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None}
         if lost:
             lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in lost.items()]
             raise ExportError(
@@ -234,8 +231,8 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
         twin.expand(bare)
 
 
-def _row(p: Program, node: NodeId, opset: int) -> Row | None:
-    return row_of(p.op(node), [p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
+def _row(p: Program, node: NodeId, opset: int) -> OnnxRow | None:
+    return OPS[p.op(node)].onnx_row([p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
 
 
 class _Graph:
@@ -350,7 +347,7 @@ class _Graph:
             return True
         ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
         assert row is not None, "what has none was written out"
-        made = row(Use(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
+        made = row(OnnxUse(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
         if made is None:
             return False
         results = (made,) if isinstance(made, str) else made
@@ -364,7 +361,7 @@ class _Graph:
     def _widened(self, node: NodeId) -> bool:
         """True for a cast of a weight in 16 bits to float32 or wider: the values are written so, exactly."""
         p = self.p
-        if p.op(node) != "cast" or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
+        if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False
         source = p.operands(node)[0].node
         return p.op(source) in STORED and p.spec(source).dtype.is_low

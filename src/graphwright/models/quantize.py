@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
 
@@ -59,7 +60,7 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
 def _stored(p: Program, node: NodeId) -> NodeId | None:
     """The param whose values are the matrix of a linear map, casts looked through."""
     source = p.operands(node)[1].node
-    while p.op(source) == "cast":
+    while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
     return source if p.op(source) == PARAM else None
 

@@ -1,7 +1,6 @@
-"""A module or a program as a `torch.nn.Module`: torch's optimizers, losses and modules around it, gradients both ways.
+"""A module or program as a `torch.nn.Module`, for torch's optimizers, losses and modules; gradients flow both ways.
 
-The bridge to torch is in `array/`, which alone imports it; this is the lowest layer that knows modules, programs and
-plans, so what runs inside is said here.
+The bridge to torch itself is `array/torch_module.py`, as only `array/` imports torch.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from graphwright.program import Program
 
 
 def as_module(target: Module | Program, *, share: bool = True) -> Any:
-    """A `torch.nn.Module` that computes what `target` computes.
+    """Wrap a module or program as a `torch.nn.Module`.
 
     Args:
-        target: a module, or a program, whose inputs are then given in order or by name.
-        share: torch's parameters are the memory of the target's, so that either side trains both; call `.written()` of
-            the result before the target runs by itself after a torch optimizer stepped. False: copies, and the target
-            stays as it is.
-    Returns: a torch module; parameters by their dotted names. Integers and buffers of the target are no parameters.
+        target: a module, or a program, whose inputs are passed in order or by name.
+        share: whether torch's parameters share the memory of the target's, so that training either trains both. After a
+            step of a torch optimizer, call `.written()` of the result before running the target itself. False copies.
+    Returns: a torch module with parameters by dotted name; integers and buffers of the target are no parameters.
     Raises: UsageError for a target of another kind.
     """
     if isinstance(target, Program):
@@ -38,12 +36,12 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
         target.name_children()
         variables, names = dict(target.named_parameters()), ()
     else:
-        raise UsageError("a module or a program becomes a module of torch", got=type(target).__name__)
-    return _Wrapped(target, variables, names, share).torch()
+        raise UsageError("as_module takes a module or a program", got=type(target).__name__)
+    return _TorchAdapter(target, variables, names, share).torch()
 
 
-class _Wrapped:
-    """A target with its variables by name, and the arrays that torch's parameters show."""
+class _TorchAdapter:
+    """Runs a target for torch; `arrays` are the memory of torch's parameters."""
 
     def __init__(
         self, target: Module | Program, variables: Mapping[str, Variable], names: tuple[str, ...], share: bool
@@ -58,7 +56,7 @@ class _Wrapped:
         self.keys: list[Any] | None = None
 
     def torch(self) -> Any:
-        """The torch module."""
+        """Build the torch module."""
         return import_module("graphwright.array.torch_module").TorchModule(
             self.run,
             self.arrays,
@@ -71,11 +69,11 @@ class _Wrapped:
     def run(
         self, parameters: Mapping[str, NDArray], inputs: Sequence[NDArray], needs: Sequence[bool]
     ) -> tuple[list[NDArray], Callable[[Sequence[NDArray | None]], list[NDArray | None]]]:
-        """Forward on a tape if anything wants a gradient, else without; and the way back."""
+        """Run forward, on a tape if any gradient is needed; return the results and the function that runs backward."""
         count = len(self.variables)
         feeds = [Tensor(a, requires_grad=need) for a, need in zip(inputs, needs[count:], strict=True)]
         operands = [*self.variables.values(), *feeds]
-        with self._as_torch_has_it(parameters, needs):
+        with self._torch_values(parameters, needs):
             if any(needs):
                 outs = self.flat(self.call(*feeds))
             else:
@@ -92,8 +90,8 @@ class _Wrapped:
         return [o.own() for o in outs], back
 
     @contextmanager
-    def _as_torch_has_it(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
-        """Inside, variables want the gradients that torch wants, and hold torch's values where nothing is shared."""
+    def _torch_values(self, parameters: Mapping[str, NDArray], needs: Sequence[bool]) -> Iterator[None]:
+        """Context manager: variables require the gradients that torch does, and hold torch's values if not shared."""
         before = [(v, v.data, v.requires_grad) for v in self.variables.values()]
         try:
             for (name, v), need in zip(self.variables.items(), needs, strict=False):
@@ -105,7 +103,7 @@ class _Wrapped:
                 v.data, v.requires_grad = data, wants
 
     def relink(self, written: Sequence[str]) -> dict[str, NDArray]:
-        """Count torch's writes; the arrays of variables that hold others now, or whose memory somebody else holds."""
+        """Count torch's writes to parameters; return the arrays of variables whose array was replaced or is shared."""
         for name in written:
             self.arrays[name].storage.version += 1
         moved = {n: v.own() for n, v in self.variables.items() if v.shared or v.data is not self.arrays[n]}
@@ -113,12 +111,12 @@ class _Wrapped:
         return moved
 
     def flat(self, result: Any) -> list[Tensor]:
-        """The tensors of a result; `shaped` puts them back."""
+        """Flatten a result to tensors; `shaped` is the inverse."""
         self.keys = list(result) if isinstance(result, Mapping) else None if isinstance(result, Tensor) else []
         return [result] if isinstance(result, Tensor) else list(result.values() if self.keys else result)
 
     def shaped(self, tensors: Sequence[Any]) -> Any:
-        """A tensor, a tuple or a dict, as the target gave it."""
+        """Return a tensor, tuple or dict with the structure of the target's last result."""
         if self.keys is None:
             return tensors[0]
         return dict(zip(self.keys, tensors, strict=True)) if self.keys else tuple(tensors)

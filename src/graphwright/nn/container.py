@@ -1,4 +1,4 @@
-"""Modules made of modules."""
+"""Containers: modules made of other modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphwright.ops import call
 
 
 class ModuleList(Module):
-    """Modules by number; a plain list as an attribute does as well."""
+    """A list of modules; a plain list as an attribute works as well."""
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
         self.items = list(modules)
@@ -20,7 +20,7 @@ class ModuleList(Module):
         return ((str(i), m) for i, m in enumerate(self.items))
 
     def append(self, module: Module) -> None:
-        """Add one at the end."""
+        """Append a module."""
         self.items.append(module)
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class ModuleList(Module):
 
 
 class ModuleDict(Module):
-    """Modules by name; a plain dict as an attribute does as well."""
+    """A dict of modules; a plain dict as an attribute works as well."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
         self.items = dict(modules or {})
@@ -56,31 +56,31 @@ class ModuleDict(Module):
 
 
 class Sequential(ModuleList):
-    """Modules one after another."""
+    """Modules applied one after another."""
 
     def __init__(self, *layers: Module) -> None:
         super().__init__(layers)
 
     def forward(self, x: Any) -> Any:
-        """Run all in order."""
+        """Apply all in order."""
         for layer in self.items:
             x = layer(x)
         return x
 
 
 class Residual(Module):
-    """x + inner(x): the sum is a junction, so an editor can cut or add branches."""
+    """x + inner(x); the sum is a junction, so edits can cut or add branches."""
 
     def __init__(self, inner: Module) -> None:
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...] to the same."""
+        """[...] to the same shape."""
         return call("junction", x, self.inner(x))
 
 
 class Flatten(Module):
-    """Axes `start` to `end` as one; by default all but the batch."""
+    """Merge axes `start` to `end` into one; by default all but the batch axis."""
 
     def __init__(self, start: int = 1, end: int = -1) -> None:
         self.start, self.end = start, end

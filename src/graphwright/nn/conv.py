@@ -1,20 +1,18 @@
-"""Convolutions and their transposes over one or two spatial axes."""
+"""Convolutions, their transposes, and pools over one or two spatial axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 
 from graphwright.autograd import Parameter, Tensor
 from graphwright.nn import init
+from graphwright.nn.functional import Sizes, per_axis
 from graphwright.nn.module import Module
 from graphwright.ops import call
 
-Sizes = int | Sequence[int]
-
 
 class _Conv(Module):
-    """What all four share; initial values are uniform in ±1/√fan_in, as in torch."""
+    """Base of the convolutions; initial values are uniform in ±1/√fan_in, as in torch."""
 
     rank = 0
     op = "conv"
@@ -33,7 +31,7 @@ class _Conv(Module):
         name: str = "",
         seed: int | None = None,
     ) -> None:
-        kernel = (kernel_size,) * self.rank if isinstance(kernel_size, int) else tuple(kernel_size)
+        kernel = per_axis(self.rank, kernel_size)
         shape = self._shape(in_channels, out_channels, groups, kernel)
         fan_in = shape[1] * prod(kernel)
         self.weight = Parameter(init.kaiming_uniform(shape, name and f"{name}conv.weight", fan_in=fan_in, seed=seed))
@@ -51,7 +49,7 @@ class _Conv(Module):
         return (outer, inner // groups, *kernel)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, in_channels, spatial...] to [N, out_channels, places...]."""
+        """[N, in_channels, spatial...] to [N, out_channels, spatial...]."""
         operands = (x, self.weight) if self.bias is None else (x, self.weight, self.bias)
         return call(self.op, *operands, **self.attrs)
 
@@ -86,18 +84,8 @@ class _ConvTranspose(_Conv):
         name: str = "",
         seed: int | None = None,
     ) -> None:
-        super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            name=name,
-            seed=seed,
-        )
+        shape = (in_channels, out_channels, kernel_size)
+        super().__init__(*shape, stride, padding, dilation, groups, bias, name=name, seed=seed)
         self.attrs["output_padding"] = _sizes(output_padding)
 
     @staticmethod
@@ -106,13 +94,13 @@ class _ConvTranspose(_Conv):
 
 
 class ConvTranspose1d(_ConvTranspose):
-    """The transpose of Conv1d: [N, C, places] to [N, C', L]; weight [in, out / groups, k]."""
+    """Transpose of Conv1d: [N, C, L] to [N, C', L']; weight [in, out / groups, k]."""
 
     rank = 1
 
 
 class ConvTranspose2d(_ConvTranspose):
-    """The transpose of Conv2d: [N, C, places...] to [N, C', H, W]; weight [in, out / groups, kh, kw]."""
+    """Transpose of Conv2d: [N, C, H, W] to [N, C', H', W']; weight [in, out / groups, kh, kw]."""
 
     rank = 2
 
@@ -122,71 +110,72 @@ def _sizes(given: Sizes) -> int | tuple[int, ...]:
 
 
 class _Pool(Module):
+    """Base of the pools."""
+
     rank = 0
+    op = ""
 
-    def _sizes(self, given: Sizes) -> tuple[int, ...]:
-        return (given,) * self.rank if isinstance(given, int) else tuple(given)
-
-
-class _MaxPool(_Pool):
-    def __init__(
-        self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
-    ) -> None:
+    def __init__(self, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, **attrs: object) -> None:
         self.attrs = {
-            "kernel": self._sizes(kernel_size),
-            "stride": None if stride is None else self._sizes(stride),
-            "padding": self._sizes(padding),
-            "dilation": self._sizes(dilation),
+            "kernel": per_axis(self.rank, kernel_size),
+            "stride": None if stride is None else per_axis(self.rank, stride),
+            "padding": per_axis(self.rank, padding),
+            **attrs,
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., spatial...] to [..., places...]; the gradient goes to the first of equals."""
-        return call("max_pool", x, **self.attrs)[0]
+        """[..., spatial...] to [..., number of windows...]."""
+        found = call(self.op, x, **self.attrs)
+        return found[0] if isinstance(found, tuple) else found
+
+
+class _MaxPool(_Pool):
+    op = "max_pool"
+
+    def __init__(
+        self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
+    ) -> None:
+        super().__init__(kernel_size, stride, padding, dilation=per_axis(self.rank, dilation))
 
 
 class MaxPool1d(_MaxPool):
-    """Largest entry of each window of the last axis."""
+    """Maximum over windows of the last axis; of equal entries the first one gets the gradient."""
 
     rank = 1
 
 
 class MaxPool2d(_MaxPool):
-    """Largest entry of each window of the last two axes."""
+    """Maximum over windows of the last two axes; of equal entries the first one gets the gradient."""
 
     rank = 2
 
 
 class _AvgPool(_Pool):
+    op = "avg_pool"
+
     def __init__(
         self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, count_include_pad: bool = True
     ) -> None:
-        self.attrs = {
-            "kernel": self._sizes(kernel_size),
-            "stride": None if stride is None else self._sizes(stride),
-            "padding": self._sizes(padding),
-            "count_include_pad": count_include_pad,
-        }
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., spatial...] to [..., places...]."""
-        return call("avg_pool", x, **self.attrs)
+        super().__init__(kernel_size, stride, padding, count_include_pad=count_include_pad)
 
 
 class AvgPool1d(_AvgPool):
-    """Mean of each window of the last axis."""
+    """Mean over windows of the last axis."""
 
     rank = 1
 
 
 class AvgPool2d(_AvgPool):
-    """Mean of each window of the last two axes."""
+    """Mean over windows of the last two axes."""
 
     rank = 2
 
 
-class _AdaptiveAvgPool(_Pool):
+class _AdaptiveAvgPool(Module):
+    rank = 0
+
     def __init__(self, output_size: Sizes) -> None:
-        self.sizes = self._sizes(output_size)
+        self.sizes = per_axis(self.rank, output_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., spatial...] to [..., output_size...]."""
@@ -194,12 +183,12 @@ class _AdaptiveAvgPool(_Pool):
 
 
 class AdaptiveAvgPool1d(_AdaptiveAvgPool):
-    """Means over windows that share out the last axis."""
+    """Mean over `output_size` windows that cover the last axis."""
 
     rank = 1
 
 
 class AdaptiveAvgPool2d(_AdaptiveAvgPool):
-    """Means over windows that share out the last two axes."""
+    """Mean over `output_size` windows that cover the last two axes."""
 
     rank = 2

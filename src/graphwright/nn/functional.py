@@ -1,131 +1,45 @@
-"""Functions without parameters: attention, windows, activations, normalisations, losses.
+"""Functions without parameters: activations, normalisations, attention, convolutions, pools, losses.
 
-Losses give float32 or wider and are reduced by `reduction`: `mean`, `sum` or `none`.
+Losses are float32 or wider and reduced by `reduction`: `mean`, `sum` or `none`. Convolutions and pools have the names,
+argument orders and defaults of torch.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from collections.abc import Callable, Sequence
+from functools import reduce
+from math import inf
+from operator import and_
+from typing import Any, Literal, TypeVar, overload
 
-from graphwright.array import float32
-from graphwright.autograd import Tensor, as_tensor, where
+import numpy as np
+
+from graphwright.array import float32, from_numpy
+from graphwright.autograd import Tensor, as_tensor, training, where
+from graphwright.autograd import dropout as drop
 from graphwright.errors import ShapeError, UsageError
-from graphwright.nn.attend import attention as attention
-from graphwright.nn.windows import (
-    adaptive_avg_pool1d as adaptive_avg_pool1d,
-)
-from graphwright.nn.windows import (
-    adaptive_avg_pool2d as adaptive_avg_pool2d,
-)
-from graphwright.nn.windows import (
-    avg_pool1d as avg_pool1d,
-)
-from graphwright.nn.windows import (
-    avg_pool2d as avg_pool2d,
-)
-from graphwright.nn.windows import (
-    conv1d as conv1d,
-)
-from graphwright.nn.windows import (
-    conv2d as conv2d,
-)
-from graphwright.nn.windows import (
-    conv_transpose1d as conv_transpose1d,
-)
-from graphwright.nn.windows import (
-    conv_transpose2d as conv_transpose2d,
-)
-from graphwright.nn.windows import (
-    dropout as dropout,
-)
-from graphwright.nn.windows import (
-    embedding as embedding,
-)
-from graphwright.nn.windows import (
-    interpolate as interpolate,
-)
-from graphwright.nn.windows import (
-    linear as linear,
-)
-from graphwright.nn.windows import (
-    max_pool1d as max_pool1d,
-)
-from graphwright.nn.windows import (
-    max_pool2d as max_pool2d,
-)
+from graphwright.nn.op_functions import *  # noqa: F403
+from graphwright.nn.op_functions import logsigmoid
 from graphwright.ops import call
+from graphwright.ops.rules import equal_dim
 
 Moments = tuple[Tensor, Tensor, Tensor]
+Sizes = int | Sequence[int]
 
 
-# -- activations -------------------------------------------------------------------------------------------------------
-def relu(x: Tensor) -> Tensor:
-    """max(x, 0), with derivative 0 at 0."""
-    return call("relu", x)
-
-
-def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    """X above 0, else slope·x."""
-    return call("leaky_relu", x, slope=slope)
-
-
-def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """X above 0, else alpha·(eˣ - 1) (Clevert et al. 2016)."""
-    return call("elu", x, alpha=alpha)
-
-
-def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x·Φ(x), or with `approximate="tanh"` its approximation by tanh (Hendrycks and Gimpel 2016)."""
-    return call("gelu", x, approximate=approximate)
-
-
-def silu(x: Tensor) -> Tensor:
-    """x·σ(x)."""
-    return call("silu", x)
-
-
-def swiglu(a: Tensor, b: Tensor) -> Tensor:
-    """silu(a)·b, as one op that keeps a and b alone (Shazeer 2020)."""
-    return call("swiglu", a, b)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e⁻ˣ)."""
-    return call("sigmoid", x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Tanh x."""
-    return call("tanh", x)
-
-
-def softplus(x: Tensor) -> Tensor:
-    """ln(1 + eˣ)."""
-    return call("softplus", x)
-
-
-def logsigmoid(x: Tensor) -> Tensor:
-    """Ln σ(x)."""
-    return call("logsigmoid", x)
-
-
-def sech(x: Tensor) -> Tensor:
-    """1 / cosh x."""
-    return call("sech", x)
-
-
+# -- activations: more in `op_functions.py` ----------------------------------------------------------------------------
 def softmax(x: Tensor, axis: int = -1, mask: Any = None) -> Tensor:
     """e^(x - max) / Σ along an axis.
 
     Args:
-        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, also when a row has no other.
-            Without a mask, a row of -inf alone is NaN.
+        mask: bool, broadcast to x; entries where it is false are 0 and get no gradient, even if a whole row is false.
+            Without a mask, a row of only -inf is NaN.
     """
     return x.softmax(axis, mask)
 
 
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """Ln softmax along an axis."""
+    """ln softmax along an axis."""
     return x.log_softmax(axis)
 
 
@@ -133,12 +47,12 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float = 1e-6, *, unit_offset: bool = False, cast_before_scale: bool = True
 ) -> Tensor:
-    """X / √(mean(x², -1) + eps) · weight; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
+    """x / √(mean(x², -1) + eps) · weight; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
 
     Args:
         x: [..., D], floating. weight: [D].
         unit_offset: scale by 1 + weight, as Gemma does.
-        cast_before_scale: cast the quotient to the dtype of x and then scale, as Llama does, or the other way round.
+        cast_before_scale: cast the quotient to the dtype of x before scaling, as Llama does, not after.
     """
     return call("rms_norm", x, weight, eps=eps, unit_offset=unit_offset, cast_before_scale=cast_before_scale)
 
@@ -146,20 +60,20 @@ def rms_norm(
 def layer_norm(
     x: Tensor, shape: int | tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """(x - mean) / √(var + eps) · weight + bias over the last axes, which have `shape` (Ba et al. 2016).
+    """(x - mean) / √(var + eps) · weight + bias over the last axes, of sizes `shape` (Ba et al. 2016).
 
-    Raises: ShapeError if x does not end in that shape; UsageError for a bias without a weight.
+    Raises: ShapeError if the last axes of x have other sizes; UsageError for a bias without a weight.
     """
     normalised = (shape,) if isinstance(shape, int) else tuple(shape)
     if x.shape[-len(normalised) :] != normalised:
-        raise ShapeError("the last axes have another shape", expected=normalised, got=x.spec)
+        raise ShapeError("the last axes of x have the wrong sizes", expected=normalised, got=x.spec)
     return call("layer_norm", x, *_scale(weight, bias), rank=len(normalised), eps=eps)
 
 
 def group_norm(
     x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Norm of x [N, C, ...] over each of `groups` runs of channels and all places; weight, bias [C].
+    """Normalise x [N, C, ...] over each of `groups` groups of channels and all positions; weight, bias [C].
 
     Source: Wu and He 2018, "Group Normalization".
     """
@@ -167,7 +81,7 @@ def group_norm(
 
 
 def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Norm of x [N, C, ...] over the places of each channel of each sample; weight, bias [C]."""
+    """Normalise x [N, C, ...] over the positions of each channel of each sample; weight, bias [C]."""
     return group_norm(x, x.shape[1], weight, bias, eps)
 
 
@@ -206,10 +120,11 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor | Moments:
-    """Norm of x [N, C, ...] per channel (Ioffe and Szegedy 2015).
+    """Normalise x [N, C, ...] per channel (Ioffe and Szegedy 2015).
 
-    In training with the statistics of the batch; the result is (y, running mean, running variance), the latter two
-    moved by `momentum` towards the batch's (variance with n - 1), for the caller to keep. Else with the running ones.
+    In training by the statistics of the batch, else by the running ones. In training the result is (y, running mean,
+    running variance): the new running values, moved by `momentum` towards those of the batch (variance with n - 1),
+    which the caller stores.
 
     Raises: ShapeError when training on one value per channel.
     """
@@ -221,8 +136,242 @@ def batch_norm(
 
 def _scale(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, ...]:
     if weight is None and bias is not None:
-        raise UsageError("a bias needs a weight before it", fix="a weight of ones")
+        raise UsageError("bias without weight", fix="pass a weight of ones")
     return tuple(t for t in (weight, bias) if t is not None)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x · wᵀ + b: [..., in] with weight [out, in] to [..., out]. Raises: ShapeError."""
+    return call("linear", x, weight) if bias is None else call("linear", x, weight, bias)
+
+
+def embedding(ids: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of a table [num, dim]: [...] to [..., dim]; row `padding_idx` gets no gradient. Raises: IndexOutOfRange."""
+    rows = call("embedding", weight, ids)
+    if padding_idx is None:
+        return rows
+    padding = (ids == padding_idx % weight.shape[0]).reshape(*ids.shape, 1)
+    return call("where", padding, call("stop_gradient", rows), rows)
+
+
+def dropout(x: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
+    """In training x / (1 - p) with probability 1 - p, else 0; in evaluation x. `gw.mode` overrides `train`."""
+    return drop(x, p) if p and training(train) else x
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    window: int | None = None,
+    q_start: int | Tensor | None = None,
+    softcap: float | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(scale · q kᵀ + bias over the visible keys) v; query head h reads key head h // (H / G).
+
+    Runs as the fused op `sdpa` where that supports the options, else as primitives.
+
+    Args:
+        q: [B, H, Tq, D]; k: [B, G, Tk, D]; v: [B, G, Tk, Dv]; H a multiple of G.
+        mask: bool, broadcasts to [B, H, Tq, Tk]; true where a key is visible to a query.
+        bias: floating, broadcasts to [B, H, Tq, Tk], added after the softcap; -inf hides a key.
+        key_mask: bool [B, Tk], false for padding.
+        causal: query i sees key j iff j ≤ q_start + i. By default the last query is aligned with the last key; torch's
+            `is_causal` aligns the first ones, which is the same for Tq = Tk.
+        window: with `causal`, also j > q_start + i - window: the number of visible keys, the query's own included.
+        q_start: index of the first query among the keys; Tk - Tq by default.
+        softcap: scores s become softcap · tanh(s / softcap).
+        dropout_p: dropout of the probabilities; the caller passes 0 in evaluation.
+        scale: 1/√D by default.
+    Returns: [B, H, Tq, Dv], dtype of q; 0, with gradient 0, for a query without visible keys. Scores of 16-bit operands
+        are cast to float32 right after the product.
+    Raises: ShapeError, DTypeError, UsageError for a window without `causal`.
+    """
+    if (window is not None or q_start is not None) and not causal:
+        raise UsageError("window and q_start need causal=True", got=f"window {window}, q_start {q_start}")
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if mask is None and bias is None and softcap is None and not dropout_p:
+        start = None if q_start is None else as_tensor(q_start)
+        extra = {name: t for name, t in (("key_mask", key_mask), ("q_start", start)) if t is not None}
+        return call("sdpa", q, k, v, *extra.values(), scale=scale, causal=causal, window=window, optional=tuple(extra))
+    scores = _scores(q, k, v) * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    masks = [t for t in (mask, None if bias is None else bias > -inf) if t is not None]
+    if key_mask is not None:
+        masks.append(key_mask.reshape(key_mask.shape[0], 1, 1, key_mask.shape[1]))
+    if causal:
+        masks.append(visible(q.shape[2], k.shape[2], window, q_start))
+    seen = reduce(and_, masks) if masks else None
+    weights = scores.softmax(-1, mask=None if seen is None else seen.expand(*scores.shape))
+    weights = drop(weights, dropout_p) if dropout_p else weights
+    return _mixed(weights.to(q.dtype), v)
+
+
+def visible(queries: int, keys: int, window: int | None = None, q_start: int | Tensor | None = None) -> Tensor:
+    """Return bool [queries, keys]: the keys that each causal query sees; see `attention`."""
+    start: Any = keys - queries if q_start is None else q_start
+    ahead = Tensor(from_numpy(np.arange(keys)[None] - np.arange(queries)[:, None])) - start
+    seen = ahead <= 0
+    return seen if window is None else seen & (ahead > -window)
+
+
+def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
+    if any(t.ndim != 4 for t in (q, k, v)):
+        raise ShapeError(
+            "attention needs q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q.spec}, {k.spec}, {v.spec}"
+        )
+    for at, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
+        equal_dim(k.shape[at], v.shape[at], f"{name} of v")
+    groups = k.shape[1]
+    if not groups or q.shape[1] % groups:
+        raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=q.shape[1])
+    split = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
+    scores = call("flatten", split @ k.unsqueeze(2).transpose(3, 4), start=1, end=2)
+    return scores.to(float32) if scores.dtype.is_low else scores
+
+
+def _mixed(weights: Tensor, v: Tensor) -> Tensor:
+    split = call("unflatten", weights, axis=1, sizes=(v.shape[1], weights.shape[1] // v.shape[1]))
+    return call("flatten", split @ v.unsqueeze(2), start=1, end=2)
+
+
+# -- convolutions and pools --------------------------------------------------------------------------------------------
+_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+
+
+def _named(name: str, doc: str) -> Callable[[_Function], _Function]:
+    def name_it(function: _Function) -> _Function:
+        function.__name__ = function.__qualname__ = name
+        function.__doc__ = f"{doc} Raises: ShapeError."
+        return function
+
+    return name_it
+
+
+def _conv_of_rank(rank: int, doc: str):  # the type is inferred: Callable would lose the keywords
+    @_named(f"conv{rank}d", doc)
+    def conv(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        dilation: Sizes = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        slide = {"stride": stride, "padding": padding, "dilation": dilation}
+        return _conv("conv", rank, x, weight, bias, groups, slide)
+
+    return conv
+
+
+def _conv_transpose_of_rank(rank: int, doc: str):  # the type is inferred
+    @_named(f"conv_transpose{rank}d", doc)
+    def conv_transpose(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: int = 1,
+        dilation: Sizes = 1,
+    ) -> Tensor:
+        slide = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
+        return _conv("conv_transpose", rank, x, weight, bias, groups, slide)
+
+    return conv_transpose
+
+
+def _conv(
+    op: str, rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, slide: dict[str, Sizes]
+) -> Tensor:
+    if weight.ndim != rank + 2:
+        raise ShapeError("wrong number of weight axes", where=f"{op}{rank}d", expected=rank + 2, got=weight.spec)
+    sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
+    return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
+
+
+def _max_pool_of_rank(rank: int, doc: str):  # the type is inferred
+    @_named(f"max_pool{rank}d", doc)
+    def max_pool(
+        x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
+    ) -> Tensor:
+        window = _window(rank, kernel_size, stride, padding)
+        return call("max_pool", x, **window, dilation=per_axis(rank, dilation))[0]
+
+    return max_pool
+
+
+def _avg_pool_of_rank(rank: int, doc: str):  # the type is inferred
+    @_named(f"avg_pool{rank}d", doc)
+    def avg_pool(
+        x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, count_include_pad: bool = True
+    ) -> Tensor:
+        window = _window(rank, kernel_size, stride, padding)
+        return call("avg_pool", x, **window, count_include_pad=count_include_pad)
+
+    return avg_pool
+
+
+def _adaptive_avg_pool_of_rank(rank: int, doc: str):  # the type is inferred
+    @_named(f"adaptive_avg_pool{rank}d", doc)
+    def adaptive_avg_pool(x: Tensor, output_size: Sizes) -> Tensor:
+        return call("adaptive_avg_pool", x, sizes=per_axis(rank, output_size))
+
+    return adaptive_avg_pool
+
+
+def _window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
+    slide = None if stride is None else per_axis(rank, stride)
+    return {"kernel": per_axis(rank, kernel), "stride": slide, "padding": per_axis(rank, padding)}
+
+
+def per_axis(rank: int, given: Sizes) -> tuple[int, ...]:
+    """Return one size per spatial axis; a single number holds for all."""
+    return (given,) * rank if isinstance(given, int) else tuple(given)
+
+
+conv1d = _conv_of_rank(1, "Cross-correlate [N, C, L] with weight [out, C / groups, k].")
+conv2d = _conv_of_rank(2, "Cross-correlate [N, C, H, W] with weight [out, C / groups, kh, kw].")
+conv_transpose1d = _conv_transpose_of_rank(1, "Transpose of `conv1d`; weight [C, out / groups, k].")
+conv_transpose2d = _conv_transpose_of_rank(2, "Transpose of `conv2d`; weight [C, out / groups, kh, kw].")
+max_pool1d = _max_pool_of_rank(1, "Maximum over windows of the last axis.")
+max_pool2d = _max_pool_of_rank(2, "Maximum over windows of the last two axes.")
+avg_pool1d = _avg_pool_of_rank(1, "Mean over windows of the last axis.")
+avg_pool2d = _avg_pool_of_rank(2, "Mean over windows of the last two axes.")
+adaptive_avg_pool1d = _adaptive_avg_pool_of_rank(1, "Mean over `output_size` windows that cover the last axis.")
+adaptive_avg_pool2d = _adaptive_avg_pool_of_rank(2, "Mean over `output_size` windows that cover the last two axes.")
+
+
+def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bool = False) -> Tensor:
+    """Resample [N, C, L] or [N, C, H, W] to `size`.
+
+    Args:
+        mode: `nearest`, `linear` for one spatial axis or `bilinear` for two.
+        align_corners: keep the outermost entries at the outermost positions.
+    Raises: ShapeError, UsageError for another mode.
+    """
+    rank = x.ndim - 2
+    named = {"nearest": "nearest", ("linear", "bilinear")[min(max(rank, 1), 2) - 1]: "linear"}
+    if mode not in named:
+        raise UsageError(
+            "unknown mode for this rank", where="interpolate", expected=", ".join(named), got=f"{mode}, {x.spec}"
+        )
+    return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)
 
 
 # -- losses of class scores --------------------------------------------------------------------------------------------
@@ -235,16 +384,16 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     reduction: str = "mean",
 ) -> Tensor:
-    """-Σ_k q_k ln softmax(scores)_k, averaged over the rows whose target is not ignored.
+    """-Σ_k w_k q_k ln softmax(scores)_k, averaged over the rows whose target is not ignored.
 
-    q is one at the target; with smoothing s, 1 - s there and s/K everywhere; times the weights of the classes. The mean
-    divides by Σ weight[target]; it is NaN if all rows are ignored, as in torch, and the sum is 0.
+    q is the one-hot target; with smoothing s it is (1 - s)·one_hot + s/K. w are the class weights. The mean divides by
+    Σ w[target]. If all rows are ignored, the mean is NaN, as in torch, and the sum is 0.
 
     Args:
         scores: [..., K], floating; classes on the last axis.
         targets: int64 [...].
         weight: [K], floating, or None for ones.
-        ignore_index: target of rows that do not count.
+        ignore_index: target of rows to ignore.
     Returns: float32 or wider; a scalar unless reduction is `none`.
     Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
     """
@@ -266,12 +415,12 @@ def nll_loss(
     """-log_probabilities[target], times weight[target]; classes on the last axis. See `cross_entropy`."""
     x, targets = _wide(log_probabilities), as_tensor(targets)
     if targets.shape != x.shape[:-1]:
-        raise ShapeError("one target per row", expected=x.shape[:-1], got=targets.spec)
+        raise ShapeError("targets must have one entry per row of scores", expected=x.shape[:-1], got=targets.spec)
     ignored = targets == ignore_index
-    place = where(ignored, 0, targets)
-    loss = -call("gather", x, place.reshape(*place.shape, 1), axis=-1).reshape(*place.shape)
+    label = where(ignored, 0, targets)
+    loss = -call("gather", x, label.reshape(*label.shape, 1), axis=-1).reshape(*label.shape)
     if weight is not None:
-        loss = loss * call("gather", _wide(weight), place.reshape(-1), axis=0).reshape(*place.shape)
+        loss = loss * call("gather", _wide(weight), label.reshape(-1), axis=0).reshape(*label.shape)
     return _over_rows(where(ignored, 0.0, loss), targets, weight, ignore_index, reduction)
 
 
@@ -289,20 +438,20 @@ def _over_rows(loss: Tensor, targets: Any, weight: Tensor | None, ignore_index: 
 # -- losses of values --------------------------------------------------------------------------------------------------
 def mse_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
     """(x - target)²."""
-    apart = _apart(x, target)
-    return _reduced(apart * apart, reduction)
+    difference = _difference(x, target)
+    return _reduced(difference * difference, reduction)
 
 
 def l1_loss(x: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
     """|x - target|, with gradient 0 at 0."""
-    return _reduced(_apart(x, target).abs(), reduction)
+    return _reduced(_difference(x, target).abs(), reduction)
 
 
 def huber_loss(x: Tensor, target: Any, *, delta: float = 1.0, reduction: str = "mean") -> Tensor:
     """½d² up to |d| = delta, delta·(|d| - ½delta) beyond, d = x - target (Huber 1964)."""
-    apart = _apart(x, target)
-    size = apart.abs()
-    return _reduced(where(size <= delta, apart * apart * 0.5, (size - 0.5 * delta) * delta), reduction)
+    difference = _difference(x, target)
+    size = difference.abs()
+    return _reduced(where(size <= delta, difference * difference * 0.5, (size - 0.5 * delta) * delta), reduction)
 
 
 def smooth_l1_loss(x: Tensor, target: Any, *, beta: float = 1.0, reduction: str = "mean") -> Tensor:
@@ -313,17 +462,17 @@ def smooth_l1_loss(x: Tensor, target: Any, *, beta: float = 1.0, reduction: str 
 
 
 def binary_cross_entropy(p: Tensor, target: Any, *, reduction: str = "mean") -> Tensor:
-    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms stop at -100, so p = 0 and 1 are finite."""
+    """-(y·ln p + (1 - y)·ln(1 - p)) for probabilities p; logarithms are clamped at -100, so p = 0 and 1 are finite."""
     return _reduced(call("bce", _wide(p), _wide(target)), reduction)
 
 
 def binary_cross_entropy_with_logits(
     x: Tensor, target: Any, *, pos_weight: Any = None, reduction: str = "mean"
 ) -> Tensor:
-    """The same of p = σ(x), for scores of any size.
+    """`binary_cross_entropy` of p = σ(x), stable for large |x|.
 
     Args:
-        pos_weight: factor of the terms with y = 1; broadcast to x.
+        pos_weight: factor of the terms with y = 1; broadcasts to x.
     """
     x, y = _wide(x), _wide(target)
     if pos_weight is None:
@@ -335,7 +484,7 @@ def kl_div(x: Tensor, target: Any, *, log_target: bool = False, reduction: str =
     """target·(ln target - x) for log-probabilities x; terms with target 0 are 0.
 
     Args:
-        log_target: the target is given as its logarithm.
+        log_target: whether the target is given as its logarithm.
         reduction: also `batchmean`: the sum divided by the size of the first axis.
     """
     x, target = _wide(x), _wide(target)
@@ -351,10 +500,12 @@ def _wide(x: Any) -> Tensor:
     return x.to(float32) if x.dtype.is_low else x
 
 
-def _apart(x: Any, target: Any) -> Tensor:
+def _difference(x: Any, target: Any) -> Tensor:
     x, target = _wide(x), _wide(target)
     if x.shape != target.shape:
-        raise ShapeError("a target of another shape", expected=x.spec, got=target.spec, fix="reshape or expand one")
+        raise ShapeError(
+            "target and input have different shapes", expected=x.spec, got=target.spec, fix="reshape or expand one"
+        )
     return x - target
 
 

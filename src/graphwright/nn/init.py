@@ -1,6 +1,6 @@
-"""Initial values by Philox: a stream per parameter name, so that adding a layer changes no other layer's numbers.
+"""Initial values by Philox with one stream per parameter name, so that adding a layer changes no other layer.
 
-What has no name takes the next stream of the running generator; `gw.manual_seed` starts that anew.
+Parameters without a name take the next stream of the default generator, which `gw.manual_seed` restarts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from graphwright.errors import ShapeError, UsageError
 
 
 def source(name: str = "", seed: int | None = None) -> dict[str, int]:
-    """Seed, stream and step of one parameter: those of its name, or the running generator's next stream."""
+    """Return seed, stream and step for one parameter: those of its name, or the default generator's next stream."""
     if name:
         return {"seed": 0 if seed is None else seed, "stream": random.stream_of(name)}
-    state = rng.get_state()
+    state = rng.state_dict()
     rng.draw()
     return {**state, "seed": state["seed"] if seed is None else seed}
 
 
 def normal(shape: tuple[int, ...], name: str = "", *, std: float = 0.02, seed: int | None = None) -> NDArray:
-    """N(0, std²) float32."""
+    """Sample N(0, std²), float32."""
     return from_numpy(random.normal(prod(shape), **source(name, seed)).reshape(shape) * np.float32(std))
 
 
 def uniform(shape: tuple[int, ...], name: str = "", *, bound: float, seed: int | None = None) -> NDArray:
-    """Uniform in ±bound float32."""
+    """Sample uniformly from ±bound, float32."""
     values = random.uniform(prod(shape), **source(name, seed)).reshape(shape)
     return from_numpy((values * 2 - 1) * np.float32(bound))
 
@@ -37,28 +37,29 @@ def uniform(shape: tuple[int, ...], name: str = "", *, bound: float, seed: int |
 def kaiming_uniform(
     shape: tuple[int, ...], name: str = "", *, fan_in: int, a: float = sqrt(5), seed: int | None = None
 ) -> NDArray:
-    """Uniform in ±√(6 / ((1 + a²)·fan_in)) float32 (He et al. 2015); with a = √5, ±1/√fan_in, torch's default."""
+    """Sample uniformly from ±√(6 / ((1 + a²)·fan_in)) (He et al. 2015); for a = √5 ±1/√fan_in, torch's default."""
     return uniform(shape, name, bound=sqrt(6 / ((1 + a * a) * fan_in)) if fan_in else 0.0, seed=seed)
 
 
 def xavier_uniform(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """Uniform in ±gain·√(6 / (fan_in + fan_out)) float32 (Glorot and Bengio 2010, eq. 16)."""
+    """Sample uniformly from ±gain·√(6 / (fan_in + fan_out)), float32 (Glorot and Bengio 2010, eq. 16)."""
     return uniform(shape, name, bound=gain * sqrt(6 / sum(fans(shape))), seed=seed)
 
 
 def xavier_normal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """N(0, gain²·2 / (fan_in + fan_out)) float32."""
+    """Sample N(0, gain²·2 / (fan_in + fan_out)), float32."""
     return normal(shape, name, std=gain * sqrt(2 / sum(fans(shape))), seed=seed)
 
 
 def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, seed: int | None = None) -> NDArray:
-    """Rows, or columns if there are fewer, orthonormal times gain, float32; axes after the first taken together.
+    """Sample an orthogonal matrix times gain, float32; of the rows and columns the fewer are orthonormal.
 
-    By QR of a normal matrix, with the signs of R's diagonal (Saxe, McClelland and Ganguli 2014; Mezzadri 2007).
+    Axes after the first are flattened. By QR of a normal matrix, with the signs of R's diagonal (Saxe, McClelland and
+    Ganguli 2014; Mezzadri 2007).
     Raises: ShapeError for fewer than two axes.
     """
     if len(shape) < 2:
-        raise ShapeError("an orthogonal matrix has two axes", got=shape)
+        raise ShapeError("orthogonal initialisation needs at least two axes", got=shape)
     rows, columns = shape[0], prod(shape[1:])
     flat = random.normal(rows * columns, **source(name, seed)).astype(np.float64)
     q, r = np.linalg.qr(flat.reshape(max(rows, columns), min(rows, columns)))
@@ -67,7 +68,7 @@ def orthogonal(shape: tuple[int, ...], name: str = "", *, gain: float = 1.0, see
 
 
 def full(shape: tuple[int, ...], value: float) -> NDArray:
-    """One value, float32."""
+    """A constant array, float32."""
     return from_numpy(np.full(shape, value, np.float32))
 
 
@@ -82,8 +83,8 @@ def ones(*shape: int) -> NDArray:
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs that one output reads and outputs that one input reaches, of a weight [out, in, kernel...]."""
+    """Return (fan_in, fan_out) of a weight [out, in, kernel...]."""
     if len(shape) < 2:
-        raise UsageError("fans are those of a weight [out, in, ...]", got=shape)
+        raise UsageError("fan_in and fan_out need a weight [out, in, ...]", got=shape)
     kernel = prod(shape[2:])
     return shape[1] * kernel, shape[0] * kernel

@@ -1,4 +1,4 @@
-"""The linear map, and rows of a table."""
+"""Linear and Embedding."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from functools import partial
 
 from graphwright.autograd import Parameter, Tensor
 from graphwright.nn import init
+from graphwright.nn.functional import embedding, linear
 from graphwright.nn.module import Module
-from graphwright.nn.windows import embedding, linear
 
 
 class Linear(Module):
-    """x · wᵀ + b: x [..., in_features] to [..., out_features]; weight [out, in], as in torch.
+    """x · wᵀ + b: [..., in_features] to [..., out_features]; weight [out, in], as in torch.
 
     Args:
-        name, seed: of the initial values; see `nn.init`.
+        name, seed: source of the initial values; see `nn.init`.
     """
 
     def __init__(
@@ -26,15 +26,15 @@ class Linear(Module):
         self.bias = Parameter(drawn((out_features,), key and f"{key}bias")) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the map."""
+        """[..., in_features] to [..., out_features]."""
         return linear(x, self.weight, self.bias)
 
 
 class Embedding(Module):
-    """Rows of a table [num, dim] for integer ids of any shape, N(0, 1) at first.
+    """Rows of a table [num, dim] by integer ids of any shape, initially N(0, 1).
 
     Args:
-        padding_idx: an id whose row is 0 at first and gets no gradient.
+        padding_idx: id of a row that is initially 0 and gets no gradient.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ _PLAIN = frozenset({bool, int, float, str, type(None)})
 
 
 class Buffer(Variable):
-    """A value that a module carries and nobody trains; `persistent` ones are part of its state."""
+    """A variable of a module that is not trained; saved with the module if `persistent`."""
 
     __slots__ = ("persistent",)
 
@@ -28,16 +28,16 @@ class Buffer(Variable):
 class Module:
     """A function with parameters. Subclasses set parameters and modules as attributes and define `forward`.
 
-    Parameters and buffers are named by their dotted path from the module that is asked; the first module that lists one
-    gives it its name, which is its key in a traced program. Lists, tuples and dicts of them are looked into.
+    Names of parameters and buffers are dotted paths of attributes, through lists, tuples and dicts too. A parameter
+    keeps the first name that it is listed under, which is its key in a traced program.
 
     Attributes:
-        training: whether layers that differ (dropout, batch norm) train; `gw.mode` overrides it.
+        training: whether layers such as dropout and batch norm train; `gw.mode` overrides it.
     """
 
     @property
     def training(self) -> bool:
-        """See the class."""
+        """Flag of this module; see the class."""
         return self.__dict__.get("_training", True)
 
     @training.setter
@@ -46,7 +46,7 @@ class Module:
         changes.rise()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run `forward` in the scope of the module's name."""
+        """Run `forward`, naming traced nodes under the module's name."""
         name = self.__dict__.get("_name")
         if name:
             with scoped(name):
@@ -55,16 +55,16 @@ class Module:
         return self.forward(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes."""
+        """Compute the result; defined by subclasses."""
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
-    # -- what is in it -----------------------------------------------------------------------------------------------
+    # -- contents ----------------------------------------------------------------------------------------------------
     def children(self) -> Iterator[tuple[str, Module]]:
-        """(name, module) of direct children; those in lists are `list.0`, ..., those in dicts `dict.key`."""
+        """Iterate over (name, module) of direct children; names in lists are `list.0`, ..., in dicts `dict.key`."""
         return ((name, value) for name, value in self._members() if isinstance(value, Module))
 
     def modules(self) -> Iterator[Module]:
-        """This module and all below it, each once."""
+        """Iterate over this module and all its descendants, each once."""
         seen: set[int] = set()
         stack: list[Module] = [self]
         while stack:
@@ -75,7 +75,7 @@ class Module:
                 stack += [child for _, child in module.children()][::-1]
 
     def _members(self) -> Iterator[tuple[str, Any]]:
-        """Modules and variables among the attributes, and in lists, tuples and dicts there, with dotted names."""
+        """(dotted name, module or variable) among the attributes and in their lists, tuples and dicts."""
         stack = [item for item in vars(self).items() if type(item[1]) not in _PLAIN][::-1]
         while stack:
             name, value = stack.pop()
@@ -87,13 +87,13 @@ class Module:
                 stack += [(f"{name}.{k}", v) for k, v in value.items()][::-1]
 
     def name_children(self) -> None:
-        """Give variables and children, from this module down, the names under which they appear in a trace."""
+        """Name all variables and descendants as they appear in a trace."""
         for name, variable in self._variables("", naming=True):
             if not variable.name:
                 variable.name = name
 
     def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """(dotted name, parameter or buffer), a shared one under each of its names; children get theirs on the way."""
+        """(dotted name, parameter or buffer), a tied one under each of its names; `naming` also names the children."""
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
@@ -106,7 +106,7 @@ class Module:
             yield from child._variables(f"{prefix}{name}.", naming)
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
-        """(dotted name, parameter), each parameter once."""
+        """Iterate over (dotted name, parameter), each parameter once."""
         seen: set[int] = set()
         for name, value in self._variables(prefix):
             if isinstance(value, Parameter) and id(value) not in seen:
@@ -114,7 +114,7 @@ class Module:
                 yield name, value
 
     def parameters(self) -> Iterator[Parameter]:
-        """Parameters, each once."""
+        """Iterate over the parameters, each once."""
         found: dict[int, Parameter] = {}
         for name, value in self._variables("", naming=True):
             if not value.name:
@@ -124,7 +124,7 @@ class Module:
         return iter(found.values())
 
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
-        """(dotted name, buffer), each buffer once."""
+        """Iterate over (dotted name, buffer), each buffer once."""
         seen: set[int] = set()
         for name, value in self._variables(prefix):
             if isinstance(value, Buffer) and id(value) not in seen:
@@ -132,11 +132,11 @@ class Module:
                 yield name, value
 
     def variables(self) -> dict[str, Variable]:
-        """Everything that is saved: parameters and persistent buffers by name, a tied one under each of its names."""
+        """Return what is saved: parameters and persistent buffers by name, a tied one under each of its names."""
         return {n: v for n, v in self._variables("") if isinstance(v, Parameter) or v.persistent}
 
     def structure_hash(self) -> str:
-        """BLAKE2b over names, ties and specs of what is saved: where it is equal, a saved state fits."""
+        """Return a BLAKE2b hash over names, ties and specs of what is saved; a saved state fits where it is equal."""
         own = self.variables()
         first: dict[int, str] = {}
         rows = [f"{name} {first.setdefault(id(v), name)} {v.spec}" for name, v in own.items()]
@@ -144,33 +144,33 @@ class Module:
 
     # -- modes and dtypes --------------------------------------------------------------------------------------------
     def train(self, mode: bool = True) -> Self:
-        """Let this module and all below it train, or not; gradients flow either way."""
+        """Set `training` of this module and all descendants; gradients flow in either mode."""
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """`train(False)`."""
+        """Call `train(False)`."""
         return self.train(False)
 
     @property
     def trains(self) -> bool:
-        """Whether the layer trains in this call: by `gw.mode`, or by its own flag. A compiled call notes the flag."""
+        """True if the layer trains in this call, by `gw.mode` or its own flag; a trace assumes the flag."""
         recorder = active_recorder.get()
         if recorder is not None:
-            recorder.rely(lambda: self.training)
+            recorder.assume(lambda: self.training)
         return bool(training(self.training))
 
     def requires_grad_(self, wanted: bool = True) -> Self:
-        """Let all parameters be trained, or freeze them."""
+        """Set `requires_grad` of all parameters."""
         for p in self.parameters():
             p.requires_grad = wanted
         return self
 
     def to(self, to: object) -> Self:
-        """Convert floating parameters and buffers to a dtype, or bring all to a device (a Device or `"sim:1"`).
+        """Convert floating parameters and buffers to a dtype, or move all to a device (a Device or `"sim:1"`).
 
-        In place: the objects stay, so do ties and the optimizers of them; optimizer state follows at the next step.
+        In place: parameter objects, ties and optimizers stay valid; optimizer state is converted at the next step.
         Raises: DTypeError for a dtype that is not floating; DeviceUnavailable.
         """
         if names_device(to):
@@ -180,7 +180,7 @@ class Module:
             return self
         kind = named(to)
         if not kind.is_float:
-            raise DTypeError("modules are of floating dtypes", got=kind)
+            raise DTypeError("Module.to needs a floating dtype", got=kind)
         for _, variable in self._variables(""):
             old = variable.data
             if old.dtype.is_float and old.dtype is not kind:
@@ -192,19 +192,19 @@ class Module:
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
-        """Copies of parameters and persistent buffers by name, each once."""
+        """Return copies of parameters and persistent buffers by name, each once."""
         seen: set[int] = set()
         return {
             name: v.detach().clone() for name, v in self.variables().items() if not (id(v) in seen or seen.add(id(v)))
         }
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
-        """Take values by name; all are checked before one is written. A tied one is taken by any of its names.
+        """Load values by name; all are checked before any is written. A tied one may have any of its names.
 
         Args:
-            strict: whether missing and unexpected names are errors; other shapes and dtypes always are.
-        Returns: names that are missing, and that were not expected.
-        Raises: UsageError listing all missing, unexpected and misshapen entries.
+            strict: whether missing and unexpected names are errors; wrong shapes and dtypes always are.
+        Returns: the missing names, and the unexpected ones.
+        Raises: UsageError listing all missing, unexpected and mismatched entries.
         """
         own = self.variables()
         names: dict[int, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Normalisations; those of torch's names have torch's definitions, parameters and buffers."""
+"""Normalisations; modules with torch's names have torch's definitions, parameters and buffers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class RMSNorm(Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to the same."""
+        """[..., dim] to the same shape."""
         return call("rms_norm", x, self.weight, eps=self.eps)
 
 
 class _Scaled(Module):
-    """A norm with a weight and a bias, or without."""
+    """A norm with an optional weight and bias."""
 
     op = ""
 
@@ -40,12 +40,12 @@ class _Scaled(Module):
         return [p for p in (self.weight, self.bias) if p is not None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shape stays."""
+        """[...] to the same shape."""
         return call(self.op, x, *self._scale(), **self.attrs)
 
 
 class LayerNorm(_Scaled):
-    """Norm over the last axes, which have `shape` (Ba, Kiros and Hinton 2016)."""
+    """Normalise over the last axes, of sizes `shape` (Ba, Kiros and Hinton 2016)."""
 
     op = "layer_norm"
 
@@ -55,7 +55,7 @@ class LayerNorm(_Scaled):
 
 
 class GroupNorm(_Scaled):
-    """Norm of [N, C, ...] over each of `groups` runs of channels and all places (Wu and He 2018)."""
+    """Normalise [N, C, ...] over each of `groups` groups of channels and all positions (Wu and He 2018)."""
 
     op = "group_norm"
 
@@ -71,26 +71,26 @@ class _InstanceNorm(_Scaled):
         super().__init__((channels,), affine, groups=channels, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shape stays. Raises: ShapeError for another rank."""
+        """[N, C, ...] to the same shape. Raises: ShapeError for another rank."""
         return super().forward(_of_rank(x, self.rank))
 
 
 class InstanceNorm1d(_InstanceNorm):
-    """Norm of each channel of [N, C, L] over its places (Ulyanov, Vedaldi and Lempitsky 2016)."""
+    """Normalise each channel of [N, C, L] over its positions (Ulyanov, Vedaldi and Lempitsky 2016)."""
 
     rank = 3
 
 
 class InstanceNorm2d(_InstanceNorm):
-    """Norm of each channel of [N, C, H, W] over its places."""
+    """Normalise each channel of [N, C, H, W] over its positions."""
 
     rank = 4
 
 
 class _BatchNorm(_Scaled):
-    """Norm per channel over the batch and all places; in evaluation with running statistics (Ioffe and Szegedy 2015).
+    """Normalise per channel over batch and positions; in evaluation by running statistics (Ioffe and Szegedy 2015).
 
-    Running values are buffers: they move by `momentum` in each training call, and by nothing else.
+    Running statistics are buffers; only a training call changes them, by `momentum`.
     """
 
     ranks: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ class _BatchNorm(_Scaled):
         self.num_batches_tracked = Buffer(from_numpy(np.zeros((), np.int64)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The shape stays. Raises: ShapeError for another rank, or one value per channel while training."""
+        """[N, C, ...] to the same shape. Raises: ShapeError for another rank, or one value per channel in training."""
         x = _of_rank(x, *self.ranks)
         statistics = self.running_mean, self.running_var
         if not self.trains:
@@ -116,18 +116,18 @@ class _BatchNorm(_Scaled):
 
 
 class BatchNorm1d(_BatchNorm):
-    """See above; of [N, C] or [N, C, L]."""
+    """Batch normalisation of [N, C] or [N, C, L]."""
 
     ranks = (2, 3)
 
 
 class BatchNorm2d(_BatchNorm):
-    """See above; of [N, C, H, W]."""
+    """Batch normalisation of [N, C, H, W]."""
 
     ranks = (4,)
 
 
 def _of_rank(x: Tensor, *ranks: int) -> Tensor:
     if x.ndim not in ranks:
-        raise ShapeError("this norm takes another rank", expected=" or ".join(map(str, ranks)), got=x.spec)
+        raise ShapeError("wrong rank for this norm", expected=" or ".join(map(str, ranks)), got=x.spec)
     return x

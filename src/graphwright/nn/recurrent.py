@@ -1,6 +1,6 @@
-"""Recurrent cells of visible ops, and layers that unroll them over time: RNN, GRU, LSTM with torch's definitions.
+"""Recurrent cells, and layers that unroll them over time: RNN, GRU and LSTM as in torch, and CfC.
 
-A cell maps (input [B, I], state) to (output [B, H], state); a layer feeds each step's output to the cell above it.
+A cell maps (input [B, I], state) to (output [B, H], state); each cell reads the outputs of the cell below it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphwright.ops import call
 
 
 class Cell(Module):
-    """One step; weights [gates · H, I] and [gates · H, H], uniform in ±1/√H."""
+    """One step; weights [gates · H, I] and [gates · H, H], initially uniform in ±1/√H."""
 
     gates: ClassVar[int] = 1
 
@@ -39,7 +39,7 @@ class Cell(Module):
         self.bias_hh = drawn("bias_hh", rows) if bias else None
 
     def start(self, x: Tensor) -> Any:
-        """The state before the first step, for inputs [B, ...]."""
+        """Return the state before the first step, for inputs [B, ...]."""
         return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
 
     def _pre(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
@@ -51,7 +51,7 @@ class Cell(Module):
 
 
 class RNNCell(Cell):
-    """h' = tanh(W x + b + U h + c), or relu (Elman 1990)."""
+    """h' = tanh(W x + b + U h + c), or with relu (Elman 1990)."""
 
     def __init__(
         self,
@@ -69,19 +69,19 @@ class RNNCell(Cell):
         self.nonlinearity = nonlinearity
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, I], [B, H] to [B, H] twice."""
+        """[B, I], h [B, H] to (h', h')."""
         a, b = self._pre(x, h)
         new = call(self.nonlinearity, a + b)
         return new, new
 
 
 class GRUCell(Cell):
-    """r, z = σ(W x + U h); n = tanh(W x + r ⊙ (U h)); h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014, as torch has it)."""
+    """r, z = σ(W x + U h); n = tanh(W x + r ⊙ (U h)); h' = (1 - z) ⊙ n + z ⊙ h (Cho et al. 2014, torch's variant)."""
 
     gates = 3
 
     def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, I], [B, H] to [B, H] twice."""
+        """[B, I], h [B, H] to (h', h')."""
         (ar, az, an), (br, bz, bn) = map(self._gates, self._pre(x, h))
         r, z = (ar + br).sigmoid(), (az + bz).sigmoid()
         n = (an + r * bn).tanh()
@@ -95,11 +95,11 @@ class LSTMCell(Cell):
     gates = 4
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Hidden and cell state, zeros [B, H]."""
+        """Return hidden and cell state, zeros [B, H]."""
         return super().start(x), super().start(x)
 
     def forward(self, x: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """[B, I], (h, c) to h', (h', c')."""
+        """[B, I], (h, c) to (h', (h', c'))."""
         h, c = state
         a, b = self._pre(x, h)
         i, f, g, o = self._gates(a + b)
@@ -109,27 +109,27 @@ class LSTMCell(Cell):
 
 
 class Recurrent(Module):
-    """Cells stacked, unrolled over the time axis.
+    """Stacked cells, unrolled over the time axis.
 
     Args:
-        cells: from the input up.
+        cells: in order, the first reads the input.
     """
 
     def __init__(self, cells: Sequence[Module]) -> None:
         self.cells: list[Any] = list(cells)
 
     def forward(self, x: Tensor, states: Sequence[Any] | None = None, *extra: Tensor) -> tuple[Tensor, list[Any]]:
-        """Run over all steps.
+        """Run all steps.
 
         Args:
             x: [B, T, I], T >= 1.
             states: one per cell; zeros by default.
-            extra: [B, T] each, handed to the cells step by step as [B, 1] (elapsed time, for CfC).
+            extra: [B, T] each, passed to the cells step by step as [B, 1]; for CfC the elapsed times.
         Returns: outputs of the last cell [B, T, H], and the states after the last step.
-        Raises: ShapeError for another rank, or no step.
+        Raises: ShapeError for another rank, or no steps.
         """
         if x.ndim != 3 or not x.shape[1]:
-            raise ShapeError("takes x [B, T, I] with at least one step", got=x.spec)
+            raise ShapeError("recurrent input must be [B, T, I] with T >= 1", got=x.spec)
         held = [cell.start(x) for cell in self.cells] if states is None else list(states)
         outputs = []
         for t in range(x.shape[1]):
@@ -189,15 +189,15 @@ VARIANTS = ("default", "no_gate", "minimal")
 
 
 class CfCCell(Module):
-    """One step of elapsed time Δt: b = backbone([x, h]), f₁ = tanh(W₁b + c₁), f₂ = tanh(W₂b + c₂),
+    """Closed-form continuous-time cell: b = backbone([x, h]), f₁ = tanh(W₁b + c₁), f₂ = tanh(W₂b + c₂),
     t = σ((W_a b + c_a)·Δt + (W_b b + c_b)), h' = f₁(1 - t) + f₂·t.
 
-    At Δt = 0, t = σ(W_b b + c_b); with Δt it goes to 1 where W_a b + c_a > 0, to 0 where it is negative.
+    Δt is the elapsed time of the step.
 
     Args:
-        backbone_units, backbone_layers: of the tanh layers on [x, h]; none leaves [x, h] as it is.
+        backbone_units, backbone_layers: size and number of the tanh layers on [x, h]; with 0 layers b = [x, h].
         variant: `no_gate`: h' = f₁ + t·f₂; `minimal`: f = W₁b + c₁ and h' = A - A·e^(-Δt(abs(w_τ) + abs(f)))·f.
-        mixed: an LSTM step first, whose output is h; the state then is (h, c).
+        mixed: whether an LSTM step computes h first; the state is then (h, c).
     """
 
     def __init__(
@@ -233,13 +233,13 @@ class CfCCell(Module):
         self.memory = LSTMCell(input_size, hidden_size, name=name and f"{name}memory.", seed=seed) if mixed else None
 
     def start(self, x: Tensor) -> Any:
-        """The state before the first step, for inputs [B, ...]."""
+        """Return the state before the first step, for inputs [B, ...]."""
         if self.memory is not None:
             return self.memory.start(x)
         return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
 
     def forward(self, x: Tensor, state: Any, dt: Tensor) -> tuple[Tensor, Any]:
-        """[B, I], the state, and elapsed time [B, 1] to h' [B, H] and the new state."""
+        """[B, I], state, elapsed time [B, 1] to h' [B, H] and the new state."""
         if self.memory is not None:
             _, (h, c) = self.memory(x, state)
             new = self._step(x, h, dt)

@@ -1,4 +1,4 @@
-"""The gated feed-forward layer and the block of a Llama-class transformer."""
+"""SwiGLU feed-forward, mixture of experts, and the pre-norm block of a Llama-class transformer."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class SwiGLU(Module):
         self.down = linear(hidden, dim, "down")
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., dim] to the same."""
+        """[..., dim] to the same shape."""
         return self.down(call("swiglu", self.gate(x), self.up(x)))
 
 
 class TransformerBlock(Module):
-    """x + attention(norm x), then x + feed_forward(norm x), each norm in front (pre-norm); the sums are junctions.
+    """Pre-norm block: x + attention(norm x), then x + feed_forward(norm x); the sums are junctions.
 
     Args:
-        attention: any module of [B, T, dim] to the same.
-        feed_forward: any module of [B, T, dim] to the same; a MoE as well.
-        dim, eps: of the two RMSNorms.
+        attention: maps [B, T, dim] to the same shape.
+        feed_forward: any module that maps [B, T, dim] to the same shape, e.g. MoE.
+        dim, eps: arguments of the two RMSNorms.
     """
 
     def __init__(self, attention: MultiHeadAttention, feed_forward: Module, dim: int, eps: float = 1e-6) -> None:
@@ -44,20 +44,20 @@ class TransformerBlock(Module):
         self.feed_forward_norm, self.feed_forward = RMSNorm(dim, eps), feed_forward
 
     def forward(self, x: Tensor, *, positions: Tensor | None = None, key_mask: Tensor | None = None) -> Tensor:
-        """[B, T, dim] to the same; positions and key_mask as `MultiHeadAttention` takes them."""
+        """[B, T, dim] to the same shape; for positions and key_mask see `MultiHeadAttention`."""
         x = call("junction", x, self.attention(self.attention_norm(x), positions=positions, key_mask=key_mask))
         return call("junction", x, self.feed_forward(self.feed_forward_norm(x)))
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where N tokens go.
+    """Assignment of N tokens to experts.
 
     Attributes:
-        logits: of the router, [N, E] float32 or wider.
-        scores: softmax or sigmoid of them.
-        ids: experts of each token, int64 [N, k], the highest score first; of ties the lower id.
-        weights: what their results count, [N, k].
+        logits: router outputs [N, E], float32 or wider.
+        scores: softmax or sigmoid of the logits.
+        ids: experts of each token, int64 [N, k], highest score first; of ties the lower id.
+        weights: factors of the experts' results, [N, k].
         counts: tokens per expert, int64 [E].
     """
 
@@ -69,12 +69,12 @@ class Routing:
 
 
 class MoE(Module):
-    """Σ over k experts of weight · down(silu(gate x) ⊙ up x): [..., dim] to the same.
+    """Mixture of experts: Σ over k experts of weight · down(silu(gate x) ⊙ up x).
 
     Args:
-        dim, hidden: of each expert.
-        experts, k: how many there are, and how many each token goes to.
-        normalize: divide the weights of a token by their sum.
+        dim, hidden: sizes of each expert.
+        experts, k: number of experts, and of experts per token.
+        normalize: whether to divide the weights of a token by their sum.
         score: `softmax` over all experts, or `sigmoid` of each.
     """
 
@@ -92,7 +92,7 @@ class MoE(Module):
     ) -> None:
         if not 1 <= k <= experts or score not in ("softmax", "sigmoid"):
             raise UsageError(
-                "experts do not fit",
+                "invalid expert counts or score",
                 expected="1 <= k <= experts, softmax or sigmoid",
                 got=f"k {k} of {experts}, {score}",
             )
@@ -107,7 +107,7 @@ class MoE(Module):
         self.down = drawn("down", hidden, dim)
 
     def route(self, x: Tensor) -> Routing:
-        """Scores and experts of tokens [N, dim]; scores are float32 or wider whatever the dtype of x."""
+        """Assign tokens [N, dim] to experts; scores are float32 or wider for any dtype of x."""
         logits = self.router(x)
         logits = logits.to(float32) if logits.dtype.is_low else logits
         scores = logits.softmax() if self.score == "softmax" else logits.sigmoid()
@@ -118,11 +118,11 @@ class MoE(Module):
         return Routing(logits, scores, ids, weights, counts)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Each token through its experts."""
+        """[..., dim] to the same shape."""
         return self.mix(x, self.route(x.reshape(-1, x.shape[-1])))
 
     def mix(self, x: Tensor, routing: Routing) -> Tensor:
-        """Each token [..., dim] through the experts that a routing of them names."""
+        """Run each token [..., dim] through its experts."""
         tokens = x.reshape(-1, x.shape[-1])
         order = routing.ids.reshape(-1).argsort()  # stable: tokens of an expert keep their order
         rows = order // self.k
@@ -136,9 +136,9 @@ class MoE(Module):
 
 
 def balance_loss(routing: Routing) -> Tensor:
-    """E · Σ f_e · P_e: 1 where experts are used alike, E where one takes all (Fedus, Zoph and Shazeer 2022, eq. 4).
+    """E · Σ f_e · P_e: 1 if experts are used equally, E if one gets all tokens (Fedus, Zoph and Shazeer 2022, eq. 4).
 
-    f_e is the share of all choices that fell on expert e, a constant; P_e the mean of its scores.
+    f_e is the fraction of all assignments to expert e, a constant; P_e is the mean of its scores.
     """
     tokens, experts = routing.scores.shape
     share = routing.counts.to(routing.scores.dtype) / float(routing.ids.shape[-1] * tokens)
@@ -146,6 +146,6 @@ def balance_loss(routing: Routing) -> Tensor:
 
 
 def z_loss(routing: Routing) -> Tensor:
-    """Mean of logsumexp(logits)²: keeps logits small (Zoph et al. 2022, eq. 5)."""
+    """Mean of logsumexp(logits)², which penalises large logits (Zoph et al. 2022, eq. 5)."""
     lse = routing.logits.logsumexp(-1)
     return (lse * lse).mean()

@@ -23,7 +23,7 @@ from graphwright.ops import (
 )
 from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
-from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op
+from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, traits
 
 __all__ = [
     "OPS",
@@ -55,5 +55,6 @@ __all__ = [
     "random",
     "reduce",
     "shape",
+    "traits",
     "writable_over",
 ]

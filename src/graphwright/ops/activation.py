@@ -1,32 +1,54 @@
-"""Activations: elementwise nonlinearities of networks. Each is safe for operands of any size."""
+"""Activations: elementwise nonlinearities of networks. None overflows for operands of any size."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode import elementwise as forms
 from graphwright.ops.call import call
-from graphwright.ops.registry import Cost, Saves, op
-from graphwright.ops.rules import BINARY, UNARY, away_from_zero, binary_sample, broadcast, floating, unary_sample
+from graphwright.ops.onnx import OnnxUse
+from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
+
+
+class Activation(UnaryFloat):
+    """An elementwise nonlinearity of one floating operand."""
+
+    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-4, 4), Traits(activation=True)
 
 
 @op("sigmoid")
-class Sigmoid:
-    """1 / (1 + e⁻ˣ); gradient g·y(1 - y)."""
+class Sigmoid(Activation):
+    """1 / (1 + e⁻ˣ), elementwise; gradient g·y(1 - y)."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-4, 4)
+    saves, emit, onnx, aten = Saves(outputs=(0,)), "torch.sigmoid({0})", "Sigmoid", "sigmoid"
+    vm, method, functional, module = forms.pointwise(Code.SIGMOID), "sigmoid", "sigmoid", "Sigmoid"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * (outs[0] * (1.0 - outs[0])),)
 
 
-@op("silu")
-class Silu:
-    """x·σ(x); gradient g·σ(1 + x(1 - σ))."""
+@op("tanh")
+class Tanh(Activation):
+    """tanh x, elementwise; gradient g(1 - y²)."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-4, 4)
+    saves, sample, traits = Saves(outputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
+    emit, onnx, aten, vm = "torch.tanh({0})", "Tanh", "tanh", forms.pointwise(Code.TANH)
+    method, functional, module = "tanh", "tanh", "Tanh"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g * (1.0 - outs[0] * outs[0]),)
+
+
+@op("silu")
+class Silu(Activation):
+    """x·σ(x), elementwise; gradient g·σ(1 + x(1 - σ))."""
+
+    traits, emit, vm = Traits(keeps_zero=True), "F.silu({0})", forms.pointwise(Code.SILU)
+    functional, module = "silu", "SiLU"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -37,12 +59,17 @@ class Silu:
     def expand(ins, attrs):
         return ins[0] * call("sigmoid", ins[0])
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Mul", u.names[0], u("Sigmoid", u.names[0]))
+
 
 @op("swiglu")
-class SwiGlu:
-    """silu(a)·b, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
+class SwiGlu(Binary):
+    """silu(a)·b, elementwise, the gated unit of Shazeer 2020, eq. 6; gradients g·b·σ(1 + a(1 - σ)) and g·silu(a)."""
 
-    arity, traits, saves, sample = 2, replace(BINARY, inplace=((0, 0),)), Saves(inputs=(0, 1)), binary_sample
+    saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), annihilated=True)
+    emit, vm, functional = "F.silu({0}) * {1}", forms.pointwise(Code.SWIGLU), "swiglu"
 
     @staticmethod
     def infer(a, b):
@@ -63,12 +90,18 @@ class SwiGlu:
     def expand(ins, attrs):
         return call("silu", ins[0]) * ins[1]
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Mul", Silu.onnx(u), u.names[1])
+
 
 @op("relu")
-class Relu:
-    """max(x, 0); gradient 0 at 0."""
+class Relu(Activation):
+    """max(x, 0), elementwise; gradient 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), away_from_zero
+    saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True)
+    emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
+    method, functional, module = "relu", "relu", "ReLU"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -81,10 +114,11 @@ class Relu:
 
 
 @op("leaky_relu")
-class LeakyRelu:
-    """x for x > 0, else slope·x; gradient `slope` at 0."""
+class LeakyRelu(Activation):
+    """x if x > 0 else slope·x, elementwise; gradient `slope` at 0."""
 
-    arity, attrs, infer, traits, saves = 1, {"slope": 0.01}, floating, UNARY, Saves(inputs=(0,))
+    attrs, traits, emit = {"slope": 0.01}, Traits(keeps_zero=True), "F.leaky_relu({0}, {slope})"
+    functional, module = "leaky_relu", "LeakyReLU"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -99,12 +133,17 @@ class LeakyRelu:
         x = ins[0]
         return call("where", call("lt", call("full_like", x, value=0.0), x), x, x * attrs["slope"])
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("LeakyRelu", u.names[0], alpha=u.attrs["slope"])
+
 
 @op("elu")
-class Elu:
-    """x for x > 0, else alpha·(eˣ - 1); gradient g·alpha·eˣ below, alpha at 0 (Clevert et al. 2016)."""
+class Elu(Activation):
+    """x if x > 0 else alpha·(eˣ - 1), elementwise; gradient g·alpha·eˣ below, alpha at 0 (Clevert et al. 2016)."""
 
-    arity, attrs, infer, traits, saves = 1, {"alpha": 1.0}, floating, UNARY, Saves(inputs=(0,))
+    attrs, traits, emit = {"alpha": 1.0}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
+    functional, module = "elu", "ELU"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -122,12 +161,17 @@ class Elu:
         below = call("expm1", call("clamp", x, high=0.0)) * attrs["alpha"]
         return call("where", call("lt", call("full_like", x, value=0.0), x), x, below)
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Elu", u.names[0], alpha=u.attrs["alpha"])
+
 
 @op("gelu")
-class Gelu:
-    """x·Φ(x) (`approximate="none"`), or ½x(1 + tanh(√(2/π)(x + 0.044715x³))) (`"tanh"`)."""
+class Gelu(Activation):
+    """x·Φ(x) (`approximate="none"`), or ½x(1 + tanh(√(2/π)(x + 0.044715x³))) (`"tanh"`), elementwise."""
 
-    arity, attrs, infer, traits, saves = 1, {"approximate": "none"}, floating, UNARY, Saves(inputs=(0,))
+    attrs, traits, emit = {"approximate": "none"}, Traits(keeps_zero=True), "F.gelu({0}, approximate={approximate})"
+    vm, functional, module = forms.GELU, "gelu", "GELU"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -151,12 +195,17 @@ class Gelu:
         inner = (2 / np.pi) ** 0.5 * (x + 0.044715 * (x * x * x))
         return 0.5 * x * (1.0 + call("tanh", inner))
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Gelu", u.names[0], approximate=u.attrs["approximate"])
+
 
 @op("softplus")
-class Softplus:
-    """ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|); gradient g·σ(x)."""
+class Softplus(Activation):
+    """ln(1 + eˣ) = max(x, 0) + log1p(e^-|x|), elementwise; gradient g·σ(x)."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-4, 4)
+    emit, onnx = "F.softplus({0}, threshold=80)", "Softplus"
+    functional, module = "softplus", "Softplus"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -168,10 +217,10 @@ class Softplus:
 
 
 @op("logsigmoid")
-class LogSigmoid:
-    """ln σ(x) = -softplus(-x); gradient g·σ(-x)."""
+class LogSigmoid(Activation):
+    """ln σ(x) = -softplus(-x), elementwise; gradient g·σ(-x)."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-4, 4)
+    emit, functional, module = "F.logsigmoid({0})", "logsigmoid", "LogSigmoid"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -181,13 +230,17 @@ class LogSigmoid:
     def expand(ins, attrs):
         return -call("softplus", -ins[0])
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Neg", u("Softplus", u("Neg", u.names[0])))
+
 
 @op("sech")
-class Sech:
-    """1/cosh x = 2e^-|x| / (1 + e^-2|x|); gradient -g·y·tanh x."""
+class Sech(Activation):
+    """1 / cosh x = 2e^-|x| / (1 + e^-2|x|), elementwise; gradient -g·y·tanh x."""
 
-    arity, infer, traits = 1, floating, UNARY
     saves, sample = Saves(inputs=(0,), outputs=(0,)), unary_sample(-3, 3)
+    emit, functional = "torch.cosh({0}).reciprocal()", "sech"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -197,3 +250,7 @@ class Sech:
     def expand(ins, attrs):
         e = call("exp", -call("abs", ins[0]))
         return (e + e) / (1.0 + e * e)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Reciprocal", u("Cosh", u.names[0]))

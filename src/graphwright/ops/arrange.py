@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.axes import Atom, AxesUse, axes_of, axis_of, fixed_size, product, resized_last, size
 from graphwright.ops.call import call
-from graphwright.ops.registry import free_cost, op
-from graphwright.ops.rules import axes_of, axis_of, floating, same
+from graphwright.ops.emit import literal
+from graphwright.ops.onnx import OnnxUse
+from graphwright.ops.registry import Traits, free_cost, op
+from graphwright.ops.rules import Backward, floating
+from graphwright.ops.shape import onnx_size
 
 
 @op("flip")
@@ -17,6 +19,8 @@ class Flip:
     """Axes read from their end."""
 
     arity, attrs = 1, {"axes": ...}
+    axes = fixed_size("the order of its entries matters: it reads from the end", attr="axes")
+    emit = "{0}.flip({axes})"
 
     @staticmethod
     def infer(x, axes):
@@ -31,12 +35,20 @@ class Flip:
     def sample(rng):
         return [rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        axes = [u.axis(a) for a in u.attrs["axes"]]
+        n = len(axes)
+        return u("Slice", u.names[0], u.ints(*[-1] * n), u.ints(*[-(2**62)] * n), u.ints(*axes), u.ints(*[-1] * n))
+
 
 @op("roll")
 class Roll:
     """Entries moved by `shifts` along axes, those that leave at one end entering at the other."""
 
     arity, attrs = 1, {"shifts": ..., "axes": ...}
+    axes = fixed_size("the order of its entries matters: it moves entries along it", attr="axes")
+    emit = "{0}.roll({shifts}, {axes})"
 
     @staticmethod
     def infer(x, shifts, axes):
@@ -56,12 +68,26 @@ class Roll:
             "axes": axes,
         }
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        x = u.names[0]
+        for shift, axis in zip(u.attrs["shifts"], u.attrs["axes"], strict=True):
+            at = u.axis(axis)
+            size = u.ins[0].shape[at]
+            if isinstance(size, str):
+                return None
+            k = -shift % size if size else 0
+            parts = ((k, 2**62), (0, k))
+            x = u("Concat", *(u("Slice", x, u.ints(a), u.ints(b), u.ints(at)) for a, b in parts), axis=at)
+        return x
+
 
 @op("tile")
 class Tile:
     """The array as a whole, repeated along each axis: a b -> a b a b; `repeats` may name more axes than x has."""
 
     arity, attrs = 1, {"repeats": ...}
+    emit = "{0}.tile({repeats})"
 
     @staticmethod
     def infer(x, repeats):
@@ -85,12 +111,29 @@ class Tile:
     def sample(rng):
         return [rng.normal(size=(2, 3))], {"repeats": tuple(int(r) for r in rng.integers(1, 4, rng.integers(2, 4)))}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, repeats = u.ins[0], u.attrs["repeats"]
+        dims = (*(Atom(1) for _ in range(len(repeats) - len(x))), *x)
+        copies = tuple(Atom(r) for r in repeats)
+        u.sizes["repeats"] = copies
+        return [tuple(t if size(c) == 1 else product(c, t) for c, t in zip(copies, dims, strict=True))]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        rank, repeats = len(u.ins[0].shape), u.attrs["repeats"]
+        x = u.names[0]
+        if len(repeats) > rank:
+            x = u("Unsqueeze", x, u.ints(*range(len(repeats) - rank)))
+        return u("Tile", x, u.ints(*[1] * (rank - len(repeats)), *repeats))
+
 
 @op("repeat_interleave")
 class RepeatInterleave:
     """Each entry of an axis repeated in place: a b -> a a b b."""
 
     arity, attrs = 1, {"repeats": ..., "axis": ...}
+    emit = "{0}.repeat_interleave({repeats}, {axis})"
 
     @staticmethod
     def infer(x, repeats, axis):
@@ -109,8 +152,23 @@ class RepeatInterleave:
     def sample(rng):
         return [rng.normal(size=(2, 3, 2))], {"repeats": int(rng.integers(1, 4)), "axis": int(rng.integers(-3, 3))}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, copies = u.ins[0], Atom(u.attrs["repeats"])
+        at = axis_of(u.attrs["axis"], len(x))
+        u.sizes["repeats"] = copies
+        return [(*x[:at], product(x[at], copies), *x[at + 1 :])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        axis, rank = u.axis(u.attrs["axis"]), len(u.ins[0].shape)
+        apart = u("Unsqueeze", u.names[0], u.ints(axis + 1))
+        many = u("Tile", apart, u.ints(*(u.attrs["repeats"] if i == axis + 1 else 1 for i in range(rank + 1))))
+        return u("Reshape", many, u.shape(u.outs[0].shape))
+
 
 MODES = ("constant", "reflect", "replicate")
+_ONNX_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
 def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
@@ -136,6 +194,7 @@ class Pad:
     """
 
     arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
+    axes = resized_last("makes it longer")
 
     @staticmethod
     def infer(x, widths, mode, value):
@@ -150,12 +209,27 @@ class Pad:
         widths = tuple((int(a), int(b)) for a, b in rng.integers(0, 3, (rng.integers(1, 3), 2)))
         return [rng.normal(size=(2, 3, 4))], {"widths": widths, "mode": MODES[rng.integers(3)], "value": 0.0}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        rank, widths = len(u.ins[0].shape), u.attrs["widths"]
+        axes = list(range(rank - len(widths), rank))
+        pads = u.ints(*(w[0] for w in widths), *(w[1] for w in widths))
+        value = u.scalar(u.attrs["value"]) if u.attrs["mode"] == "constant" else ""
+        return u("Pad", u.names[0], pads, value, u.ints(*axes), mode=_ONNX_MODES[u.attrs["mode"]])
+
+    @staticmethod
+    def emit(i, a):
+        widths = [n for pair in reversed(a["widths"]) for n in pair]
+        value = f", value={literal(a['value'])}" if a["mode"] == "constant" else ""
+        return f"F.pad({i[0]}, {widths}, mode={a['mode']!r}{value})"
+
 
 @op("pad_backward")
-class PadBackward:
+class PadBackward(Backward):
     """The last axes made shorter again, what lay outside added to the entry it was made of: the transpose of `pad`."""
 
     arity, attrs = 1, {"widths": ..., "mode": "constant"}
+    traits = Traits(backward_of="pad")
 
     @staticmethod
     def infer(g, widths, mode):
@@ -178,24 +252,51 @@ class PadBackward:
         return [rng.normal(size=sizes)], {"widths": attrs["widths"], "mode": attrs["mode"]}
 
 
-def _triangle(name: str, doc: str) -> Any:
-    def infer(x: Spec, diagonal: int) -> Spec:
+class _Triangle:
+    """A triangle of the last two axes."""
+
+    arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
+    axes = fixed_size("the order of its entries matters: it keeps a triangle", last=2)
+
+    @staticmethod
+    def infer(x, diagonal):
         if len(x.shape) < 2:
-            raise ShapeError("a triangle of at least two axes", got=x)
-        return same(x)
+            raise ShapeError("a triangle needs at least two axes", got=x)
+        return x
 
-    def vjp(g, ins, outs, attrs, needs):
-        return (call(name, g, diagonal=attrs["diagonal"]),)
-
+    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))}
 
-    cells = {"__doc__": doc, "arity": 1, "attrs": {"diagonal": 0}}
-    return op(name)(type(name, (), {**cells, "infer": infer, "vjp": vjp, "sample": sample}))
+
+@op("tril")
+class Tril(_Triangle):
+    """x[i, j] if j ≤ i + diagonal else 0, over the last two axes."""
+
+    emit = "{0}.tril({diagonal})"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("tril", g, diagonal=attrs["diagonal"]),)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=0)
 
 
-_triangle("tril", "Entries (i, j) of the last two axes with j ≤ i + diagonal; the others are 0.")
-_triangle("triu", "Entries (i, j) of the last two axes with j ≥ i + diagonal; the others are 0.")
+@op("triu")
+class Triu(_Triangle):
+    """x[i, j] if j ≥ i + diagonal else 0, over the last two axes."""
+
+    emit = "{0}.triu({diagonal})"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (call("triu", g, diagonal=attrs["diagonal"]),)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=1)
 
 
 @op("iota")
@@ -204,6 +305,8 @@ class Iota:
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
     vjp, why = None, {"vjp": "places are integers"}
+    emit = "torch.arange({0}.shape[{axis}])"
+    traits = Traits(valueless=True)
 
     @staticmethod
     def infer(x, axis):
@@ -212,3 +315,13 @@ class Iota:
     @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"axis": int(rng.integers(-3, 3))}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        u.result_ranges[0] = axis = u.ins[0][axis_of(u.attrs["axis"], len(u.ins[0]))]
+        u.mixed(axis, "numbers its places")
+        return [(axis,)]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Range", u.ints_scalar(0), onnx_size(u, u.attrs["axis"]), u.ints_scalar(1))

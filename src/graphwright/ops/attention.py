@@ -8,10 +8,34 @@ import numpy as np
 
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import attention as attention_forms
+from graphwright.array.vm.encode import moves as moves_forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import call
+from graphwright.ops.emit import literal
+from graphwright.ops.onnx import OnnxUse, numpy_dtype
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import equal_dim, one_dtype
+from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
+
+
+def _heads(u: AxesUse) -> None:
+    """What attention says of heads and their sizes, wherever keys lie; keys and values are alike in the rest."""
+    q, k, v = u.ins[:3]
+    heads, groups = size(q[1]), size(k[1])
+    repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
+    for axis in (0, 1, 2):
+        u.same(k[axis], v[axis])
+    u.same(q[1], product(k[1], repeats))
+    u.kind(q[1], "heads")
+    u.kind(k[1], "kv_groups")
+    if size(repeats) != 1:
+        u.kind(repeats, "queries")
+    u.same(q[3], k[3])
+    u.summed(q[3], (0, 3), (1, 3))
+    u.kind(q[3], "head_dim")
+    u.kind(v[3], "head_dim")
+    u.mixed(q[2], "sees keys by their place")
 
 
 @op("rope_table")
@@ -24,6 +48,10 @@ class RopeTable:
 
     arity, attrs = 2, {"scale": 1.0}
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
+    emit = "rope_table({all}, {scale})"
+    results = ("cos", "sin")
+    vm = moves_forms.ROPE_TABLE
+    traits = Traits(float32_constants=True)
 
     @staticmethod
     def infer(positions, frequencies, scale):
@@ -39,6 +67,10 @@ class RopeTable:
     @staticmethod
     def sample(rng):
         return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        return [(*u.ins[0], u.ins[1][0])] * 2
 
 
 class _Frequencies:
@@ -62,6 +94,8 @@ class RopeDynamic:
     """
 
     arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
+    emit = "rope_dynamic({0}, {1}, {theta}, {factor}, {original})"
+    traits = Traits(float32_constants=True, looks_ahead=True)
 
     @staticmethod
     def infer(positions, frequencies, theta, factor, original):
@@ -72,12 +106,32 @@ class RopeDynamic:
         base = (10000.0 ** (-np.arange(0, 8, 2) / 8)).astype("float32")
         return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        u.frozen(u.ins[1][0], "has its size in its formula")
+        for term in u.ins[0]:
+            u.mixed(term, "takes the largest over it")
+        return [u.ins[1]]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        a, half = u.attrs, int(u.ins[1].shape[0])
+        kind = u.ins[1].dtype
+        number = lambda v: u.scalar(v, u.ins[1])  # noqa: E731  # of the dtype of the frequencies
+        length = u.cast(u("Add", u("ReduceMax", u.names[0], keepdims=0), u.ints_scalar(1)), kind)
+        stretch = u("Sub", u("Mul", length, number(a["factor"] / a["original"])), number(a["factor"] - 1))
+        theta = u("Mul", u("Pow", stretch, number(2 * half / (2 * half - 2))), number(a["theta"]))
+        powers = u.nodes.constant((-np.arange(half) / half).astype(numpy_dtype(kind)))
+        return u("Where", u("Greater", length, number(a["original"])), u("Pow", theta, powers), u.names[1])
+
 
 @op("rope_longer")
 class RopeLonger:
     """The second frequencies if a position lies at `original` or beyond, else the first; [d/2] (LongRoPE)."""
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
+    emit = "{2} if int({0}.max()) + 1 > {original} else {1}"
+    traits = Traits(float32_constants=True, looks_ahead=True)
 
     @staticmethod
     def infer(positions, short, long, original):
@@ -88,6 +142,16 @@ class RopeLonger:
         return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {
             "original": 20
         }
+
+    @staticmethod
+    def axes(u: AxesUse):
+        u.same(u.ins[1][0], u.ins[2][0])
+        return [u.ins[1]]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        last = u("ReduceMax", u.names[0], keepdims=0)
+        return u("Where", u("GreaterOrEqual", last, u.ints_scalar(u.attrs["original"])), u.names[2], u.names[1])
 
 
 ROPE_STYLES = ("half", "interleaved")
@@ -103,6 +167,7 @@ class Rope:
     """
 
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
+    vm = moves_forms.ROPE
 
     @staticmethod
     def infer(x, cos, sin, style):
@@ -140,6 +205,36 @@ class Rope:
         angle = rng.uniform(-3, 3, (2, 4, 2))
         style = ROPE_STYLES[rng.integers(2)]
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {"style": style}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        x, *tables = u.ins
+        half = tables[0][2]
+        u.same(x[3], chain(half, half))
+        u.kind(x[3], "head_dim")
+        for table in tables:
+            u.same(table[2], half)
+            for axis, place in ((0, 0), (2, 1)):
+                if size(x[axis]) == size(table[place]):
+                    u.same(x[axis], table[place])
+        return [x]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        if u.attrs["style"] != "half":
+            return None
+        x, cos, sin = u.names
+        half, width = int(u.ins[1].shape[-1]), int(u.ins[0].shape[-1])
+        cos, sin = (u("Unsqueeze", t, u.ints(1)) for t in (cos, sin))
+        sizes = [half, half, width - 2 * half] if width > 2 * half else [half, half]
+        a, b, *rest = u.several(len(sizes), "Split", x, u.ints(*sizes), axis=-1)
+        first = u("Sub", u("Mul", a, cos), u("Mul", b, sin))
+        second = u("Add", u("Mul", b, cos), u("Mul", a, sin))
+        return u("Concat", first, second, *rest, axis=-1)
+
+    @staticmethod
+    def emit(i, a):
+        return f"{('rope' if a['style'] == 'half' else 'rope_pairs')}({', '.join(i)})"
 
 
 def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
@@ -180,7 +275,8 @@ class Sdpa:
     """
 
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
-    traits = Traits(contiguous=(0,), amp="low", fixed=(3, 4))
+    traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
+    vm = attention_forms.SDPA
 
     @staticmethod
     def infer(q, k, v, *extra, scale, causal, window, optional):
@@ -214,6 +310,25 @@ class Sdpa:
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        q, k, v, *extra = u.ins
+        _heads(u)
+        u.same(q[0], k[0])
+        u.mixed(k[2], "takes a softmax over it")
+        for name, dims in zip(u.attrs["optional"], extra, strict=True):
+            if name == "key_mask":
+                u.same(dims[0], k[0])
+                u.same(dims[1], k[2])
+        return [(*q[:3], v[3])]
+
+    @staticmethod
+    def emit(i, a):
+        if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
+            return None
+        window = "" if a["window"] is None else f", window={a['window']}"
+        return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"
+
 
 def _turned(t):
     return call("permute", t, axes=(0, 1, 2, 4, 3))
@@ -237,11 +352,12 @@ def _visible(ins, attrs):
 
 
 @op("sdpa_backward")
-class SdpaBackward:
+class SdpaBackward(Backward):
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
-    arity, attrs, traits = (5, 7), _ATTRS, Traits(contiguous=(0, -2, -1), opaque=True)
+    arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
     vjp, why = None, {"vjp": "a gradient of it is that of its expansion, by which it is replaced where one is wanted"}
+    vm = attention_forms.SDPA
 
     @staticmethod
     def infer(q, k, v, *rest, scale, causal, window, optional):
@@ -279,9 +395,6 @@ class SdpaBackward:
         return [q, k, v, rng.normal(size=(2, 4, 4, 5)), rng.normal(size=(2, 4, 4, 5))], attrs
 
 
-_CARRIED = {"vjp": "reads or updates carried state; gradients do not cross steps"}
-
-
 def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
         raise DTypeError("the table is int32 [B, most], lengths int32 [B]", got=f"{table}, {lengths}")
@@ -300,11 +413,12 @@ def _draw(rng):
 
 
 @op("kv_append_paged")
-class KvAppendPaged:
+class KvAppendPaged(Update):
     """The pool [N, G, block, D] with rows [B, G, T, D] written behind each sequence's length."""
 
-    arity, vjp, why = 4, None, _CARRIED
-    traits = Traits(inplace=((0, 0),), update=True, fixed=(2, 3), contiguous=(2, 3))
+    arity, why = 4, {"emit": "transformers brings its own cache"}
+    traits = Traits(inplace=((0, 0),), fixed=(2, 3), contiguous=(2, 3))
+    vm = attention_forms.KV_APPEND_PAGED
 
     @staticmethod
     def infer(pool, rows, table, lengths):
@@ -324,6 +438,17 @@ class KvAppendPaged:
     def sample(rng):
         return [rng.normal(size=(5, 2, 2, 3)), rng.normal(size=(3, 2, 2, 3)), *_draw(rng)], {}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        pool, rows, table, lengths = u.ins
+        u.same(pool[1], rows[1])
+        u.same(pool[3], rows[3])
+        u.same(rows[0], table[0])
+        u.same(rows[0], lengths[0])
+        for term in (pool[0], pool[2], rows[0], rows[2], table[1]):
+            u.frozen(term, "finds rows through a table")
+        return [pool]
+
 
 @op("sdpa_paged")
 class SdpaPaged:
@@ -334,8 +459,14 @@ class SdpaPaged:
     With a softcap c scores s become c · tanh(s / c).
     """
 
-    arity, attrs, vjp, why = 5, {"scale": ..., "window": None, "softcap": None}, None, _CARRIED
+    arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
+    why = {
+        "vjp": "reads carried state; gradients do not cross steps",
+        "onnx": "pages belong to the cache of a running model",
+        "emit": "transformers brings its own cache",
+    }
     traits = Traits(contiguous=(0, 3, 4), fixed=(3, 4))
+    vm = attention_forms.SDPA_PAGED
 
     @staticmethod
     def infer(q, k, v, table, lengths, scale, window, softcap):
@@ -370,16 +501,24 @@ class SdpaPaged:
         window, softcap = (some if rng.random() < 0.5 else None for some in (3, 0.8))
         return [q, k, v, *_draw(rng)], {"scale": 0.5, "window": window, "softcap": softcap}
 
-
-_WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
+    @staticmethod
+    def axes(u: AxesUse):
+        q, k, v, table, lengths = u.ins
+        _heads(u)
+        u.same(q[0], table[0])
+        u.same(q[0], lengths[0])
+        for term in (k[0], k[2], table[1]):
+            u.frozen(term, "finds rows through a table")
+        return [(*q[:3], v[3])]
 
 
 @op("kv_append")
-class KvAppend:
+class KvAppend(Update):
     """The cache [B, G, M, D] with rows [B, G, T, D] written from `start` (int64 scalar) on along its length axis."""
 
-    arity, vjp, why = 3, None, _WHY
-    traits = Traits(inplace=((0, 0),), update=True, fixed=(2,))
+    arity, why = 3, {"emit": "transformers brings its own cache"}
+    traits = Traits(inplace=((0, 0),), fixed=(2,))
+    vm = attention_forms.KV_APPEND
 
     @staticmethod
     def infer(cache, rows, start):
@@ -396,3 +535,12 @@ class KvAppend:
     @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        cache, rows, _ = u.ins
+        for axis in (0, 1, 3):
+            u.same(cache[axis], rows[axis])
+        for term in (cache[2], rows[2]):
+            u.frozen(term, "writes rows by their place")
+        return [cache]

@@ -16,6 +16,7 @@ from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
 from graphwright.errors import AliasError, ComputeError, GraphwrightError, IndexOutOfRange, NonFinite, ShapeError
+from graphwright.ops import expansion
 from graphwright.ops.registry import OPS, Attrs, Op, get
 
 MOST_BYTES = 1 << 16
@@ -73,7 +74,7 @@ class Kept:
             [self.kernels.empty(s.sizes, s.dtype) for s in specs]
             for specs in ([a.spec for a in ins], self.specs, self.scratch)
         )
-        return Bound(self.kernels.bind(self.row.name, outs, own, attrs, work), own, outs)
+        return Bound(expansion.bind(self.row, self.kernels, outs, own, attrs, work), own, outs)
 
 
 def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
@@ -151,7 +152,10 @@ def _bound(
     else:
         _check_outs(row, outs, ins, known.specs)
     work = [kernels.empty(s.sizes, s.dtype) for s in known.scratch]
-    calls = kernels.bind(row.name, outs, ins, attrs, work)
+    if known.expanded:
+        calls = expansion.bind(row, kernels, outs, ins, attrs, work)
+    else:
+        calls = kernels.bind(row.name, outs, ins, attrs, work)
     for run in calls:
         run()
     if new and not row.traits.update and Kept.worth(ins, known.specs, known.scratch, len(calls)):
@@ -198,6 +202,7 @@ class _Known:
         view: where the result of a view lies in the operand's memory, counted from the operand's offset, or None.
         fresh: makes the one result in memory of its own, see `Backend.fresh`.
         strides: of the first result in memory of its own.
+        expanded: the backend runs the op by its expansion.
         kept: bindings of a kernel of many calls.
     """
 
@@ -207,6 +212,7 @@ class _Known:
     view: Layout | None
     fresh: Fresh | None
     strides: tuple[int, ...]
+    expanded: bool
     kept: Kept | None = None
 
 
@@ -225,10 +231,18 @@ def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs
     if row.view is not None:
         view = row.view(Layout(ins[0].shape, ins[0].strides), attrs)
     else:
-        scratch = kernels.workspace(row.name, specs, given, attrs)
+        scratch = expansion.workspace(row, kernels, specs, given, attrs)
         if not copied:
             fresh = kernels.fresh(row.name, ins, attrs)
-    known = _Known(specs, scratch, frozenset(copied), view, fresh, row_major(specs[0].sizes) if specs else ())
+    known = _Known(
+        specs,
+        scratch,
+        frozenset(copied),
+        view,
+        fresh,
+        row_major(specs[0].sizes) if specs else (),
+        expansion.expanded(row, kernels),
+    )
     if key is not None:
         if len(_known) >= _MOST_KNOWN:
             _known.clear()

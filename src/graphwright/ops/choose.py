@@ -9,7 +9,9 @@ import numpy as np
 
 from graphwright.array.dtype import float32, int32, int64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import sampling as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import AxesUse
 from graphwright.ops.registry import Cost, Traits, op
 from graphwright.ops.rules import equal_dim
 
@@ -38,8 +40,14 @@ class Choose:
     after all penalties and the temperature hold NaN or no finite largest, the id is -1.
     """
 
-    arity, vjp, why = 4, None, {"vjp": "a choice has no gradient"}
+    arity, vjp = 4, None
+    why = {
+        "vjp": "a sampled token has no gradient",
+        "onnx": "the caller samples from the logits that the graph returns",
+        "emit": "transformers brings its own generation",
+    }
     traits = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
+    vm = forms.CHOOSE
 
     @staticmethod
     def infer(logits, rules, keys, seen):
@@ -74,3 +82,14 @@ class Choose:
             keys.astype(np.int64),
             seen.astype(np.int32),
         ], {}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        logits, *rest = u.ins
+        for dims in rest:
+            u.same(logits[0], dims[0])
+            for term in dims[1:]:
+                u.frozen(term, "is read by place")
+        u.mixed(logits[1], "draws one of it")
+        u.result_ranges[0] = logits[1]
+        return [logits[:1], logits]

@@ -6,7 +6,7 @@ of the other two (Dumoulin and Visin 2016, "A guide to convolution arithmetic fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,9 +15,11 @@ import numpy as np
 from graphwright.array.layout import Window, per_axis
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.axes import Atom, AxesUse, Dims, Term, product, size
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op
-from graphwright.ops.rules import equal_dim, floating, one_dtype
+from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
 _WINDOW = {"stride": 1, "padding": 0, "dilation": 1}
 _GROUPED = {**_WINDOW, "groups": 1}
@@ -68,6 +70,48 @@ def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int,
     return attrs, groups, kernel, tuple(int(n) for n in rng.integers(5, 7, rank))
 
 
+def _onnx_conv(kind: str) -> OnnxRow:
+    def row(u: OnnxUse) -> str:
+        rank = len(u.ins[1].shape) - 2
+        given = {k: each(u.attrs[k], rank) for k in ("stride", "padding", "dilation")}
+        more = {"output_padding": each(u.attrs["output_padding"], rank)} if "output_padding" in u.attrs else {}
+        return u(kind, *u.names, strides=given["stride"], pads=given["padding"] * 2, dilations=given["dilation"],
+                 group=u.attrs["groups"], **more)  # fmt: skip
+
+    return row
+
+
+def _emit_conv(i: Sequence[str], a: Mapping[str, Any]) -> str:
+    rest = each(a["output_padding"]) if "output_padding" in a else [0]
+    slide = ", ".join(str(each(a[k])) for k in ("stride", "padding", "dilation"))
+    bias = i[2] if len(i) > 2 else None
+    return f"torch.convolution({i[0]}, {i[1]}, {bias}, {slide}, {'output_padding' in a}, {rest}, {a['groups']})"
+
+
+def each(value: int | Sequence[int], rank: int = 1) -> list[int]:
+    """One number per spatial axis, from a number for all of them or a number for each."""
+    return [value] * rank if isinstance(value, int) else list(value)
+
+
+def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Sequence[Dims]:
+    x, w = u.ins[:2]
+    u.summed(read, (0, 1), (1, at))
+    grouped_channels(u, groups, x[1], made)
+    if len(u.ins) > 2:
+        u.same(made, u.ins[2][0])
+    for term in (*x[2:], *w[2:]):
+        u.frozen(term, "slides a window over it")
+    return [(x[0], made, *(u.fresh(n, "has so many places for its window") for n in u.shapes[0][2:]))]
+
+
+def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
+    """Groups are an attribute and an axis; channels are groups × those of a group."""
+    u.sizes["groups"] = groups
+    u.kind(groups, "channel_groups")
+    for term in channels:
+        u.kind(term, "channels")
+
+
 @op("conv")
 class Conv:
     """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, places...].
@@ -77,7 +121,9 @@ class Conv:
     """
 
     arity, attrs, saves = (2, 3), _GROUPED, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(contracts="window", channels_first=True, amp="low", contiguous=(0, 1))
+    onnx = _onnx_conv("Conv")
+    emit = _emit_conv
 
     @staticmethod
     def infer(x, w, b=None, *, groups, **window):
@@ -106,6 +152,14 @@ class Conv:
         operands = [rng.normal(size=(2, 2 * groups, *sizes)), w, rng.normal(size=len(w))]
         return operands[: rng.integers(2, 4)], {**attrs, "groups": groups}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, w = u.ins[:2]
+        groups, made = Atom(u.attrs["groups"]), Atom(int(size(w[0])) // u.attrs["groups"])
+        u.same(x[1], product(groups, w[1]))
+        u.same(w[0], product(groups, made))
+        return _convolved(u, groups, w[1], w[0], 1)
+
 
 @op("conv_transpose")
 class ConvTranspose:
@@ -116,7 +170,9 @@ class ConvTranspose:
     """
 
     arity, attrs, saves = (2, 3), {**_GROUPED, "output_padding": 0}, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1))
+    onnx = _onnx_conv("ConvTranspose")
+    emit = _emit_conv
 
     @staticmethod
     def infer(x, w, b=None, *, groups, output_padding, **window):
@@ -149,16 +205,24 @@ class ConvTranspose:
         operands = [rng.normal(size=(2, 2 * groups, *(4 for _ in kernel))), w, rng.normal(size=3 * groups)]
         return operands[: rng.integers(2, 4)], {**attrs, "groups": groups, "output_padding": rest}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, w = u.ins[:2]
+        groups, read = Atom(u.attrs["groups"]), Atom(int(size(w[0])) // u.attrs["groups"])
+        u.same(w[0], product(groups, read))
+        u.same(x[1], w[0])
+        return _convolved(u, groups, read, product(groups, w[1]), 0)
+
 
 @op("conv_weight")
-class ConvWeight:
+class ConvWeight(Backward):
     """The transpose of `conv` with respect to w: x [N, C, spatial...], g [N, O, places...] -> [O, C/groups, kernel...].
 
     Σ over n and places of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
     """
 
     arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
-    traits = Traits(amp="low", contiguous=(0, 1))
+    traits = Traits(backward_of="conv", amp="low", contiguous=(0, 1))
 
     @staticmethod
     def infer(x, g, *, groups, kernel, **window):
@@ -194,6 +258,10 @@ class Unfold:
     """Windows as columns: x [N, C, spatial...] -> [N, C · entries of the kernel, places], zeros in the padding."""
 
     arity, attrs, traits = 1, {**_WINDOW, "kernel": ...}, Traits(contiguous=(0,))
+    why = {
+        "onnx": "a convolution is the op to export",
+        "emit": "torch has them for planes only; a convolution is the op to export",
+    }
 
     @staticmethod
     def infer(x, kernel, **window):
@@ -211,12 +279,23 @@ class Unfold:
         attrs, groups, kernel, sizes = _geometry(rng)
         return [rng.normal(size=(2, groups, *sizes))], {**attrs, "kernel": kernel}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has so many entries in its window")
+        for term in x[2:]:
+            u.frozen(term, "slides a window over it")
+        return [(x[0], product(x[1], kernel), u.fresh(u.shapes[0][2], "has so many places for its window"))]
+
 
 @op("fold")
 class Fold:
     """Sum of columns at the places of their windows: [N, C · entries, places] -> [N, C, sizes...]."""
 
     arity, attrs, traits = 1, {**_WINDOW, "kernel": ..., "sizes": ...}, Traits(contiguous=(0,))
+    why = {
+        "onnx": "a convolution is the op to export",
+        "emit": "torch has them for planes only; a convolution is the op to export",
+    }
 
     @staticmethod
     def infer(x, kernel, sizes, **window):
@@ -236,3 +315,11 @@ class Fold:
         rule = Window.of(kernel, attrs)
         columns = rng.normal(size=(2, groups * rule.entries, prod(rule.places(sizes))))
         return [columns], {**attrs, "kernel": kernel, "sizes": sizes}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has so many entries in its window")
+        channels = Atom(u.shapes[0][1])
+        u.same(x[1], product(channels, kernel))
+        u.frozen(x[2], "slides a window over it")
+        return [(x[0], channels, *(u.fresh(n, "slides a window over it") for n in u.shapes[0][2:]))]

@@ -1,40 +1,43 @@
-"""Arithmetic: signs, rounding, sums and products of two operands, powers, extrema, and the junction."""
+"""Arithmetic: signs, rounding, functions of one operand, arithmetic of two, extrema, comparisons, and the junction."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from graphwright.array.dtype import bool_, float32
+from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec, broadcast_shapes
+from graphwright.array.vm.code import Code
+from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.axes import AxesUse, Dims
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Saves, Traits, op
 from graphwright.ops.rules import (
-    BINARY,
-    UNARY,
+    Binary,
+    Comparison,
+    Flat,
+    Predicate,
+    Unary,
+    UnaryFloat,
     away_from_zero,
     between_integers,
     binary_sample,
     broadcast,
-    floating,
     one_dtype,
-    same,
     unary_sample,
 )
 
 
-def _binary(*identity: tuple[int, float]) -> Traits:
-    return replace(BINARY, identity=identity)
-
-
+# -- signs and rounding ------------------------------------------------------------------------------------------------
 @op("neg")
-class Neg:
-    """-x."""
+class Neg(Unary):
+    """-x, elementwise."""
 
-    arity, infer, traits, sample = 1, same, UNARY, unary_sample(-2, 2)
+    sample, traits = unary_sample(-2, 2), Traits(keeps_zero=True, linear_in=(0,))
+    emit, onnx, aten, vm = "-{0}", "Neg", "neg", forms.pointwise(Code.NEG)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -42,46 +45,244 @@ class Neg:
 
 
 @op("abs")
-class Abs:
-    """|x|; gradient sign(x), 0 at 0."""
+class Abs(Unary):
+    """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-    arity, infer, traits, saves, sample = 1, same, UNARY, Saves(inputs=(0,)), away_from_zero
+    saves, sample, traits = Saves(inputs=(0,)), away_from_zero, Traits(keeps_zero=True)
+    emit, onnx, aten, vm, method = "torch.abs({0})", "Abs", "abs", forms.pointwise(Code.ABS), "abs"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g * call("sign", ins[0]),)
 
 
-for _name, (_doc, _sample) in {
-    "sign": ("-1, 0 or 1; gradient 0.", away_from_zero),
-    "step": ("1 where x > 0, else 0; gradient 0.", away_from_zero),
-    "floor": ("The largest whole number that is not above x; gradient 0.", between_integers),
-    "ceil": ("The smallest whole number that is not below x; gradient 0.", between_integers),
-    "round": ("The nearest whole number, of two the even one; gradient 0.", between_integers),
-}.items():
-    op(_name)(
-        type(
-            _name,
-            (),
-            {
-                "__doc__": _doc,
-                "arity": 1,
-                "infer": same,
-                "traits": UNARY,
-                "sample": _sample,
-                "vjp": None,
-                "why": {"vjp": "the gradient is zero everywhere it exists"},
-            },
-        )
-    )
+@op("sign")
+class Sign(Flat, Unary):
+    """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
+
+    sample, traits = away_from_zero, Traits(keeps_zero=True)
+    emit, onnx, aten, vm, method = "torch.sign({0})", "Sign", "sign", forms.pointwise(Code.SIGN), "sign"
 
 
+@op("step")
+class Step(Flat, Unary):
+    """1 if x > 0 else 0, elementwise; gradient 0."""
+
+    sample, traits, emit = away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u.cast(u("Greater", u.names[0], u.scalar(0)), u.outs[0].dtype)
+
+
+@op("floor")
+class Floor(Flat, Unary):
+    """⌊x⌋, the largest integer ≤ x, elementwise; gradient 0."""
+
+    sample, traits = between_integers, Traits(keeps_zero=True)
+    emit, onnx, aten, vm, method = "torch.floor({0})", "Floor", "floor", forms.pointwise(Code.FLOOR), "floor"
+
+
+@op("ceil")
+class Ceil(Flat, Unary):
+    """⌈x⌉, the smallest integer ≥ x, elementwise; gradient 0."""
+
+    sample, traits = between_integers, Traits(keeps_zero=True)
+    emit, onnx, aten, method = "torch.ceil({0})", "Ceil", "ceil", "ceil"
+
+
+@op("round")
+class Round(Flat, Unary):
+    """The nearest integer, elementwise, ties to even; gradient 0."""
+
+    sample, traits = between_integers, Traits(keeps_zero=True)
+    emit, onnx, aten, method = "torch.round({0})", "Round", "round", "round"
+
+
+# -- functions of one operand ------------------------------------------------------------------------------------------
+class _Wide(UnaryFloat):
+    """A function whose results soon leave the range or the digits of 16 bits."""
+
+    traits = Traits(amp="f32")
+
+
+@op("exp")
+class Exp(_Wide):
+    """eˣ, elementwise."""
+
+    saves, sample = Saves(outputs=(0,)), unary_sample(-2, 2)
+    emit, onnx, aten, vm, method = "torch.exp({0})", "Exp", "exp", forms.pointwise(Code.EXP), "exp"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g * outs[0],)
+
+
+@op("expm1")
+class Expm1(_Wide):
+    """eˣ - 1, elementwise, with all its digits near 0; gradient g(y + 1)."""
+
+    saves, sample, traits = Saves(outputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g * (outs[0] + 1.0),)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
+
+
+@op("log")
+class Log(_Wide):
+    """ln x, elementwise."""
+
+    saves, sample = Saves(inputs=(0,)), unary_sample(0.2, 3)
+    emit, onnx, aten, vm, method = "torch.log({0})", "Log", "log", forms.pointwise(Code.LOG), "log"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g / ins[0],)
+
+
+@op("log1p")
+class Log1p(_Wide):
+    """ln(1 + x), elementwise, with all its digits near 0; gradient g / (1 + x)."""
+
+    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-0.7, 3), Traits(keeps_zero=True)
+    emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g / (1.0 + ins[0]),)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Log", u("Add", u.names[0], u.scalar(1.0)))
+
+
+@op("sqrt")
+class Sqrt(UnaryFloat):
+    """√x, elementwise; gradient g / 2y."""
+
+    saves, sample, traits = Saves(outputs=(0,)), unary_sample(0.2, 3), Traits(keeps_zero=True)
+    emit, onnx, aten, vm, method = "torch.sqrt({0})", "Sqrt", "sqrt", forms.pointwise(Code.SQRT), "sqrt"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g / (outs[0] + outs[0]),)
+
+
+@op("rsqrt")
+class Rsqrt(_Wide):
+    """1/√x, elementwise; gradient -g·y³/2."""
+
+    saves, sample = Saves(outputs=(0,)), unary_sample(0.2, 3)
+    emit, aten, vm, method = "torch.rsqrt({0})", "rsqrt", forms.pointwise(Code.RSQRT), "rsqrt"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        y = outs[0]
+        return (g * (y * y * y) * -0.5,)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Reciprocal", u("Sqrt", u.names[0]))
+
+
+@op("reciprocal")
+class Reciprocal(_Wide):
+    """1/x, elementwise; gradient -g·y²."""
+
+    saves, sample, vm = Saves(outputs=(0,)), unary_sample(0.3, 3), forms.pointwise(Code.RECIPROCAL)
+    emit, onnx, aten, method = "torch.reciprocal({0})", "Reciprocal", "reciprocal", "reciprocal"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (-(g * (outs[0] * outs[0])),)
+
+
+@op("sin")
+class Sin(UnaryFloat):
+    """sin x, elementwise."""
+
+    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
+    emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g * call("cos", ins[0]),)
+
+
+@op("cos")
+class Cos(UnaryFloat):
+    """cos x, elementwise."""
+
+    saves, sample = Saves(inputs=(0,)), unary_sample(-3, 3)
+    emit, onnx, aten, method = "torch.cos({0})", "Cos", "cos", "cos"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (-(g * call("sin", ins[0])),)
+
+
+@op("erf")
+class Erf(UnaryFloat):
+    """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
+
+    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    emit, onnx, aten, vm, method = "torch.erf({0})", "Erf", "erf", forms.pointwise(Code.ERF), "erf"
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        return (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
+
+
+@op("clamp")
+class Clamp(Unary):
+    """min(max(x, low), high), elementwise; None is no bound. g passes where low ≤ x ≤ high, bounds included."""
+
+    attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
+
+    @staticmethod
+    def infer(x, low, high):
+        if low is None and high is None:
+            raise UsageError("clamp needs at least one bound", expected="low, high or both")
+        if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
+            raise DTypeError("the bounds of integers must be integers", expected=x.dtype.name, got=f"{low}, {high}")
+        return x
+
+    @staticmethod
+    def vjp(g, ins, outs, attrs, needs):
+        x, low, high = ins[0], attrs["low"], attrs["high"]
+        zero = call("full_like", g, value=0.0)
+        if low is not None:
+            g = call("where", call("le", call("full_like", x, value=low), x), g, zero)
+        if high is not None:
+            g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
+        return (g,)
+
+    @staticmethod
+    def sample(rng):
+        bounds = [(-1.0, 1.0), (None, 0.5), (-0.5, None)][rng.integers(3)]
+        return [rng.uniform(-2, 2, (3, 5))], dict(zip(("low", "high"), bounds, strict=True))
+
+    emit = "{0}.clamp({low}, {high})"
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        low, high = (u.scalar(v) if v is not None else "" for v in (u.attrs["low"], u.attrs["high"]))
+        return u("Clip", u.names[0], low, high)
+
+
+# -- arithmetic of two operands ----------------------------------------------------------------------------------------
 @op("add")
-class Add:
-    """a + b."""
+class Add(Binary):
+    """a + b, elementwise."""
 
-    arity, infer, sample = 2, broadcast, binary_sample
-    traits = replace(_binary((0, -0.0), (1, -0.0)), sums=True)
+    traits = Traits(identity=((0, -0.0), (1, -0.0)), sums=True, keeps_zero=True, jointly_linear=True)
+    emit, onnx, aten, vm = "{0} + {1}", "Add", "add", forms.ADD
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -89,10 +290,11 @@ class Add:
 
 
 @op("sub")
-class Sub:
-    """a - b."""
+class Sub(Binary):
+    """a - b, elementwise."""
 
-    arity, infer, traits, sample = 2, broadcast, _binary((1, 0.0)), binary_sample
+    traits = Traits(identity=((1, 0.0),), keeps_zero=True, jointly_linear=True)
+    emit, onnx, aten, vm = "{0} - {1}", "Sub", "sub", forms.pointwise(Code.SUB)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -100,11 +302,14 @@ class Sub:
 
 
 @op("mul")
-class Mul:
-    """a · b."""
+class Mul(Binary):
+    """a · b, elementwise."""
 
-    arity, infer, saves, sample = 2, broadcast, Saves(inputs=(0, 1)), binary_sample
-    traits = _binary((0, 1.0), (1, 1.0))
+    saves, traits = (
+        Saves(inputs=(0, 1)),
+        Traits(identity=((0, 1.0), (1, 1.0)), multiplies=True, annihilated=True, linear_in=(0, 1)),
+    )
+    emit, onnx, aten, vm = "{0} * {1}", "Mul", "mul", forms.pointwise(Code.MUL)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -112,10 +317,11 @@ class Mul:
 
 
 @op("div")
-class Div:
-    """a / b, of integers in float32; gradients g/b, -g·a/b²."""
+class Div(Binary):
+    """a / b, elementwise, integers in float32; gradients g/b and -g·a/b²."""
 
-    arity, traits, saves = 2, replace(_binary((1, 1.0)), divides=True), Saves(inputs=(0, 1))
+    saves, traits = Saves(inputs=(0, 1)), Traits(identity=((1, 1.0),), divides=True, linear_in=(0,))
+    emit, aten, vm = "{0} / {1}", "div", forms.pointwise(Code.DIV)
 
     @staticmethod
     def infer(a, b):
@@ -132,24 +338,34 @@ class Div:
     def sample(rng):
         return binary_sample(rng, 0.5, 2)
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Div", *(u.cast(n, u.outs[0].dtype) for n in u.names))
+
 
 @op("floor_divide")
-class FloorDivide:
-    """⌊a / b⌋; integers stay integers, and a zero divisor of theirs raises."""
+class FloorDivide(Flat, Binary):
+    """⌊a / b⌋, elementwise; integers stay integers, and an integer divisor of 0 raises."""
 
-    arity, infer, traits = 2, broadcast, BINARY
-    vjp, why = None, {"vjp": "the gradient is zero everywhere it exists"}
+    emit, aten = "torch.floor_divide({0}, {1})", "floor_divide"
 
     @staticmethod
     def sample(rng):
         return [rng.uniform(1, 9, (3, 1, 4)), rng.uniform(0.5, 2, (5, 4))], {}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        x, y = u.names
+        if u.ins[0].dtype.is_float:
+            return u("Floor", u("Div", x, y))
+        return u("Div", u("Sub", x, u("Mod", x, y)), y)  # integer Div truncates, Mod has the divisor's sign
+
 
 @op("remainder")
-class Remainder:
-    """a - b·⌊a / b⌋, of the sign of b; gradients g, -g·⌊a / b⌋."""
+class Remainder(Binary):
+    """a - b·⌊a / b⌋, elementwise, with the sign of b; gradients g and -g·⌊a / b⌋."""
 
-    arity, infer, traits, saves = 2, broadcast, BINARY, Saves(inputs=(0, 1))
+    saves, emit, aten = Saves(inputs=(0, 1)), "torch.remainder({0}, {1})", "remainder"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -160,12 +376,20 @@ class Remainder:
         b = rng.uniform(0.5, 2, (5, 4)) * rng.choice((-1.0, 1.0), (5, 4))
         return [b[:3, None] * 0 + b * (rng.integers(-3, 4, (3, 5, 4)) + rng.uniform(0.2, 0.8, (3, 5, 4))), b], {}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        x, y = u.names
+        if not u.ins[0].dtype.is_float:
+            return u("Mod", x, y)
+        return u("Sub", x, u("Mul", u("Floor", u("Div", x, y)), y))
+
 
 @op("pow")
-class Pow:
-    """xᵖ; whole p of a negative x too. Gradients g·p·xᵖ⁻¹ (0 where p = 0) and g·y·ln x (0 where x = 0 ≤ p)."""
+class Pow(Binary):
+    """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
-    arity, infer, saves, traits = 2, broadcast, Saves(inputs=(0, 1), outputs=(0,)), replace(BINARY, amp="f32")
+    saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
+    emit, onnx, aten = "torch.pow({0}, {1})", "Pow", "pow"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -185,10 +409,11 @@ class Pow:
 
 
 @op("minimum")
-class Minimum:
-    """The smaller of a and b; a tie gives each half of the gradient."""
+class Minimum(Binary):
+    """min(a, b), elementwise; a tie gives each half of the gradient."""
 
-    arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
+    saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MINIMUM), "minimum"
+    emit, onnx, aten = "torch.minimum({0}, {1})", "Min", "minimum"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -196,10 +421,11 @@ class Minimum:
 
 
 @op("maximum")
-class Maximum:
-    """The larger of a and b; a tie gives each half of the gradient."""
+class Maximum(Binary):
+    """max(a, b), elementwise; a tie gives each half of the gradient."""
 
-    arity, infer, traits, saves, sample = 2, broadcast, BINARY, Saves(inputs=(0, 1)), binary_sample
+    saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MAXIMUM), "maximum"
+    emit, onnx, aten = "torch.maximum({0}, {1})", "Max", "maximum"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -207,7 +433,7 @@ class Maximum:
 
 
 def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple:
-    # the first operand is chosen where it is the larger; by choice, not by a factor: inf · 0 must not reach the other
+    # the first operand wins where it is larger; by `where`, not by a factor: inf · 0 must not reach the other
     zero, tie = call("full_like", g, value=0.0), call("eq", first, second)
     shared = call("where", tie, g * 0.5, zero)
     return (
@@ -216,47 +442,17 @@ def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple
     )
 
 
-@op("clamp")
-class Clamp:
-    """min(max(x, low), high), where None is no bound; g passes where low ≤ x ≤ high, the bounds included."""
-
-    arity, attrs, traits, saves = 1, {"low": None, "high": None}, UNARY, Saves(inputs=(0,))
-
-    @staticmethod
-    def infer(x, low, high):
-        if low is None and high is None:
-            raise UsageError("a bound is missing", expected="low, high or both")
-        if not x.dtype.is_float and any(isinstance(bound, float) for bound in (low, high)):
-            raise DTypeError("bounds of whole numbers are whole", expected=x.dtype.name, got=f"{low}, {high}")
-        return x
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        x, low, high = ins[0], attrs["low"], attrs["high"]
-        zero = call("full_like", g, value=0.0)
-        if low is not None:
-            g = call("where", call("le", call("full_like", x, value=low), x), g, zero)
-        if high is not None:
-            g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
-        return (g,)
-
-    @staticmethod
-    def sample(rng):
-        bounds = [(-1.0, 1.0), (None, 0.5), (-0.5, None)][rng.integers(3)]
-        return [rng.uniform(-2, 2, (3, 5))], dict(zip(("low", "high"), bounds, strict=True))
-
-
 @op("junction")
 class Junction:
-    """Sum of any number of equal-shaped operands, in port order; without one, zeros of its spec."""
+    """Σ of any number of equal-shaped operands, in port order; zeros of its spec without an operand."""
 
-    arity = (0, None)
-    traits = Traits(nary=True, inplace=((0, 0),), amp="promote")
+    arity, vm = (0, None), forms.JUNCTION
+    traits = Traits(nary=True, inplace=((0, 0),), amp="promote", keeps_zero=True, jointly_linear=True)
 
     @staticmethod
     def infer(*ins, **attrs):
         if not ins:
-            raise ShapeError("a junction without edges has the spec it had before", fix="e.add(..., like=node)")
+            raise ShapeError("cannot infer the spec of a junction without edges", fix="e.add(..., like=node)")
         one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
@@ -277,184 +473,147 @@ class Junction:
     def sample(rng):
         return [rng.normal(size=(3, 4)) for _ in range(3)], {}
 
-
-WIDE = replace(UNARY, amp="f32")
-"""Functions whose results leave the range or the digits of 16 bits early."""
-
-
-@op("exp")
-class Exp:
-    """eˣ."""
-
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(outputs=(0,)), unary_sample(-2, 2)
+    @staticmethod
+    def axes(u: AxesUse) -> list[Dims]:
+        for other in u.ins[1:]:
+            for a, b in zip(u.ins[0], other, strict=True):
+                u.same(a, b)
+        return [u.ins[0] if u.ins else tuple(u.fresh(n, "has no operand that states its size") for n in u.shapes[0])]
 
     @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * outs[0],)
-
-
-@op("expm1")
-class Expm1:
-    """eˣ - 1, with all its digits near 0; gradient g(y + 1)."""
-
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(outputs=(0,)), unary_sample(-2, 2)
+    def emit(ins, attrs):
+        return " + ".join(ins)
 
     @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * (outs[0] + 1.0),)
+    def onnx(u: OnnxUse):
+        if not u.names:
+            return u("Expand", u.scalar(0, u.outs[0]), u.shape(u.outs[0].shape))
+        if u.outs[0].dtype.is_float:
+            return u("Sum", *u.names)
+        total = u.names[0]  # Sum takes floats only
+        for name in u.names[1:]:
+            total = u("Add", total, name)
+        return total
 
 
-@op("log")
-class Log:
-    """ln x."""
+# -- comparisons, logic and choice -------------------------------------------------------------------------------------
+@op("eq")
+class Eq(Comparison):
+    """a = b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(inputs=(0,)), unary_sample(0.2, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / ins[0],)
+    emit, onnx, aten, vm = "{0} == {1}", "Equal", "eq", forms.compared(Code.EQ)
 
 
-@op("log1p")
-class Log1p:
-    """ln(1 + x), with all its digits near 0; gradient g / (1 + x)."""
+@op("ne")
+class Ne(Comparison):
+    """a ≠ b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(inputs=(0,)), unary_sample(-0.7, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / (1.0 + ins[0]),)
-
-
-@op("sqrt")
-class Sqrt:
-    """√x; gradient g / 2y."""
-
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(0.2, 3)
+    emit, aten, vm = "{0} != {1}", "ne", forms.compared(Code.NE)
 
     @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / (outs[0] + outs[0]),)
+    def onnx(u: OnnxUse):
+        return u("Not", u("Equal", *u.names))
 
 
-@op("rsqrt")
-class Rsqrt:
-    """1/√x; gradient -g·y³/2."""
+@op("lt")
+class Lt(Comparison):
+    """a < b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(outputs=(0,)), unary_sample(0.2, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        y = outs[0]
-        return (g * (y * y * y) * -0.5,)
+    emit, onnx, aten, vm = "{0} < {1}", "Less", "lt", forms.compared(Code.LT)
 
 
-@op("reciprocal")
-class Reciprocal:
-    """1/x; gradient -g·y²."""
+@op("le")
+class Le(Comparison):
+    """a ≤ b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, WIDE, Saves(outputs=(0,)), unary_sample(0.3, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (-(g * (outs[0] * outs[0])),)
+    emit, onnx, aten, vm = "{0} <= {1}", "LessOrEqual", "le", forms.compared(Code.LE)
 
 
-@op("sin")
-class Sin:
-    """sin x."""
+@op("gt")
+class Gt(Comparison):
+    """a > b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("cos", ins[0]),)
+    emit, onnx, aten, vm = "{0} > {1}", "Greater", "gt", forms.compared(Code.LT, swapped=True)
 
 
-@op("cos")
-class Cos:
-    """cos x."""
+@op("ge")
+class Ge(Comparison):
+    """a ≥ b, elementwise."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-3, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (-(g * call("sin", ins[0])),)
+    emit, onnx, aten, vm = "{0} >= {1}", "GreaterOrEqual", "ge", forms.compared(Code.LE, swapped=True)
 
 
-@op("tanh")
-class Tanh:
-    """tanh x; gradient g(1 - y²)."""
-
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(outputs=(0,)), unary_sample(-3, 3)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * (1.0 - outs[0] * outs[0]),)
+def _on_bools(kind: str) -> Any:
+    return lambda u: u(kind, *(u("Cast", n, to=9) for n in u.names))
 
 
-@op("erf")
-class Erf:
-    """erf x; gradient g·2/√π·exp(-x²)."""
+@op("logical_and")
+class LogicalAnd(Comparison):
+    """a ∧ b, elementwise; a number is true unless it is 0."""
 
-    arity, infer, traits, saves, sample = 1, floating, UNARY, Saves(inputs=(0,)), unary_sample(-2, 2)
+    emit, onnx, aten = "torch.logical_and({0}, {1})", _on_bools("And"), "logical_and"
+
+
+@op("logical_or")
+class LogicalOr(Comparison):
+    """a ∨ b, elementwise; a number is true unless it is 0."""
+
+    emit, onnx, aten = "torch.logical_or({0}, {1})", _on_bools("Or"), "logical_or"
+
+
+@op("logical_xor")
+class LogicalXor(Comparison):
+    """Exclusive or, elementwise; a number is true unless it is 0."""
+
+    emit, onnx, aten = "torch.logical_xor({0}, {1})", _on_bools("Xor"), "logical_xor"
+
+
+class _Test(Predicate):
+    arity, operands = 1, ("x",)
 
     @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
+    def sample(rng):
+        return [rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {}
 
 
-def _comparison(*ins: Spec) -> Spec:
-    """Operands of one dtype, broadcast together, to bool."""
-    return Spec(broadcast(*ins).shape, bool_)
+@op("logical_not")
+class LogicalNot(_Test):
+    """¬x, elementwise: true where x is 0 or false."""
+
+    emit, onnx, aten = "torch.logical_not({0})", _on_bools("Not"), "logical_not"
 
 
-def _pair(rng: np.random.Generator) -> tuple[list, dict]:
-    """Two operands that broadcast, with ties, zeros and both signs."""
-    return [rng.integers(-1, 2, (3, 1, 4)).astype(float), rng.integers(-1, 2, (5, 4)).astype(float)], {}
+@op("isnan")
+class IsNaN(_Test):
+    """True where x is NaN, elementwise."""
+
+    emit, onnx, method = "torch.isnan({0})", "IsNaN", "isnan"
 
 
-def _special(rng: np.random.Generator) -> tuple[list, dict]:
-    return [rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {}
+@op("isinf")
+class IsInf(_Test):
+    """True where x is +∞ or -∞, elementwise."""
+
+    emit, onnx, method = "torch.isinf({0})", "IsInf", "isinf"
 
 
-for _compare_name, (_arity, _compare_doc) in {
-    "eq": (2, "a = b."),
-    "ne": (2, "a ≠ b."),
-    "lt": (2, "a < b."),
-    "le": (2, "a ≤ b."),
-    "gt": (2, "a > b."),
-    "ge": (2, "a ≥ b."),
-    "logical_and": (2, "Both are true; a number is true unless it is 0."),
-    "logical_or": (2, "One of them or both are true."),
-    "logical_xor": (2, "Exactly one of them is true."),
-    "logical_not": (1, "x is 0 or false."),
-    "isnan": (1, "x is not a number."),
-    "isinf": (1, "x is an infinity of either sign."),
-    "isfinite": (1, "x is neither infinite nor NaN."),
-}.items():
-    op(_compare_name)(
-        type(
-            _compare_name,
-            (),
-            {
-                "__doc__": _compare_doc,
-                "arity": _arity,
-                "infer": _comparison,
-                "vjp": None,
-                "why": {"vjp": "the result is bool"},
-                "sample": _pair if _arity == 2 else _special,
-                "traits": Traits(elementwise=True, amp="promote" if _arity == 2 else "keep"),
-            },
-        )
-    )
+@op("isfinite")
+class IsFinite(_Test):
+    """True where x is neither infinite nor NaN, elementwise."""
+
+    emit, method = "torch.isfinite({0})", "isfinite"
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Not", u("Or", u("IsNaN", u.names[0]), u("IsInf", u.names[0])))
 
 
 @op("where")
 class Where:
-    """a where the condition holds, else b; the condition is bool and gets no gradient."""
+    """a if c else b, elementwise; the condition c is bool and gets no gradient."""
 
     arity, saves, traits = 3, Saves(inputs=(0,)), Traits(elementwise=True, amp="promote", fixed=(0,))
+    emit, onnx, vm = "torch.where({all})", "Where", forms.WHERE
 
     @staticmethod
     def infer(c, a, b):

@@ -6,6 +6,7 @@ and mode, int64 [3]. Both are operands: closing a gate, a new temperature or ano
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import floating
+from graphwright.ops.rules import Backward, floating
 
 COLUMNS = ("kind", "group", "state", "slot", "generation", "element", "cost")
 KINDS = ("scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice")
@@ -55,7 +57,11 @@ class Gate:
     """
 
     arity, attrs, cost = 4, {"sizes": ..., "groups": ()}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), _TRAITS
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), replace(_TRAITS, gates=True)
+    why = {
+        "onnx": "gates are hardened or folded before an export",
+        "emit": "gates are hardened or folded before an export",
+    }
 
     @staticmethod
     def infer(logits, table, temperature, run, sizes, groups):
@@ -75,13 +81,23 @@ class Gate:
         operands, sizes = _drawn(rng)
         return operands, {"sizes": sizes}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        parts = tuple(Atom(n) for n in u.attrs["sizes"])
+        u.same(u.ins[0][0], chain(*parts))
+        u.same(u.ins[1][0], u.ins[0][0])
+        u.sizes["sizes"] = parts
+        for term in (u.ins[1][1], u.ins[2][0], u.ins[3][0]):
+            u.frozen(term, "reads it by number")
+        return [(part,) for part in parts]
+
 
 @op("gate_grad")
-class GateGrad:
+class GateGrad(Backward):
     """Gradients of `gate` by logits and temperatures: its operands, then the gradients of the `given` parts."""
 
     arity, vjp, cost = (4, None), None, _cost
-    attrs, traits = {"sizes": ..., "given": ...}, _TRAITS
+    attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
     why = {"vjp": "the slope of a straight-through gate has no slope of its own"}
 
     @staticmethod

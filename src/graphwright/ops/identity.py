@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import elementwise as elementwise_forms
+from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.ops.axes import identity
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Traits, free_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
 
@@ -13,7 +17,10 @@ from graphwright.ops.rules import floating, same, unary_sample
 class Cast:
     """x in another dtype, rounded to nearest even; the gradient comes back in the dtype of x."""
 
-    arity, attrs, traits = 1, {"dtype": ...}, Traits(elementwise=True, convert=True)
+    arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
+    axes = identity
+    emit = "{0}.to({dtype})"
+    vm = moves_forms.CAST
 
     @staticmethod
     def infer(x, dtype: DType):
@@ -27,12 +34,20 @@ class Cast:
     def sample(rng):
         return [rng.normal(size=(3, 4))], {"dtype": dtype("float64")}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u.cast(u.names[0], u.outs[0].dtype)
+
 
 @op("copy")
 class Copy:
     """x in fresh, row-major memory."""
 
-    arity, infer, traits, sample = 1, same, Traits(elementwise=True, convert=True), unary_sample(-1, 1)
+    arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
+    axes = identity
+    onnx = "Identity"
+    emit = "{0}.clone()"
+    vm = moves_forms.COPY
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -43,12 +58,18 @@ class Copy:
 class FullLike:
     """One value in the operand's spec."""
 
-    arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(elementwise=True)
+    arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(valueless=True, elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
+    emit = "torch.full_like({0}, {value})"
+    vm = elementwise_forms.FULL_LIKE
 
     @staticmethod
     def sample(rng):
         return [rng.uniform(-1, 1, (3, 5))], {"value": 1.5}
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Expand", u.scalar(u.attrs["value"]), u("Shape", u.names[0]))
 
 
 def _itself(layout, attrs):
@@ -61,6 +82,10 @@ class StopGradient:
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
     vjp, why = None, {"vjp": "to end gradients is what it is for"}
+    axes = identity
+    onnx = "Identity"
+    emit = "{0}.detach()"
+    traits = Traits(linear_in=(0,), gradient_scale=0)
 
 
 @op("scale_gradient")
@@ -69,6 +94,10 @@ class ScaleGradient:
 
     arity, attrs, infer, view, cost = 1, {"scale": ...}, same, _itself, free_cost
     sample = unary_sample(-1, 1, scale=-0.5)
+    axes = identity
+    onnx = "Identity"
+    emit = "{0}"
+    traits = Traits(linear_in=(0,), gradient_scale="scale")
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -80,7 +109,10 @@ class Recall:
     """x, as a value of its own: rewrites keep apart what is computed from the two; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
-    traits = Traits(barrier=True)
+    traits = Traits(linear_in=(0,), barrier=True)
+    axes = identity
+    onnx = "Identity"
+    emit = "{0}"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -91,7 +123,15 @@ class Recall:
 class AssertFinite:
     """x; raises NonFinite with the node, the count and the first index where it is infinite or NaN."""
 
-    arity, infer, traits, sample = 1, floating, Traits(elementwise=True, inplace=((0, 0),)), unary_sample(-1, 1)
+    arity, infer, traits, sample = (
+        1,
+        floating,
+        Traits(linear_in=(0,), elementwise=True, inplace=((0, 0),)),
+        unary_sample(-1, 1),
+    )
+    axes = identity
+    onnx = "Identity"
+    emit = "{0}"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.dtype import int64
-from graphwright.array.spec import Spec, broadcast_shapes
+from graphwright.array.spec import Dim, Spec, broadcast_shapes
+from graphwright.array.vm.encode import moves as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import Atom, AxesUse, Dims, Term, axis_of, broadcast_dims, indexed, size
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxUse, numpy_dtype
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import axis_of, one_dtype
+from graphwright.ops.rules import Backward, one_dtype
 
 
 def _ids(ids: Spec) -> None:
@@ -21,11 +24,61 @@ def _ids(ids: Spec) -> None:
         raise DTypeError("ids must be integers", expected="int64", got=ids)
 
 
+def _index_update_axes(u: AxesUse) -> Sequence[Dims]:
+    """The axes of what is written to; values lie at the places of the index."""
+    x, *ids = u.ins
+    start = axis_of(u.attrs["axis"], len(x))
+    values: Dims = ids.pop(0) if "value" not in u.attrs else ()
+    for port, axis in enumerate(x[start : start + len(ids)], len(u.ins) - len(ids)):
+        indexed(u, axis, port)
+    for term in (t for dims in ids for t in dims):
+        u.mixed(term, "writes by number in order")
+    if values:
+        rest = (*x[:start], *broadcast_dims(u, ids, _joined(ids)), *x[start + len(ids) :])
+        broadcast_dims(u, (rest, values), [size(t) for t in rest])
+    return [x]
+
+
+def _scatter_axes(u: AxesUse) -> Sequence[Dims]:
+    """One axis is written by number; the others are those of the index where it writes all."""
+    x, values, index = u.ins
+    at = axis_of(u.attrs["axis"], len(x))
+    u.frozen(x[at], "writes it by number")
+    for a, b in zip(values, index, strict=True):
+        u.same(a, b)
+    for i, (a, b) in enumerate(zip(x, index, strict=False)):
+        if len(index) == len(x) and i != at and size(a) == size(b):
+            u.same(a, b)
+        else:
+            for term in (a, b):
+                u.frozen(term, "writes by number in order")
+    return [x]
+
+
+def _joined(ids: Sequence[Dims]) -> list[Dim]:
+    rank = max(map(len, ids))
+    here = [[size(d[-back]) for d in ids if len(d) >= back] for back in range(rank, 0, -1)]
+    return [next((n for n in sizes if n != 1), 1) for sizes in here]
+
+
+def _places(u: AxesUse, ids: Sequence[Dims], shape: Sequence[Dim], start: int, behind: int) -> Dims:
+    return broadcast_dims(u, ids, shape[start : len(shape) - behind])
+
+
+def _counted(u: AxesUse, attr: str) -> Term:
+    axis = Atom(u.attrs[attr])
+    indexed(u, axis, 0)
+    u.sizes[attr] = axis
+    return axis
+
+
 @op("embedding")
 class Embedding:
     """Rows of a table [V, D] for ids of any shape: [..., D]; repeated ids add up in the gradient."""
 
-    arity, saves, traits = 2, Saves(inputs=(1,)), Traits(contiguous=(1,))
+    arity, saves, traits = 2, Saves(inputs=(1,)), Traits(lookup=True, matrix=0, contiguous=(1,))
+    emit = "F.embedding({1}, {0})"
+    vm = forms.EMBEDDING
 
     @staticmethod
     def infer(table, ids):
@@ -50,12 +103,31 @@ class Embedding:
     def sample(rng):
         return [rng.normal(size=(5, 3)), rng.integers(0, 5, (2, 4))], {}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        table, ids = u.ins
+        indexed(u, table[0], 1)
+        if u.stored[0]:
+            u.kind(table[0], "vocabulary")
+            u.kind(table[1], "channels")
+        return [(*ids, table[1])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Gather", *u.names, axis=0)
+
 
 @op("embedding_backward")
-class EmbeddingBackward:
+class EmbeddingBackward(Backward):
     """Σ of gradient rows [..., D] per id into [rows, D], in index order."""
 
-    arity, attrs, saves, traits = 2, {"rows": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    arity, attrs, saves, traits = (
+        2,
+        {"rows": ...},
+        Saves(inputs=(1,)),
+        Traits(backward_of="embedding", contiguous=(0, 1)),
+    )
+    vm = forms.EMBEDDING_BACKWARD
 
     @staticmethod
     def infer(g, ids, rows):
@@ -108,7 +180,7 @@ class Index:
     Places count from the end if negative; one outside its axis raises.
     """
 
-    arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(contiguous=(0,))
+    arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(linear_in=(0,), mixes="axis", contiguous=(0,))
     saves = Saves(inputs=tuple(range(1, 1 + AXES)))
 
     @staticmethod
@@ -126,12 +198,34 @@ class Index:
         shape, ids, attrs = _sample_ids(rng)
         return [rng.normal(size=shape), *ids], attrs
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, *ids = u.ins
+        start = axis_of(u.attrs["axis"], len(x))
+        for port, axis in enumerate(x[start : start + len(ids)], 1):
+            if len(ids) == 1 and len(ids[0]) == 1 and any(u.tables[1:]):
+                u.lookups.append((axis, port))
+            else:
+                indexed(u, axis, port)
+        return [(*x[:start], *_places(u, ids, u.shapes[0], start, len(x) - start - len(ids)), *x[start + len(ids) :])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Gather", *u.names, axis=u.attrs["axis"]) if len(u.names) == 2 else None
+
+    @staticmethod
+    def emit(i, a):
+        axis, ids = a["axis"], list(i[1:])
+        index = [":"] * axis + ids if axis >= 0 else ["...", *ids, *[":"] * (-axis - len(ids))]
+        return f"{i[0]}[{', '.join(index)}]"
+
 
 @op("index_sum")
-class IndexSum:
+class IndexSum(Backward):
     """Zeros of `shape` with each entry of g added at its place, in order: the transpose of `index`."""
 
-    arity, attrs, saves, traits = Index.arity, {"axis": 0, "shape": ...}, Index.saves, Index.traits
+    arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
+    traits = Traits(contiguous=(0,), backward_of="index")
 
     @staticmethod
     def infer(g, *ids, axis, shape):
@@ -174,6 +268,11 @@ class IndexPut:
     """
 
     arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
+    axes = _index_update_axes
+    why = {
+        "onnx": "writes at several indices at once have no node",
+        "emit": "torch writes at an index in a statement of its own",
+    }
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -193,6 +292,11 @@ class IndexAdd:
     """x with values added at the places of index arrays, in order: operands as of `index_put`; repeats add up."""
 
     arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
+    axes = _index_update_axes
+    why = {
+        "onnx": "writes at several indices at once have no node",
+        "emit": "torch writes at an index in a statement of its own",
+    }
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -213,6 +317,11 @@ class IndexFill:
 
     arity, attrs, saves = Index.arity, {"axis": 0, "value": ...}, Index.saves
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
+    axes = _index_update_axes
+    why = {
+        "onnx": "writes at several indices at once have no node",
+        "emit": "torch writes at an index in a statement of its own",
+    }
 
     @staticmethod
     def infer(x, *ids, axis, value):
@@ -237,6 +346,7 @@ class OneHot:
 
     arity, attrs, traits = 1, {"classes": ...}, Traits(contiguous=(0,))
     vjp, why = None, {"vjp": "ids are integers"}
+    emit = "F.one_hot({0}, {classes})"
 
     @staticmethod
     def infer(ids, classes):
@@ -249,6 +359,15 @@ class OneHot:
     def sample(rng):
         return [rng.integers(0, 4, (2, 3))], {"classes": 4}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        return [(*u.ins[0], _counted(u, "classes"))]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        values = u.nodes.constant(np.array([0, 1], numpy_dtype(u.outs[0].dtype)))
+        return u("OneHot", u.names[0], u.ints_scalar(u.attrs["classes"]), values, axis=-1)
+
 
 @op("bincount")
 class Bincount:
@@ -256,6 +375,7 @@ class Bincount:
 
     arity, attrs, traits = 1, {"length": ...}, Traits(contiguous=(0,))
     vjp, why = None, {"vjp": "ids are integers"}
+    emit = "torch.bincount({0}.flatten(), minlength={length})"
 
     @staticmethod
     def infer(ids, length):
@@ -268,6 +388,18 @@ class Bincount:
     def sample(rng):
         return [rng.integers(0, 4, (2, 5))], {"length": 6}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        for term in u.ins[0]:
+            u.mixed(term, "counts over it")
+        return [(_counted(u, "length"),)]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        flat = u("Reshape", u.names[0], u.ints(-1))
+        hot = u("OneHot", flat, u.ints_scalar(u.attrs["length"]), u.ints(0, 1), axis=-1)
+        return u("ReduceSum", hot, u.ints(0), keepdims=0)
+
 
 @op("nonzero")
 class Nonzero:
@@ -277,7 +409,13 @@ class Nonzero:
     """
 
     arity, attrs = 1, {"size": ..., "fill": -1}
-    vjp, why = None, {"vjp": "places are integers"}
+    vjp = None
+    why = {
+        "vjp": "indices are integers",
+        "axes": "the order of its entries matters: the result's values are indices",
+        "onnx": "the number of results would be a size known only at run time",
+    }
+    emit = "torch.nonzero_static({0}, size={size}, fill_value={fill})"
 
     @staticmethod
     def infer(x, size, fill):
@@ -312,6 +450,7 @@ class Gather:
     """Entries of x by place along an axis: y[i, j] = x[index[i, j], j] for axis 0; y has the shape of the index."""
 
     arity, attrs, saves, traits = 2, {"axis": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    emit = "{0}.gather({axis}, {1})"
 
     @staticmethod
     def infer(x, index, axis):
@@ -331,12 +470,38 @@ class Gather:
             shape[a] -= int(rng.integers(0, 2))
         return [rng.normal(size=(2, 3, 4)), rng.integers(0, (2, 3, 4)[axis], shape)], {"axis": axis}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, index = u.ins[:2]
+        at = axis_of(u.attrs["axis"], len(x))
+        if len(index) != len(x):
+            for term in x:
+                u.frozen(term, "reads it by number")
+            return [index]
+        indexed(u, x[at], 1)
+        for i, (a, b) in enumerate(zip(x, index, strict=True)):
+            if i != at and size(a) == size(b):
+                u.same(a, b)
+            elif i != at:
+                for term in (a, b):
+                    u.frozen(term, "reads its first places")
+        return [index]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("GatherElements", *u.names, axis=u.attrs["axis"])
+
 
 @op("scatter_sum")
-class ScatterSum:
+class ScatterSum(Backward):
     """Zeros of `shape` with each entry of x added at its place along an axis, in order: the transpose of `gather`."""
 
-    arity, attrs, saves, traits = 2, {"axis": ..., "shape": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
+    arity, attrs, saves, traits = (
+        2,
+        {"axis": ..., "shape": ...},
+        Saves(inputs=(1,)),
+        Traits(backward_of="gather", contiguous=(0, 1)),
+    )
 
     @staticmethod
     def infer(x, index, axis, shape):
@@ -372,6 +537,8 @@ class Scatter:
 
     arity, attrs, saves, infer = 3, {"axis": ...}, Saves(inputs=(1,)), _written
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")
+    axes = _scatter_axes
+    emit = "{0}.scatter({axis}, {1}, {2})"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -388,6 +555,10 @@ class Scatter:
         index = order[: rng.integers(1, 4), : rng.integers(1, 5)]
         return [rng.normal(size=(3, 4)), index, rng.normal(size=index.shape)], {"axis": axis}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("ScatterElements", *u.names, axis=u.attrs["axis"])
+
 
 @op("scatter_add")
 class ScatterAdd:
@@ -395,6 +566,8 @@ class ScatterAdd:
 
     arity, attrs, saves, infer = 3, {"axis": ...}, Saves(inputs=(1,)), _written
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")
+    axes = _scatter_axes
+    emit = "{0}.scatter_add({axis}, {1}, {2})"
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -404,3 +577,7 @@ class ScatterAdd:
     def sample(rng):
         (x, index), attrs = Gather.sample(rng)
         return [x, index, rng.normal(size=index.shape)], attrs
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("ScatterElements", *u.names, axis=u.attrs["axis"], reduction="add")

@@ -6,10 +6,13 @@ import numpy as np
 
 from graphwright.array.dtype import int8, int64
 from graphwright.array.spec import Spec, broadcast_shapes
+from graphwright.array.vm.encode import products as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import Atom, AxesUse, broadcast_dims, chain, size
 from graphwright.ops.call import call
+from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import equal_dim, floating, one_dtype
+from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
 
 
 def _swap(t):
@@ -26,7 +29,10 @@ def _rows(t):
 class Matmul:
     """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed back over broadcast axes."""
 
-    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(amp="low")
+    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(contracts="in_out", linear_in=(0, 1), amp="low")
+    onnx = "MatMul"
+    emit = "{0} @ {1}"
+    vm = forms.MATMUL
 
     @staticmethod
     def infer(a, b):
@@ -82,12 +88,33 @@ class Matmul:
         ][rng.integers(8)]
         return [rng.normal(size=s) for s in shapes], {}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        a, b = u.ins
+        u.same(a[-1], b[-2:][0])
+        u.summed(a[-1], (0, -1), (1, -2 if len(b) > 1 else 0))
+        u.kind(a[-1], "neurons")
+        rows, columns = a[-2:-1] if len(a) > 1 else (), b[-1:] if len(b) > 1 else ()
+        shape = u.shapes[0]
+        lead = broadcast_dims(u, (a[:-2], b[:-2]), shape[: len(shape) - len(rows) - len(columns)])
+        for t in lead:
+            shared = all(any(size(d) == size(t) for d in dims[:-2]) for dims in (a, b))
+            if shared and isinstance(size(t), int):
+                u.kind(t, "experts" if any(u.stored) else "heads")
+        return [(*lead, *rows, *columns)]
+
 
 @op("linear")
 class Linear:
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (2, 3), Saves(inputs=(0, 1)), Traits(amp="low", addend=2, narrow=(1,))
+    arity, saves, traits = (
+        (2, 3),
+        Saves(inputs=(0, 1)),
+        Traits(contracts="out_in", matrix=1, linear_in=(0,), amp="low", addend=2, narrow=(1,)),
+    )
+    emit = "F.linear({all})"
+    vm = forms.LINEAR
 
     @staticmethod
     def infer(x, w, b=None):
@@ -127,6 +154,21 @@ class Linear:
         x = rng.normal(size=[(2, 3, 4), (5, 4), (4,)][rng.integers(3)])
         return [x, rng.normal(size=(3, 4)), rng.normal(size=(3,))][: rng.integers(2, 4)], {}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, w = u.ins[:2]
+        u.same(x[-1], w[1])
+        u.summed(w[1], (0, -1), (1, 1))
+        u.kind(w[1], "neurons")
+        if len(u.ins) > 2:
+            u.same(w[0], u.ins[2][0])
+        return [(*x[:-1], w[0])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        y = u("MatMul", u.names[0], u("Transpose", u.names[1], perm=[1, 0]))
+        return u("Add", y, u.names[2]) if len(u.names) > 2 else y
+
 
 def _dequantised(q, scales, group):
     """Weights [out, in] of whole numbers and a scale per group along a row."""
@@ -143,6 +185,11 @@ class LinearInt8:
 
     arity, attrs = (3, 4), {"group": 64}
     saves, traits = Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(1,), contiguous=(1, 2))
+    vm = forms.LINEAR_INT8
+    why = {
+        "onnx": "exported weights are floating: undo the quantising before",
+        "emit": "exported weights are floating: quantise what was exported, or undo before",
+    }
 
     @staticmethod
     def infer(x, q, scales, b=None, *, group):
@@ -190,6 +237,17 @@ class LinearInt8:
         group = (4, 64)[rng.integers(2)]
         return [x, q, rng.random((3, -(-7 // group))), rng.normal(size=(3,))][: rng.integers(3, 5)], {"group": group}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, q, scales, *bias = u.ins
+        u.same(x[-1], q[1])
+        u.kind(q[1], "neurons")
+        for term in (q[1], scales[1]):
+            u.frozen(term, "has a scale for each group along it")
+        for other in (scales, *bias):
+            u.same(q[0], other[0])
+        return [(*x[:-1], q[0])]
+
 
 def _check(x: Spec, other: Spec, offsets: Spec) -> None:
     one_dtype(x, other)
@@ -212,6 +270,7 @@ class GroupedMatmul:
     """
 
     arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(2,), contiguous=(0, 1))
+    why = {"onnx": "opset 20 has no product by groups", "emit": "no family with experts is exported yet"}
 
     @staticmethod
     def infer(x, w, offsets):
@@ -235,12 +294,28 @@ class GroupedMatmul:
     def sample(rng):
         return [rng.normal(size=(7, 3)), rng.normal(size=(3, 3, 2)), _draw(rng)], {}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, w, offsets = u.ins
+        u.same(x[1], w[1])
+        u.summed(w[1], (0, 1), (1, 1))
+        u.kind(w[1], "neurons")
+        u.same(offsets[0], chain(Atom(1), w[0]))
+        for term in (x[0], w[0]):
+            u.mixed(term, "has a run of rows for each")
+        u.kind(w[0], "experts")
+        return [(x[0], w[2])]
+
 
 @op("grouped_outer")
-class GroupedOuter:
+class GroupedOuter(Backward):
     """Xᵀ·y over each run of rows of x [N, d] and y [N, f]: [E, d, f], 0 for an empty run."""
 
-    arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(2,), contiguous=(0, 1))
+    arity, saves, traits = (
+        3,
+        Saves(inputs=(0, 1, 2)),
+        Traits(backward_of="grouped_matmul", amp="low", fixed=(2,), contiguous=(0, 1)),
+    )
 
     @staticmethod
     def infer(x, y, offsets):
@@ -274,6 +349,8 @@ class Solve:
     """X with A · X = B: A [n, n], B [n, k]; dB = A⁻ᵀ g, dA = -dB Xᵀ. A singular A gives infinities or NaN."""
 
     arity, saves, traits = 2, Saves(inputs=(0,), outputs=(0,)), Traits(amp="f32")
+    emit = "torch.linalg.solve({0}, {1})"
+    why = {"onnx": "opset 20 has no linear solve: bake the form first"}
 
     @staticmethod
     def infer(a, b):
@@ -300,3 +377,10 @@ class Solve:
     def sample(rng):
         n, k = (int(i) for i in rng.integers(1, 5, 2))
         return [rng.normal(size=(n, n)) + 4 * np.eye(n), rng.normal(size=(n, k))], {}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        a, b = u.ins
+        for term in (*a, b[0]):
+            u.frozen(term, "solves a system along it")
+        return [(a[1], b[1])]

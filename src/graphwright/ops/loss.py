@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 
 import numpy as np
 
 from graphwright.array.dtype import float32
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import AxesUse
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import BINARY, broadcast, floating
+from graphwright.ops.rules import Backward, Loss, broadcast, floating
 
 
 @op("cross_entropy")
-class CrossEntropy:
+class CrossEntropy(Loss):
     """-Σ_k q_k ln softmax(scores)_k per row, and ln Σ exp per row; scores [..., K], targets int64 [...].
 
     q_k = (1 - s)·w_k·[k = target] + (s/K)·w_k, with s the `smoothing` and w the class weights [K], a third operand, 1
@@ -26,7 +27,8 @@ class CrossEntropy:
 
     arity, attrs = (2, 3), {"ignore_index": -100, "smoothing": 0.0}
     saves = Saves(inputs=(0, 1, 2), outputs=(1,))
-    traits = Traits(contiguous=(0, 1), amp="f32", fixed=(1, 2))
+    traits = Traits(applies="softmax", contiguous=(0, 1), amp="f32", fixed=(1, 2))
+    vm = forms.CROSS_ENTROPY
 
     @staticmethod
     def infer(scores, targets, *weight, ignore_index, smoothing):
@@ -86,14 +88,25 @@ class CrossEntropy:
         smoothing = 0.3 if rng.random() < 0.5 else 0.0
         return [rng.normal(size=(2, 3, 5)) * 3, targets, weight][: rng.integers(2, 4)], {"smoothing": smoothing}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        scores, targets, *weight = u.ins
+        u.frozen(scores[-1], "reads it by number")
+        for a, b in zip(scores, targets, strict=False):
+            u.same(a, b)
+        for dims in weight:
+            u.same(dims[0], scores[-1])
+        return [targets, targets]
+
 
 @op("cross_entropy_backward")
-class CrossEntropyBackward:
+class CrossEntropyBackward(Backward):
     """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and the weights if there are."""
 
     arity, attrs = (4, 5), {"ignore_index": -100, "smoothing": 0.0}
     saves = Saves(inputs=(0, 1, 2, 3, 4))
-    traits = Traits(contiguous=(0, 1, 2, 3))
+    traits = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3))
+    vm = forms.CROSS_ENTROPY
 
     @staticmethod
     def infer(scores, targets, lse, g, *weight, ignore_index, smoothing):
@@ -172,10 +185,11 @@ def _rows(x):
     return call("reshape", x, shape=(prod(x.shape[:-1]), x.shape[-1]))
 
 
-class _Binary:
+class _Binary(Loss):
     """Per entry, of predictions and targets y in [0, 1] that broadcast."""
 
-    arity, saves, traits = 2, Saves(inputs=(0, 1)), replace(BINARY, inplace=(), amp="f32")
+    arity, saves, operands = 2, Saves(inputs=(0, 1)), ("x", "y")
+    traits = Traits(elementwise=True, amp="f32")
 
     @staticmethod
     def infer(x, y):
@@ -219,6 +233,8 @@ def _log(p):
 @op("bce_with_logits")
 class BinaryCrossEntropyWithLogits(_Binary):
     """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
+
+    traits = Traits(applies="sigmoid")
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

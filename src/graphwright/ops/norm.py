@@ -5,6 +5,7 @@ With r = 1/√(var + eps), x̂ = (x - mean)·r and u = g·w: dx = r(u - mean(u) 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
@@ -12,10 +13,14 @@ import numpy as np
 
 from graphwright.array.dtype import bool_, float32
 from graphwright.array.spec import Spec, broadcast_shapes
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
+from graphwright.ops.axes import Atom, AxesUse, Correction, Dims, along_axis, axis_of, product, size
 from graphwright.ops.call import call
+from graphwright.ops.conv import grouped_channels
+from graphwright.ops.onnx import OnnxUse, numpy_dtype
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import axis_of, floating, one_dtype
+from graphwright.ops.rules import floating, one_dtype
 
 
 def _wide(*values: Any) -> list[Any]:
@@ -46,8 +51,8 @@ def _count(x, axes, less):
     if not named:
         return float(known - less)
     count = named[0] * known
-    for size in named[1:]:
-        count = count * size
+    for other in named[1:]:
+        count = count * other
     return call("cast", count - less, dtype=x.dtype)
 
 
@@ -81,6 +86,22 @@ def _cost(ins, outs, attrs):
     return Cost(8 * outs[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
+def _batch_norm_axes(u: AxesUse) -> Sequence[Dims]:
+    """Every table is of channels, each by itself."""
+    x = u.ins[0]
+    u.kind(x[1], "channels")
+    for table in u.ins[1:]:
+        u.same(x[1], table[0])
+    for term in (x[0], *x[2:]) if len(u.shapes) > 1 else ():
+        u.mixed(term, "normalises over it")
+    return [x, *((x[1],) for _ in u.shapes[1:])]
+
+
+def _emit_norm(name: str, x: str, over: object, scale: Sequence[str], a: Mapping[str, Any]) -> str:
+    named = ", ".join(f"{key}={text}" for key, text in zip(("weight", "bias"), scale, strict=False))
+    return f"{name}({x}, {over}, {named}{', ' if named else ''}eps={a['eps']!r})"
+
+
 @op("rms_norm")
 class RmsNorm:
     """x / √(mean(x², -1) + eps) · w; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
@@ -90,8 +111,9 @@ class RmsNorm:
     dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
     """
 
-    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(amp="inner"), _cost
+    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner"), _cost
     attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
+    vm = forms.RMS_NORM
 
     @staticmethod
     def infer(x, w, eps, unit_offset, cast_before_scale):
@@ -128,13 +150,39 @@ class RmsNorm:
         options = {"unit_offset": bool(rng.random() < 0.5), "cast_before_scale": bool(rng.random() < 0.5)}
         return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5, **options}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, w = u.ins
+        u.same(x[-1], w[0])
+        u.mixed(x[-1], "divides by its root mean square")
+        u.kind(x[-1], "channels")
+        u.corrections.append(Correction(x[-1], 1, "eps", 1.0 if u.attrs["unit_offset"] else 0.0))
+        return [x]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        x, w = u.names
+        size = len(u.ins[0].shape) - 1
+        unit = u("Div", x, u("Sqrt", u("Add", u("ReduceMean", u("Mul", x, x), u.ints(size), keepdims=1),
+                                        u.scalar(u.attrs["eps"]))))  # fmt: skip
+        return u("Mul", unit, u("Add", w, u.scalar(1.0)) if u.attrs["unit_offset"] else w)
+
+    @staticmethod
+    def emit(i, a):
+        x, w = i
+        offset = " + 1.0" if a["unit_offset"] else ""
+        if a["cast_before_scale"]:
+            return f"rms_norm({x}, {w}{offset}, {a['eps']!r})"
+        return f"rms_norm({x}.float(), {w}.float(){offset}, {a['eps']!r}).to({x}.dtype)"
+
 
 @op("layer_norm")
 class LayerNorm:
     """x̂·w + b over the last `rank` axes; w and b have their shape and may be left out, b alone too (Ba et al. 2016)."""
 
     arity, attrs, cost = (1, 3), {"rank": 1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
+    vm = forms.LAYER_NORM
 
     @staticmethod
     def infer(x, *scale, rank, eps):
@@ -168,6 +216,28 @@ class LayerNorm:
         shape = (2, 3, 5)
         return [rng.normal(size=s) for s in (shape, shape[-rank:], shape[-rank:])][: rng.integers(1, 4)], {"rank": rank}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, rank = u.ins[0], u.attrs["rank"]
+        for scale in u.ins[1:]:
+            for a, b in zip(x[-rank:], scale, strict=True):
+                u.same(a, b)
+        for term in x[-rank:]:
+            u.mixed(term, "subtracts its mean")
+            u.kind(term, "channels")
+        return [x]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        rank, shape = u.attrs["rank"], u.ins[0].shape
+        ones = np.ones(tuple(int(d) for d in shape[-rank:]), numpy_dtype(u.ins[0].dtype))
+        scale = u.names[1:] or (u.nodes.constant(ones),)
+        return u("LayerNormalization", u.names[0], *scale, axis=-rank, epsilon=u.attrs["eps"])
+
+    @staticmethod
+    def emit(i, a):
+        return _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
+
 
 def _by_channel(w, rank: int, groups: int | None = None):
     """A vector of channels [C] as [C, 1, ...], or as [G, C/G, 1, ...], to lie on axis 1 of a tensor of `rank` axes."""
@@ -183,7 +253,7 @@ class GroupNorm:
     """
 
     arity, attrs, cost = (1, 3), {"groups": ..., "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(amp="inner")
+    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
 
     @staticmethod
     def infer(x, *scale, groups, eps):
@@ -224,6 +294,23 @@ class GroupNorm:
         groups = int(rng.choice((1, 2, 3) if len(shape) == 2 else (1, 2, 3, 6)))
         return [rng.normal(size=s) for s in (shape, (6,), (6,))][: rng.integers(1, 4)], {"groups": groups}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x = u.ins[0]
+        groups, inner = Atom(u.attrs["groups"]), Atom(int(size(x[1])) // u.attrs["groups"])
+        u.same(x[1], product(groups, inner))
+        u.mixed(inner, "normalises over it")
+        grouped_channels(u, groups, x[1])
+        for term in x[2:]:
+            u.mixed(term, "normalises over it")
+        for scale in u.ins[1:]:
+            u.same(x[1], scale[0])
+        return [x]
+
+    @staticmethod
+    def emit(i, a):
+        return _emit_norm("F.group_norm", i[0], a["groups"], i[1:], a)
+
 
 def _channels(x: Spec, statistics: tuple[Spec, Spec], scale: tuple[Spec, ...]) -> None:
     if len(x.shape) < 2:
@@ -250,7 +337,8 @@ class BatchNorm:
     """
 
     arity, attrs, cost = (3, 5), {"eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(amp="inner", fixed=(1, 2))
+    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(normalises=True, amp="inner", fixed=(1, 2))
+    axes = _batch_norm_axes
 
     @staticmethod
     def infer(x, mean, var, *scale, eps):
@@ -284,6 +372,18 @@ class BatchNorm:
     def sample(rng):
         return _normed_sample(rng), {"eps": 1e-3}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        x, mean, var, *scale = u.names
+        zero, one = (u.nodes.constant(np.full(u.ins[1].sizes, v, numpy_dtype(u.ins[0].dtype))) for v in (0, 1))
+        w, b = [*scale, *[one, zero][len(scale) :]]
+        mean, var = (u.cast(n, u.ins[0].dtype) for n in (mean, var))
+        return u("BatchNormalization", x, w, b, mean, var, epsilon=u.attrs["eps"])
+
+    @staticmethod
+    def emit(i, a):
+        return _emit_norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a)
+
 
 @op("batch_norm_train")
 class BatchNormTrain:
@@ -294,7 +394,15 @@ class BatchNormTrain:
     """
 
     arity, attrs, cost = (3, 5), {"momentum": 0.1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 3, 4)), Traits(amp="inner", fixed=(1, 2))  # 1 and 2 are written before backward
+    saves, traits = (
+        Saves(inputs=(0, 3, 4)),
+        Traits(normalises=True, batch_statistics=True, amp="inner", fixed=(1, 2)),
+    )  # 1 and 2 are written before backward
+    axes = _batch_norm_axes
+    why = {
+        "onnx": "an exported graph carries no state from run to run",
+        "emit": "statistics of a batch are not part of an exported model",
+    }
 
     @staticmethod
     def infer(x, mean, var, *scale, momentum, eps):
@@ -370,7 +478,9 @@ class Softmax(_AlongAxis):
     altogether is 0. A row of -inf alone is NaN.
     """
 
-    arity, attrs, traits = (1, 2), {"axis": -1}, Traits(amp="f32", fixed=(1,))
+    arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))
+    axes = along_axis("takes a softmax over it")
+    vm = forms.SOFTMAX
 
     @staticmethod
     def infer(x, mask=None, *, axis):
@@ -407,12 +517,28 @@ class Softmax(_AlongAxis):
         total = call("sum", e, **over)
         return e / call("where", call("eq", total, 0.0), call("full_like", total, value=1.0), total)
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        if len(u.names) == 1:
+            return u("Softmax", u.names[0], axis=u.attrs["axis"])
+        x, mask = u.names
+        low = u.scalar(float(np.finfo(numpy_dtype(u.ins[0].dtype)).min) / 2)  # -∞ in a row without a key would give NaN
+        return u("Where", mask, u("Softmax", u("Where", mask, x, low), axis=u.attrs["axis"]), u.scalar(0.0))
+
+    @staticmethod
+    def emit(i, a):
+        if len(i) == 1:
+            return f"{i[0]}.softmax({a['axis']})"
+        return f"{i[0]}.masked_fill(~{i[1]}, -torch.inf).softmax({a['axis']}).where({i[1]}, 0.0)"
+
 
 @op("log_softmax")
 class LogSoftmax(_AlongAxis):
     """x - max - ln Σ e^(x - max) along an axis; gradient g - e^y·Σ g."""
 
     arity, attrs, traits = 1, {"axis": -1}, Traits(amp="f32")
+    axes = along_axis("takes a softmax over it")
+    emit = "{0}.log_softmax({axis})"
 
     @staticmethod
     def infer(x, axis):
@@ -430,3 +556,7 @@ class LogSoftmax(_AlongAxis):
     @staticmethod
     def expand(ins, attrs):
         return ins[0] - call("logsumexp", ins[0], axes=(attrs["axis"],), keepdims=True)
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("LogSoftmax", u.names[0], axis=u.attrs["axis"])

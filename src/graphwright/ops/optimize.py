@@ -11,10 +11,11 @@ import numpy as np
 
 from graphwright.array.dtype import float32, float64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import updates as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.registry import Cost, Traits, op
+from graphwright.ops.rules import Update
 
-WHY = {"vjp": "an update of carried state; gradients do not cross steps"}
 _COUNT = Spec((), float32)
 MUON_ADJUST = ("original", "match_rms_adamw")
 
@@ -27,11 +28,11 @@ def columns(ins, width: int, first: int = 2):
     return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
 
 
-class _Step:
+class _Step(Update):
     """What the steps of all optimizers share; `moments(attrs)` is how many columns of moments there are."""
 
-    arity, vjp, why = (5, None), None, WHY
-    traits = Traits(update=True, carried=True)
+    arity = 5, None
+    traits = Traits(carried=True)
 
     @staticmethod
     def moments(attrs) -> int:
@@ -87,12 +88,15 @@ class AdamStep(_Adam):
     takes -g for g. Kingma and Ba 2015, algorithm 1; Reddi, Kale and Kumar 2018, algorithm 2.
     """
 
+    vm = forms.ADAM
+
 
 @op("adamw_step")
 class AdamWStep(_Adam):
     """As adam_step, with the decay apart from the gradient: θ ← θ(1 - lr·λ) first. Loshchilov and Hutter 2019."""
 
     attrs = {**_Adam.attrs, "weight_decay": 0.01}
+    vm = forms.ADAMW
 
 
 @op("sgd_step")
@@ -103,6 +107,7 @@ class SgdStep(_Step):
     """
 
     attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
+    vm = forms.SGD
 
     @staticmethod
     def moments(attrs) -> int:
@@ -132,6 +137,7 @@ class RmspropStep(_Step):
         "centered": False,
         "maximize": False,
     }
+    vm = forms.RMSPROP
 
     @staticmethod
     def moments(attrs) -> int:
@@ -154,6 +160,7 @@ class LionStep(_Step):
     """θ ← θ(1 - lr·λ) - lr·sign(β1·m + (1-β1)g); then m ← β2·m + (1-β2)g. Chen et al. 2023, algorithm 2."""
 
     attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "maximize": False}
+    vm = forms.LION
 
     @staticmethod
     def moments(attrs) -> int:
@@ -183,6 +190,7 @@ class MuonStep(_Step):
         "adjust": "original",
         "maximize": False,
     }
+    vm = forms.MUON
 
     @staticmethod
     def moments(attrs) -> int:
@@ -204,11 +212,12 @@ class MuonStep(_Step):
 
 
 @op("ema_step")
-class EmaStep:
+class EmaStep(Update):
     """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the targets."""
 
-    arity, vjp, why = (3, None), None, WHY
-    traits = Traits(update=True, carried=True)
+    arity = 3, None
+    traits = Traits(carried=True)
+    vm = forms.EMA
 
     @staticmethod
     def infer(tau, *members):
@@ -229,14 +238,14 @@ class EmaStep:
 
 
 @op("unscale_check")
-class UnscaleCheck:
+class UnscaleCheck(Update):
     """g ← g · inverse for each gradient; found ← 1 if one of them has an infinity or NaN.
 
     Operands: inverse scale (0-d float32), found (0-d float32), gradients of one dtype; results: found, gradients.
     """
 
-    arity, vjp, why = (3, None), None, WHY
-    traits = Traits(update=True, carried=True)
+    arity = 3, None
+    traits = Traits(carried=True)
 
     @staticmethod
     def infer(inverse, found, *grads):

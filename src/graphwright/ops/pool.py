@@ -5,16 +5,24 @@ Averages and interpolations are linear, so each has its transpose beside it, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
+
+import numpy as np
 
 from graphwright.array.dtype import int64
 from graphwright.array.layout import Window, trailing
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
+from graphwright.ops.axes import resized_last
 from graphwright.ops.call import call
+from graphwright.ops.conv import each
+from graphwright.ops.emit import Emit
+from graphwright.ops.onnx import OnnxRow, OnnxUse
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import floating
+from graphwright.ops.rules import Backward, floating
 
 _ROW_MAJOR = Traits(contiguous=(0,))
 
@@ -53,6 +61,41 @@ def _sample(rng, **more):
     return [rng.normal(size=(2, 3, *rng.integers(5, 8, rank)))], {**attrs, **more}
 
 
+def _emit_pool(name: str, *given: str) -> Emit:
+    """A function of torch named for the rank, with the attributes that it calls by the same names."""
+
+    def row(i: Sequence[str], a: Mapping[str, Any]) -> str:
+        rank = len(a[given[0]])
+        rest = "".join(f", {k}={a[k]!r}" for k in given[1:])
+        more = ", return_indices=True" if name.startswith("max") else ""
+        return f"F.{name}{rank}d({i[0]}, {tuple(a[given[0]])}{rest}{more})"
+
+    return row
+
+
+def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
+    def row(u: OnnxUse) -> str:
+        rank = len(u.attrs["kernel"])
+        x, folded = _planes(u, rank)
+        stride = u.attrs["stride"] if u.attrs["stride"] is not None else u.attrs["kernel"]
+        more = {name: int(u.attrs[name]) for name in extra if name != "dilation"}
+        more |= {"dilations": each(u.attrs["dilation"], rank)} if "dilation" in extra else {}
+        y = u(kind, x, kernel_shape=list(u.attrs["kernel"]), strides=each(stride, rank),
+              pads=each(u.attrs["padding"], rank) * 2, **more)  # fmt: skip
+        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+
+    return row
+
+
+def _planes(u: OnnxUse, rank: int) -> tuple[str, bool]:
+    """The operand as [N, C, ...], and whether it had another rank."""
+    shape = u.ins[0].shape
+    if len(shape) == rank + 2:
+        return u.names[0], False
+    lead = -1 if any(isinstance(d, str) for d in shape[:-rank]) else int(np.prod([int(d) for d in shape[:-rank]]))
+    return u("Reshape", u.names[0], u.ints(1, lead, *(int(d) for d in shape[-rank:]))), True
+
+
 @op("max_pool")
 class MaxPool:
     """Largest entry of each window, and its place among the spatial entries, row by row (int64); the first of equals.
@@ -62,6 +105,9 @@ class MaxPool:
 
     arity, saves, traits = 1, Saves(outputs=(1,)), _ROW_MAJOR
     attrs = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}
+    axes = resized_last("slides a window over it")
+    emit = _emit_pool("max_pool", "kernel", "stride", "padding", "dilation")
+    results = ("largest", "place")
 
     @staticmethod
     def infer(x, kernel, **window):
@@ -83,6 +129,12 @@ class MaxPool:
     def sample(rng):
         return _sample(rng, dilation=int(rng.integers(1, 3)))
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        values = _onnx_pool("MaxPool", "dilation")(u)
+        assert isinstance(values, str)
+        return (values,)
+
 
 @op("avg_pool")
 class AvgPool:
@@ -90,6 +142,9 @@ class AvgPool:
 
     arity, traits = 1, _ROW_MAJOR
     attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
+    axes = resized_last("slides a window over it")
+    onnx = _onnx_pool("AveragePool", "count_include_pad")
+    emit = _emit_pool("avg_pool", "kernel", "stride", "padding", "count_include_pad")
 
     @staticmethod
     def infer(x, kernel, count_include_pad, **window):
@@ -109,10 +164,10 @@ class AvgPool:
 
 
 @op("avg_pool_backward")
-class AvgPoolBackward:
+class AvgPoolBackward(Backward):
     """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `avg_pool`."""
 
-    arity, traits = 1, _ROW_MAJOR
+    arity, traits = 1, replace(_ROW_MAJOR, backward_of="avg_pool")
     attrs = {**AvgPool.attrs, "sizes": ...}
 
     @staticmethod
@@ -138,6 +193,8 @@ class AdaptiveAvgPool:
     """Means over windows that share out the trailing axes: entry i of m is over floor(i·n/m) .. ceil((i+1)·n/m)."""
 
     arity, attrs, traits = 1, {"sizes": ...}, _ROW_MAJOR
+    axes = resized_last("shares it out over windows")
+    emit = _emit_pool("adaptive_avg_pool", "sizes")
 
     @staticmethod
     def infer(x, sizes):
@@ -154,12 +211,27 @@ class AdaptiveAvgPool:
             "sizes": tuple(map(int, rng.integers(1, 6, rank)))
         }
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        sizes, spatial = u.attrs["sizes"], u.ins[0].shape[-len(u.attrs["sizes"]) :]
+        if any(isinstance(n, str) or n % m for n, m in zip(spatial, sizes, strict=True)):
+            return None
+        kernel = [int(n) // m for n, m in zip(spatial, sizes, strict=True)]
+        x, folded = _planes(u, len(sizes))
+        y = u("AveragePool", x, kernel_shape=kernel, strides=kernel)
+        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+
 
 @op("adaptive_avg_pool_backward")
-class AdaptiveAvgPoolBackward:
+class AdaptiveAvgPoolBackward(Backward):
     """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `adaptive_avg_pool`."""
 
-    arity, attrs, traits, sample = 1, {"sizes": ...}, _ROW_MAJOR, AdaptiveAvgPool.sample
+    arity, attrs, traits, sample = (
+        1,
+        {"sizes": ...},
+        replace(_ROW_MAJOR, backward_of="adaptive_avg_pool"),
+        AdaptiveAvgPool.sample,
+    )
 
     @staticmethod
     def infer(g, sizes):
@@ -185,6 +257,7 @@ class Interpolate:
 
     arity, attrs, traits = 1, {"sizes": ..., "mode": "nearest", "align_corners": False}, _ROW_MAJOR
     infer = _interpolated
+    axes = resized_last("resamples it")
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -197,12 +270,33 @@ class Interpolate:
         mode = "linear" if rng.random() < 0.6 else "nearest"
         return inputs, {**attrs, "mode": mode, "align_corners": mode == "linear" and bool(rng.random() < 0.5)}
 
+    @staticmethod
+    def onnx(u: OnnxUse):
+        rank, linear = len(u.attrs["sizes"]), u.attrs["mode"] == "linear"
+        x, folded = _planes(u, rank)
+        way = "align_corners" if u.attrs["align_corners"] else "half_pixel" if linear else "asymmetric"
+        options = {"mode": "linear"} if linear else {"mode": "nearest", "nearest_mode": "floor"}
+        axes = list(range(2, 2 + rank))
+        y = u("Resize", x, "", "", u.ints(*u.attrs["sizes"]), axes=axes, coordinate_transformation_mode=way, **options)
+        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+
+    @staticmethod
+    def emit(i, a):
+        mode = "bilinear" if a["mode"] == "linear" and len(a["sizes"]) == 2 else a["mode"]
+        corners = ", align_corners=True" if a["align_corners"] else ""
+        return f"F.interpolate({i[0]}, {tuple(a['sizes'])}, mode={mode!r}{corners})"
+
 
 @op("interpolate_backward")
-class InterpolateBackward:
+class InterpolateBackward(Backward):
     """Each entry given back to the entries it was made of, among trailing axes of `sizes`: `interpolate` transposed."""
 
-    arity, attrs, traits, sample = 1, Interpolate.attrs, _ROW_MAJOR, Interpolate.sample
+    arity, attrs, traits, sample = (
+        1,
+        Interpolate.attrs,
+        replace(_ROW_MAJOR, backward_of="interpolate"),
+        Interpolate.sample,
+    )
     infer = _interpolated
 
     @staticmethod

@@ -1,31 +1,30 @@
-"""Random numbers as ops: which ones is said by a key (seed and step, int64 [2]) and a stream, and by nothing else.
+"""Random numbers as ops: a key (seed and step, int64 [2]) and a stream determine them, and nothing else.
 
-The stream is an attribute, fixed when the node is made. The key is an operand: a state that rises with each step. So a
-mask is made again from 16 bytes wherever it is needed, and never kept.
+The stream is an attribute, fixed when the node is created. The key is an operand: a state that advances with each step.
+So a mask is recomputed from 16 bytes wherever it is needed, and never stored.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from graphwright.array.dtype import DType, bfloat16, float32, int64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.encode import sampling as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops.axes import Atom, AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import floating
+from graphwright.ops.rules import Random, Update, floating
 
 KEY = Spec((2,), int64)
-_WHY = {"vjp": "no gradient flows to noise"}
 
 
 def _keyed(key: Spec, stream: int) -> None:
     if key != KEY:
-        raise DTypeError("the key is seed and step", expected=KEY, got=key)
+        raise DTypeError("the key must be int64 [2]: seed and step", expected=KEY, got=key)
     if not 0 <= stream < 2**32:
-        raise UsageError("a stream is a number of 32 bits", expected="0..2³²-1", got=stream)
+        raise UsageError("the stream must fit 32 bits", expected="0..2³²-1", got=stream)
 
 
 def key_sample(rng: np.random.Generator) -> np.ndarray:
@@ -33,37 +32,74 @@ def key_sample(rng: np.random.Generator) -> np.ndarray:
     return np.array([rng.integers(-(2**63), 2**63), rng.integers(0, 2**32)])
 
 
-def _noise(name: str, doc: str) -> Any:
+def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
+    """Freeze the key of two numbers; another shape draws other numbers."""
+    u.frozen(key[0], "is keyed by a seed and a step")
+    for term in over:
+        u.mixed(term, "draws other numbers for another shape")
+
+
+def _drawn(u: AxesUse) -> list[Dims]:
+    """A dimension for each size in `shape`."""
+    out = tuple(Atom(n) for n in u.shapes[0])
+    _redraws(u, u.ins[0], out)
+    u.sizes["shape"] = out
+    return [out]
+
+
+def _masked(u: AxesUse) -> list[Dims]:
+    """The dimensions of the masked operand, and of the key."""
+    _redraws(u, u.ins[1], u.ins[0])
+    return [u.ins[0], u.ins[1]][: len(u.shapes)]
+
+
+class _Noise(Random):
+    """Floating random numbers of a given shape."""
+
+    arity, attrs, axes = 1, {"stream": ..., "shape": ..., "dtype": float32}, _drawn
+    traits = Traits(contiguous=(0,), fixed=(0,), valueless=True)
+
+    @staticmethod
     def infer(key: Spec, stream: int, shape: tuple[int, ...], dtype: DType) -> Spec:
         _keyed(key, stream)
         return floating(Spec(tuple(shape), dtype))
 
+    @staticmethod
     def sample(rng):
         attrs = {"stream": int(rng.integers(0, 2**32)), "shape": (3, int(rng.integers(1, 5))), "dtype": float32}
         return [key_sample(rng)], attrs
 
-    cells = {"__doc__": doc, "arity": 1, "vjp": None, "why": _WHY, "traits": Traits(contiguous=(0,), fixed=(0,))}
-    attrs = {"stream": ..., "shape": ..., "dtype": float32}
-    return op(name)(type(name, (), {**cells, "attrs": attrs, "infer": infer, "sample": sample}))
+
+@op("uniform")
+class Uniform(_Noise):
+    """u ~ U[0, 1), from the upper 24 bits of a word; 16-bit floats are never rounded up to 1."""
+
+    vm = forms.UNIFORM
 
 
-_noise("uniform", "Uniform in [0, 1): the upper 24 bits of a word; 16-bit floats are never rounded up to 1.")
-_noise("normal", "Standard normal, by Box and Muller on pairs of words.")
-_noise("gumbel", "Standard Gumbel, -ln(-ln u).")
+@op("normal")
+class Normal(_Noise):
+    """z ~ N(0, 1), by Box and Muller on pairs of words."""
+
+
+@op("gumbel")
+class Gumbel(_Noise):
+    """-ln(-ln u), a standard Gumbel number."""
 
 
 @op("randint")
-class Randint:
-    """Integers in low .. high - 1, int64, by the high half of a 64-bit product."""
+class Randint(Random):
+    """i ~ U{low, ..., high - 1}, int64, by the high half of a 64-bit product."""
 
-    arity, vjp, why, traits = 1, None, _WHY, Traits(contiguous=(0,), fixed=(0,))
+    arity, traits = 1, Traits(contiguous=(0,), fixed=(0,), valueless=True)
     attrs = {"stream": ..., "shape": ..., "low": 0, "high": ...}
+    axes = _drawn
 
     @staticmethod
     def infer(key, stream, shape, low, high):
         _keyed(key, stream)
         if not 0 < high - low <= 2**31:
-            raise UsageError("a range of 1 to 2³¹ integers", expected="low < high", got=f"{low}..{high}")
+            raise UsageError("the range must hold 1 to 2³¹ integers", expected="low < high", got=f"{low}..{high}")
         return Spec(tuple(shape), int64)
 
     @staticmethod
@@ -73,11 +109,13 @@ class Randint:
 
 
 @op("bernoulli")
-class Bernoulli:
-    """1 with probability p, else 0, elementwise, in the dtype of p."""
+class Bernoulli(Random):
+    """1 with probability p else 0, elementwise, in the dtype of p."""
 
-    arity, vjp, why, attrs = 2, None, _WHY, {"stream": ...}
+    arity, attrs = 2, {"stream": ...}
     traits = Traits(contiguous=(1,), fixed=(1,))
+    axes = _masked
+    vm = forms.BERNOULLI
 
     @staticmethod
     def infer(p, key, stream):
@@ -90,17 +128,19 @@ class Bernoulli:
 
 
 @op("dropout")
-class Dropout:
-    """x / (1 - p) where a uniform number is at least p, else 0; and the key, from which the gradient makes the mask."""
+class Dropout(Random):
+    """x / (1 - p) if u ≥ p else 0, u uniform, elementwise; and the key, from which the gradient recomputes the mask."""
 
     arity, attrs, saves = 2, {"p": ..., "stream": ...}, Saves(outputs=(1,))
     traits = Traits(contiguous=(1,), fixed=(1,), inplace=((0, 0),))
+    axes = _masked
+    vm = forms.DROPOUT
 
     @staticmethod
     def infer(x, key, p, stream):
         _keyed(key, stream)
         if not 0 <= p <= 1:
-            raise UsageError("p is a probability", expected="0..1", got=p)
+            raise UsageError("p must be a probability", expected="0..1", got=p)
         return floating(x), key
 
     @staticmethod
@@ -118,21 +158,21 @@ class Dropout:
 
 
 @op("stochastic_round")
-class StochasticRound:
-    """float32 as bfloat16: up or down at random, each in proportion to how near it is, so that the mean is x.
+class StochasticRound(Random):
+    """x as bfloat16, rounded up or down at random with probabilities that make the mean x, elementwise.
 
-    What bfloat16 can hold, infinities and NaN stay as they are (Gupta et al. 2015, section 3).
+    Values that bfloat16 represents, infinities and NaN stay as they are (Gupta et al. 2015, section 3).
     """
 
     arity, attrs = 2, {"stream": ...}
-    vjp, why = None, {"vjp": "rounds updated weights, behind which no gradient is wanted"}
+    vjp, why = None, {"vjp": "it rounds updated weights, through which no gradient flows", "axes": Update.why["axes"]}
     traits = Traits(contiguous=(0, 1), fixed=(0, 1))
 
     @staticmethod
     def infer(x, key, stream):
         _keyed(key, stream)
         if x.dtype is not float32:
-            raise DTypeError("rounds float32 at random", expected="float32", got=x)
+            raise DTypeError("stochastic_round takes float32", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
 
     @staticmethod
@@ -141,13 +181,13 @@ class StochasticRound:
 
 
 @op("multinomial")
-class Multinomial:
-    """Places along the last axis, drawn with probabilities in proportion to the weights [..., K] -> [..., samples].
+class Multinomial(Random):
+    """Indices along the last axis, drawn in proportion to the weights: [..., K] -> [..., samples].
 
-    Without replacement no place twice: then at least `samples` weights of a row are to be above 0.
+    Without replacement no index is drawn twice; at least `samples` weights of a row must then be above 0.
     """
 
-    arity, vjp, why = 2, None, _WHY
+    arity = 2
     attrs, traits = {"stream": ..., "samples": ..., "replacement": False}, Traits(contiguous=(0, 1), fixed=(0, 1))
 
     @staticmethod
@@ -155,10 +195,19 @@ class Multinomial:
         _keyed(key, stream)
         count = floating(weights).shape[-1] if weights.shape else 0
         if isinstance(count, str) or not samples >= 0 or (samples > count and not (replacement and count)):
-            raise ShapeError("fewer places than samples", expected=f"at most {count}", got=samples)
+            raise ShapeError(
+                "cannot draw more samples than there are weights", expected=f"at most {count}", got=samples
+            )
         return Spec((*weights.shape[:-1], samples), int64)
 
     @staticmethod
     def sample(rng):
         attrs = {"stream": 5, "samples": int(rng.integers(1, 4)), "replacement": bool(rng.random() < 0.5)}
         return [rng.uniform(0.1, 1, (2, 4)), key_sample(rng)], attrs
+
+    @staticmethod
+    def axes(u: AxesUse):
+        x = u.ins[0]
+        _redraws(u, u.ins[1], x)
+        u.result_ranges[0] = x[-1]
+        return [(*x[:-1], u.fresh(u.attrs["samples"], "draws a fixed number of samples"))]

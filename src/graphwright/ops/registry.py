@@ -1,23 +1,34 @@
-"""The rule tables: what an op is stands in one row of each, and nowhere else.
+"""The table of ops: an op is one class whose attributes are the cells of its row.
 
-An op is written as a class whose attributes are the cells, its functions static methods; `@op(name)` checks them and
-enters a frozen row. A cell may be None only with a reason in `why`. `test_ops_total.py` proves that there is no hole.
+`@op(name)` checks the cells of a class, those of its bases included, and registers a frozen row. `traits` and `why` of
+a class add to those of its bases. `tests/ops/test_ops_total.py` proves that no cell is empty without a reason.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from graphwright.array.backend import torch_functions
 from graphwright.array.dtype import dtype
 from graphwright.array.layout import Layout
 from graphwright.array.spec import Spec
 from graphwright.errors import GraphwrightError, UsageError
+from graphwright.ops import emit
+from graphwright.ops.axes import broadcast
+from graphwright.ops.onnx import same_operands
+
+if TYPE_CHECKING:
+    from graphwright.array.vm.encode.operands import VmForm
+    from graphwright.ops.axes import AxesRule
+    from graphwright.ops.emit import Emit
+    from graphwright.ops.onnx import OnnxRow, WholeNode
 
 Attrs = Mapping[str, Any]
 Infer = Callable[..., "Spec | tuple[Spec, ...]"]
-Row = TypeVar("Row", bound=type)
+Cells = TypeVar("Cells", bound=type)
 
 
 class UnknownOp(UsageError, KeyError):
@@ -26,7 +37,7 @@ class UnknownOp(UsageError, KeyError):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one run of an op takes: floating-point operations, bytes read, bytes written."""
+    """Floating-point operations, bytes read and bytes written by one run of an op."""
 
     flops: int
     read: int
@@ -43,29 +54,59 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the planner and the passes may know of an op without asking for its name.
+    """Properties by which the planner, the passes and the tools decide, instead of by an op's name.
 
     Attributes:
-        inplace: pairs (output, input): the output may take the memory of that input.
-        contiguous: places of operands that must be row-major (negative from the end); others are copied first.
+        inplace: pairs (result, operand): the result may overwrite that operand's memory.
+        contiguous: operand numbers that must be row-major (negative from the end); others are copied first.
         nary: takes any number of operands, summed in port order: a junction.
-        amp: casting class: `low`, `f32` under autocast (`f32` promotes else); `promote`, `inner` (follow the first
+        amp: casting class: `low`, `f32` under autocast (`f32` promotes otherwise); `promote`, `inner` (follow the first
             operand) always; `keep`.
-        fixed: places of operands that no casting class touches: ids, masks, conditions.
-        elementwise: one iteration space, every output element from the operands' elements at its place.
-        update: carries state forward; never folded, merged or run twice.
-        carried: the results are new values of the last operands, one for one, and may take their memory; there may be
+        fixed: operand numbers that no casting class touches: ids, masks, conditions.
+        elementwise: each element of the result depends on the operands' elements at the same index alone.
+        update: advances carried state; never folded, merged or run twice.
+        carried: the results are new values of the last operands, one for one, and may overwrite them; there may be
             any number of them, and all operands must be row-major.
-        opaque: has a gradient that the row cannot give: where one may be wanted the expansion is run instead; without
-            one, asking for it raises instead of counting as zero.
-        convert: the result is the operand's values, in other memory or in the dtype of the result.
+        opaque: has a gradient that the row cannot give: where one may be wanted the expansion runs instead; without
+            an expansion, asking for a gradient raises instead of counting as zero.
+        convert: the result is the operand's values, in other memory or in another dtype.
         identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
             is the other one, bit for bit.
         sums: the result is the sum of the two operands.
+        multiplies: the result is the product of the two operands, element by element.
         divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
-        barrier: what is computed from the result is never taken for what was computed from the operand.
-        addend: place of an optional operand, one number per entry of the last axis, that is added to the result.
-        narrow: places of operands that the VM reads as bfloat16 too, where they are stored so.
+        barrier: common-subexpression elimination keeps values computed from the result and from the operand apart.
+        addend: number of an optional operand that is added to the result, one entry per entry of the last axis (of
+            axis 1 for a convolution).
+        narrow: operand numbers that the VM also reads as bfloat16, where they are stored so.
+        backward_of: the op whose gradient this op computes; "" for every other op.
+        random: draws random numbers from a key.
+        activation: an elementwise nonlinearity of one operand, as a network's hidden layer has it.
+        loss: compares predictions with targets.
+        normalises: divides by a statistic of its own operand.
+        attention: reads queries, keys and values (operands 0, 1, 2).
+        contracts: layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for
+            x·W, `window` for [out, in, kernel...]; "" for ops that contract nothing.
+        matrix: number of the operand that is a trained matrix [out, in]; None for ops without one.
+        lookup: takes rows of operand 0 by the ids of operand 1.
+        channels_first: the result has its channels on axis 1.
+        casts: the result is the operand's values in another dtype.
+        slices: takes entries of one axis from `start` on, `step` apart.
+        pads: writes the operand's entries into zeros along one axis: the transpose of a slice.
+        splits_axis, joins_axis: the same entries, with one axis split into several or several joined into one.
+        rearranges: the operand's entries, each once, in another shape or order.
+        gates: computes the values of gates.
+        keeps_zero: zeros in all operands give zeros.
+        annihilated: the result is zero wherever one of the operands is zero.
+        linear_in: operand numbers in which the op is linear while the others, trained weights, are held fixed.
+        jointly_linear: the op is linear in all its operands taken together: a sum, a difference, a concatenation.
+        mixes: name of the attribute with the axes along which a linear op mixes entries; "" for none.
+        valueless: the result depends on shapes, attributes and keys alone, never on the values of operand 0.
+        looks_ahead: the result depends on the largest position in the batch, so a later token changes earlier ones.
+        float32_constants: reads its constants in float32 whatever dtype the model computes in.
+        batch_statistics: subtracts a mean over the batch, so that a shift of operand 0 has no effect.
+        applies: the op that a loss applies to its predictions itself; "" for losses of probabilities.
+        gradient_scale: the factor of the gradient: a number, or the name of the attribute; None for a true gradient.
     """
 
     inplace: tuple[tuple[int, int], ...] = ()
@@ -80,32 +121,70 @@ class Traits:
     convert: bool = False
     identity: tuple[tuple[int, float], ...] = ()
     sums: bool = False
+    multiplies: bool = False
     divides: bool = False
+    barrier: bool = False
     addend: int | None = None
     narrow: tuple[int, ...] = ()
-    barrier: bool = False
+    backward_of: str = ""
+    random: bool = False
+    activation: bool = False
+    loss: bool = False
+    normalises: bool = False
+    attention: bool = False
+    contracts: str = ""
+    matrix: int | None = None
+    lookup: bool = False
+    channels_first: bool = False
+    casts: bool = False
+    slices: bool = False
+    pads: bool = False
+    splits_axis: bool = False
+    joins_axis: bool = False
+    rearranges: bool = False
+    gates: bool = False
+    keeps_zero: bool = False
+    annihilated: bool = False
+    linear_in: tuple[int, ...] = ()
+    jointly_linear: bool = False
+    mixes: str = ""
+    valueless: bool = False
+    looks_ahead: bool = False
+    float32_constants: bool = False
+    batch_statistics: bool = False
+    applies: str = ""
+    gradient_scale: str | float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One row of every table.
+    """One row of the table.
 
     Attributes:
         name: of the op and of its kernel in a backend.
-        doc: what it computes.
-        arity: how many operands, or (least, most); most None for any number.
-        attrs: names of the attributes with their defaults; `...` marks one that must be given.
+        doc: formula and meaning.
+        arity: number of operands, or (least, most); most None for any number.
+        attrs: attribute names with their defaults; `...` marks a required one.
         infer: specs of the operands and the attributes -> spec or specs of the results.
         view: layout of the operand and attributes -> layout of the result over the same memory, or None when it must
             copy; the cell is None for ops that compute.
         vjp: gradients of the results -> gradients of the operands, written with tensor operations.
-        saves: what the vjp reads.
+        saves: operands and results that the vjp reads.
         cost: specs of operands and results -> Cost.
         traits: see Traits.
         sample: seeded generator -> operands (numpy) and attributes for the tests.
         expand: operands and attributes -> the same results by simpler ops; None for a primitive.
-        axes: how dimensions of operands and results hang together; None for the line in `ops.axes`, or for the
-            elementwise trait, which says it too.
+        axes: how dimensions of operands and results are tied together; see `ops.axes`.
+        emit: operands' source texts and attributes -> torch source text, or None for a use without one. Without the
+            cell, generated code has the expansion.
+        results: names of the results in generated code, for ops with several.
+        onnx: one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the cell, exports have the expansion.
+        onnx_23: a single ONNX node from opset 23 on, and when it computes the same.
+        aten: name of the torch function that is the CPU kernel: all operands, then `out=`. None where `array/cpu` has a
+            kernel of its own, or none.
+        vm: how the VM runs the op; see `array.vm.encode`. None where only another kernel, or the expansion, can.
+        operands: names of the operands in generated functions.
+        method, functional, module: names of the generated Tensor method, `nn.functional` function and module.
         why: the reason for each cell that is None.
     """
 
@@ -121,29 +200,49 @@ class Op:
     traits: Traits
     sample: Callable[..., Any]
     expand: Callable[[Sequence[Any], Attrs], Any] | None = None
-    axes: Callable[[Any], Sequence[Any]] | None = None
+    axes: AxesRule | None = None
+    emit: Emit | None = None
+    results: tuple[str, ...] = ()
+    onnx: OnnxRow | None = None
+    onnx_23: WholeNode | None = None
+    aten: str | None = None
+    vm: VmForm | None = None
+    operands: tuple[str, ...] = ()
+    method: str | None = None
+    functional: str | None = None
+    module: str | None = None
     why: Mapping[str, str] = field(default_factory=dict)
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
-        """Pairs (result, operand) of one use of the op: the result may take that operand's memory."""
+        """Pairs (result, operand) of one use of the op: the result may overwrite that operand's memory."""
         return [(o, ins - outs + o) for o in range(outs)] if self.traits.carried else self.traits.inplace
 
-    def overwrites(self, out: int, place: int, ins: int, outs: int) -> bool:
+    def overwrites(self, out: int, operand: int, ins: int, outs: int) -> bool:
         """True if `inplace` has this pair."""
-        return place == ins - outs + out if self.traits.carried else (out, place) in self.traits.inplace
+        return operand == ins - outs + out if self.traits.carried else (out, operand) in self.traits.inplace
 
     def row_major(self, ins: int) -> Sequence[int]:
-        """Places of operands that must be row-major in one use of the op."""
+        """Numbers of operands that must be row-major in one use of the op."""
         return range(ins) if self.traits.carried else self.traits.contiguous
 
+    def stops_gradient(self, attrs: Attrs) -> bool:
+        """True if no gradient passes the op with these attributes."""
+        factor = self.traits.gradient_scale
+        return factor is not None and (attrs[factor] if isinstance(factor, str) else factor) == 0
+
+    def onnx_row(self, ins: Sequence[Spec], attrs: Attrs, opset: int) -> OnnxRow | None:
+        """How one use of the op is written in an opset; None where its expansion is written."""
+        whole = self.onnx_23 if opset >= 23 else None
+        return whole.row if whole is not None and whole.same(ins, attrs) else self.onnx
+
     def complete(self, attrs: Attrs, where: str | None = None) -> dict[str, Any]:
-        """Attributes with defaults filled in, dtypes as DType. Raises: UsageError for one unknown or missing."""
+        """Fill in default attributes, dtypes as DType. Raises: UsageError if one is unknown or missing."""
         if not attrs and not self.attrs:
             return {}
         merged = {**self.attrs, **attrs}
         if len(merged) != len(self.attrs) or any([value is ... for value in merged.values()]):
             raise UsageError(
-                f"op {self.name!r} does not take these attributes",
+                f"op {self.name!r} got an unknown attribute, or misses a required one",
                 where=where,
                 expected=", ".join(self.attrs) or "none",
                 got=", ".join(attrs) or "none",
@@ -153,18 +252,21 @@ class Op:
         return merged
 
     def specs(self, ins: Sequence[Spec], attrs: Attrs, where: str | None = None) -> tuple[Spec, ...]:
-        """Specs of the results. Raises: ShapeError or DTypeError naming op and place; UsageError for a wrong arity."""
+        """Infer the specs of the results.
+
+        Raises: ShapeError or DTypeError naming op and operand; UsageError for a wrong number of operands.
+        """
         low, high = self.arity if isinstance(self.arity, tuple) else (self.arity, self.arity)
         if len(ins) < low or (high is not None and len(ins) > high):
             wanted = f"{low}" if high == low else f"{low} to {'any number' if high is None else high}"
             raise UsageError(
-                f"op {self.name!r} takes another number of operands", where=where, expected=wanted, got=len(ins)
+                f"op {self.name!r} got a wrong number of operands", where=where, expected=wanted, got=len(ins)
             )
         try:
             result = self.infer(*ins, **attrs)
         except GraphwrightError as error:
-            place = self.name if where is None else f"{where} ({self.name})"
-            error.where = place if error.where is None else f"{place}, {error.where}"
+            at = self.name if where is None else f"{where} ({self.name})"
+            error.where = at if error.where is None else f"{at}, {error.where}"
             if error.got is None:
                 error.got = ", ".join(map(repr, ins))
             raise
@@ -173,51 +275,84 @@ class Op:
 
 OPS: dict[str, Op] = {}
 
+_FALLBACKS = {"emit": "expand", "onnx": "expand"}
+"""Cell -> the cell that stands in for it."""
+_REASONED = ("vjp", "sample", "axes", "emit", "onnx")
+"""Cells that may be None only with a reason, or with their fallback."""
 
-def op(name: str) -> Callable[[Row], Row]:
-    """Register the class below as the row of an op. Raises: UsageError for a name taken or a cell left out."""
 
-    def enter(row: Row) -> Row:
+def op(name: str) -> Callable[[Cells], Cells]:
+    """Register a class as the row of an op. Raises: UsageError if the name is taken or a cell is missing."""
+
+    def enter(row: Cells) -> Cells:
         if name in OPS:
-            raise UsageError("this op is registered already", where=name)
+            raise UsageError("an op of this name is already registered", where=name)
         cells = {cell: getattr(row, cell) for cell in Op.__slots__ if hasattr(row, cell)}
-        why = cells.get("why", {})
+        cells["why"] = why = _merged(row, "why")
+        cells["traits"] = traits = Traits(**_merged(row, "traits"))
         cells.setdefault("attrs", {})
         cells.setdefault("view", None)
         cells.setdefault("saves", Saves())
-        cells.setdefault("traits", Traits())
         cells.setdefault("cost", elementwise_cost)
+        if traits.elementwise:
+            cells.setdefault("axes", broadcast)
+        for cell, compiled in (("emit", emit.template), ("onnx", same_operands)):
+            if isinstance(cells.get(cell), str):
+                cells[cell] = compiled(cells[cell])
         absent = [c for c in ("arity", "infer", "vjp", "sample") if c not in cells]
-        unexplained = [c for c in ("vjp", "sample") if c in cells and cells[c] is None and c not in why]
-        if absent or unexplained or not (row.__doc__ or "").strip():
+        absent += [
+            c
+            for c in _REASONED
+            if c not in absent and cells.get(c) is None and c not in why and cells.get(_FALLBACKS.get(c, "")) is None
+        ]
+        if absent or not (row.__doc__ or "").strip():
             raise UsageError(
-                "a row needs every cell, or None with a reason in `why`, and a docstring",
+                "an op needs a docstring and every cell, or None with a reason in `why`",
                 where=name,
-                got=", ".join(absent + unexplained) or "no docstring",
+                got=f"without {', '.join(absent) or 'a docstring'}",
             )
+        if cells.get("aten"):
+            torch_functions[name] = cells["aten"]
         OPS[name] = Op(name=name, doc=row.__doc__ or "", **cells)
         return row
 
     return enter
 
 
-def get(name: str) -> Op:
-    """The row of an op. Raises: UnknownOp naming the nearest ones."""
-    found = OPS.get(name) if isinstance(name, str) else None
-    if found is None:
-        from difflib import get_close_matches
-
-        raise UnknownOp(
-            "no such op", where=name, expected=", ".join(get_close_matches(str(name), OPS)) or ", ".join(OPS)
-        )
+def _merged(row: type, cell: str) -> dict[str, Any]:
+    """A cell to which each class in the method resolution order adds."""
+    found: dict[str, Any] = {}
+    for base in reversed(row.__mro__):
+        given = vars(base).get(cell, {})
+        if isinstance(given, Traits):
+            given = {f.name: value for f in fields(Traits) if (value := getattr(given, f.name)) != f.default}
+        found.update(given)
     return found
 
 
+def get(name: str) -> Op:
+    """Return the row of an op. Raises: UnknownOp naming the nearest ones."""
+    found = OPS.get(name) if isinstance(name, str) else None
+    if found is None:
+        near = get_close_matches(str(name), OPS)
+        raise UnknownOp("no op of this name is registered", where=name, expected=", ".join(near) or ", ".join(OPS))
+    return found
+
+
+def traits(name: str) -> Traits:
+    """Return the traits of an op; the kinds of nodes that are no op (inputs, params, states, ...) have none."""
+    row = OPS.get(name)
+    return NO_TRAITS if row is None else row.traits
+
+
+NO_TRAITS = Traits()
+
+
 def elementwise_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
-    """One operation per output element."""
+    """Count one operation per output element."""
     return Cost(sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
 def free_cost(ins: Sequence[Spec], outs: Sequence[Spec], attrs: Attrs) -> Cost:
-    """A view: nothing is computed or moved."""
+    """Count nothing: a view neither computes nor moves data."""
     return Cost(0, 0, 0)

@@ -1,4 +1,4 @@
-"""Shape and dtype rules, and traits, that several rows share."""
+"""Shared cells: base classes of rows, checks of operands, and samplers for the tests."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.dtype import bool_
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
-from graphwright.ops.registry import Traits
-
-UNARY = Traits(inplace=((0, 0),), elementwise=True)
-BINARY = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
+from graphwright.ops.registry import Traits, free_cost
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
 def same(x: Spec, **attrs: Any) -> Spec:
     """The spec of the operand."""
     return x
 
 
 def floating(x: Spec, **attrs: Any) -> Spec:
-    """The spec of the operand, which must be floating."""
+    """The spec of the operand. Raises: DTypeError unless it is floating."""
     if not x.dtype.is_float:
-        raise DTypeError("takes floating operands", expected="a floating dtype", got=x)
+        raise DTypeError("the operand must be floating", expected="a floating dtype", got=x)
     return x
 
 
 def broadcast(*ins: Spec, **attrs: Any) -> Spec:
-    """Operands of one dtype, broadcast together."""
+    """The broadcast shape of operands of one dtype."""
     one_dtype(*ins)
     return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
 
@@ -50,38 +49,118 @@ def equal_dim(a: Dim, b: Dim, axis: str) -> None:
         raise ShapeError("sizes differ", where=f"axis {axis}", expected=a, got=b)
 
 
-def axis_of(axis: int, rank: int) -> int:
-    """A possibly negative axis as 0..rank-1. Raises: ShapeError."""
-    if not -rank <= axis < rank:
-        raise ShapeError("no such axis", expected=f"-{rank}..{rank - 1}", got=axis)
-    return axis % rank
+# -- samplers ----------------------------------------------------------------------------------------------------------
+Sample = tuple[list[Any], dict[str, Any]]
 
 
-def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
-    """Reduction axes, sorted, as 0..rank-1; None means all."""
-    if axes is None:
-        return tuple(range(rank))
-    return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
-
-
-Draw = tuple[list[Any], dict[str, Any]]
-
-
-def unary_sample(low: float, high: float, **attrs: Any) -> Callable[[np.random.Generator], Draw]:
+def unary_sample(low: float, high: float, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
     """Operands uniform in [low, high], and attributes."""
     return lambda rng: ([rng.uniform(low, high, (3, 5))], attrs)
 
 
-def away_from_zero(rng: np.random.Generator) -> Draw:
-    """An operand of both signs, where a difference quotient does not step over the kink at 0."""
+def away_from_zero(rng: np.random.Generator) -> Sample:
+    """An operand of both signs, far enough from 0 that a difference quotient does not step over a kink there."""
     return [rng.uniform(0.1, 2, (3, 5)) * rng.choice((-1.0, 1.0), (3, 5))], {}
 
 
-def between_integers(rng: np.random.Generator) -> Draw:
+def between_integers(rng: np.random.Generator) -> Sample:
     """An operand that stays away from the steps of rounding: neither whole nor halfway."""
     return [rng.integers(-3, 4, (3, 5)) + rng.choice((-0.3, 0.3), (3, 5))], {}
 
 
-def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> Draw:
+def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) -> Sample:
     """Two operands that broadcast."""
     return [rng.uniform(low, high, (3, 1, 4)), rng.uniform(low, high, (5, 4))], {}
+
+
+# -- base classes of rows ----------------------------------------------------------------------------------------------
+class Unary:
+    """An elementwise op of one operand that keeps its spec."""
+
+    arity, infer, operands = 1, same, ("x",)
+    traits = Traits(inplace=((0, 0),), elementwise=True)
+
+
+class UnaryFloat(Unary):
+    """An elementwise op of one floating operand."""
+
+    infer = floating
+
+
+class Binary:
+    """An elementwise op of two operands of one dtype, which broadcast."""
+
+    arity, infer, sample, operands = 2, broadcast, binary_sample, ("a", "b")
+    traits = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
+
+
+class Flat:
+    """An op whose gradient is zero wherever it exists."""
+
+    vjp, why = None, {"vjp": "the gradient is zero wherever it exists"}
+
+
+class Predicate:
+    """An elementwise op with a bool result."""
+
+    vjp, why = None, {"vjp": "the result is bool"}
+    traits = Traits(elementwise=True)
+
+    @staticmethod
+    def infer(*ins):
+        return Spec(broadcast(*ins).shape, bool_)
+
+
+class Comparison(Predicate):
+    """A predicate of two operands that broadcast."""
+
+    arity, operands, traits = 2, ("a", "b"), Traits(amp="promote")
+
+    @staticmethod
+    def sample(rng):
+        """Two operands that broadcast, with ties, zeros and both signs."""
+        return [rng.integers(-1, 2, (3, 1, 4)).astype(float), rng.integers(-1, 2, (5, 4)).astype(float)], {}
+
+
+class View:
+    """A result over the operand's memory wherever strides allow it."""
+
+    arity, cost, operands = 1, free_cost, ("x",)
+
+
+class Backward:
+    """An op that stands only in gradients."""
+
+    why = dict.fromkeys(("emit", "onnx"), "backward ops are not part of an exported model") | {
+        "axes": "a gradient is recomputed from the edited program"
+    }
+
+
+class Update:
+    """An op that advances carried state."""
+
+    vjp, traits = None, Traits(update=True)
+    why = {
+        "vjp": "an update of carried state; gradients do not cross steps",
+        "axes": "a training step is recorded again from the edited program",
+        "emit": "updates are not part of an exported model",
+        "onnx": "an exported graph carries no state from run to run",
+    }
+
+
+class Loss:
+    """An op that compares predictions with targets."""
+
+    traits = Traits(loss=True)
+    why = dict.fromkeys(("emit", "onnx"), "losses are not part of an exported model")
+
+
+class Random:
+    """An op that draws random numbers from a key."""
+
+    vjp, traits = None, Traits(random=True)
+    why = {
+        "vjp": "no gradient flows to random numbers",
+        "emit": "exported models draw no random numbers: they are not trained there",
+        "onnx": "exported models draw no random numbers",
+    }

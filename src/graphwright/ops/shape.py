@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from graphwright.array import layout as lay
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Dim, Spec
+from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import ShapeError
+from graphwright.ops.axes import Atom, AxesUse, Term, axes_of, axis_of, chain, product, size
 from graphwright.ops.call import call
+from graphwright.ops.emit import sizes
+from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Traits, free_cost, op
-from graphwright.ops.rules import axes_of, axis_of, one_dtype
+from graphwright.ops.rules import Backward, one_dtype
 
 
 def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
@@ -23,11 +28,38 @@ def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
         raise ShapeError("another number of elements", expected=x, got=shape)
 
 
+def _unflatten(u: OnnxUse) -> str:
+    return u("Reshape", u.names[0], u.shape(u.outs[0].shape))
+
+
+def onnx_size(u: OnnxUse, axis: int) -> str:
+    """The size of an axis of the first operand, as an int64 scalar."""
+    axis = u.axis(axis)
+    return u("Squeeze", u("Shape", u.names[0], start=axis, end=axis + 1), u.ints(0))
+
+
+def _runs(dims: Sequence[Term], shape: Sequence[Dim]) -> list[tuple[Dim | None, list[Term]]]:
+    """(name that begins it or None, its dimensions)."""
+    runs: list[tuple[Dim | None, list[Term]]] = [(None, [])]
+    for term, n in zip(dims, shape, strict=True):
+        if isinstance(n, str):
+            runs.append((n, []))
+        runs[-1][1].append(term)
+    return runs
+
+
+def _count(dims: Sequence[Term]) -> int:
+    return prod(n for t in dims if isinstance(n := size(t), int))
+
+
 @op("reshape")
 class Reshape:
     """The same elements, row by row, under another shape."""
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
+    onnx = _unflatten
+    emit = "{0}.reshape({shape:sizes})"
+    traits = Traits(rearranges=True)
 
     @staticmethod
     def infer(x, shape):
@@ -46,12 +78,40 @@ class Reshape:
     def sample(rng):
         return [rng.normal(size=(4, 6))], {"shape": (2, 3, 4)}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, shape = u.ins[0], u.shapes[0]
+        out = tuple(Atom(n) for n in shape)
+        u.result_ranges[0], u.sizes["shape"] = u.ranges[0], out
+        left, right = _runs(x, [size(t) for t in x]), _runs(out, shape)
+        if [a for a, _ in left] != [a for a, _ in right] or any(
+            _count(a) != _count(b) for (_, a), (_, b) in zip(left, right, strict=True)
+        ):
+            for term in (*x, *out):
+                u.frozen(term, "moves it across a dimension of unknown size")
+            return [out]
+        for (_, a), (_, b) in zip(left, right, strict=True):
+            named = [t for t in (*a, *b) if isinstance(size(t), str)]
+            if named:
+                u.same(*named)
+            a, b = ([t for t in run if not isinstance(size(t), str)] for run in (a, b))
+            if a or b:
+                u.same(product(*a), product(*b))
+        return [out]
+
+
+def _unflattened(parts: Sequence[int]) -> str:
+    """Sizes of a split axis, the first left to torch: so blocks that differ in their number of heads read the same."""
+    return f"({sizes((-1, *parts[1:]))}{',' if len(parts) == 1 else ''})"
+
 
 @op("unflatten")
 class Unflatten:
     """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may be named sizes."""
 
     arity, attrs, cost = 1, {"axis": ..., "sizes": ...}, free_cost
+    onnx = _unflatten
+    traits = Traits(rearranges=True, splits_axis=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axis, sizes):
@@ -74,12 +134,27 @@ class Unflatten:
     def sample(rng):
         return [rng.normal(size=(3, 6))], {"axis": 1, "sizes": (2, 3)}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, at = u.ins[0], axis_of(u.attrs["axis"], len(u.ins[0]))
+        parts = tuple(Atom(n) for n in u.attrs["sizes"])
+        u.same(x[at], product(*parts))
+        u.sizes["sizes"], u.result_ranges[0] = parts, u.ranges[0]
+        return [(*x[:at], *parts, *x[at + 1 :])]
+
+    @staticmethod
+    def emit(i, a):
+        return f"{i[0]}.unflatten({a['axis']}, {_unflattened(a['sizes'])})"
+
 
 @op("flatten")
 class Flatten:
     """Join axes start..end (both included) into one."""
 
     arity, attrs, cost = 1, {"start": ..., "end": ...}, free_cost
+    onnx = _unflatten
+    emit = "{0}.flatten({start}, {end})"
+    traits = Traits(rearranges=True, joins_axis=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, start, end):
@@ -106,12 +181,21 @@ class Flatten:
     def sample(rng):
         return [rng.normal(size=(3, 2, 2))], {"start": 1, "end": 2}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x = u.ins[0]
+        a, b = (axis_of(u.attrs[k], len(x)) for k in ("start", "end"))
+        u.result_ranges[0] = u.ranges[0]
+        return [(*x[:a], product(*x[a : b + 1]), *x[b + 1 :])]
+
 
 @op("permute")
 class Permute:
     """Axes in another order."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
+    emit = "{0}.permute({axes:sizes})"
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -134,12 +218,22 @@ class Permute:
     def sample(rng):
         return [rng.normal(size=(2, 3, 4))], {"axes": (2, 0, 1)}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        u.result_ranges[0] = u.ranges[0]
+        return [tuple(u.ins[0][a] for a in u.attrs["axes"])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Transpose", u.names[0], perm=[u.axis(a) for a in u.attrs["axes"]])
+
 
 @op("expand")
 class Expand:
     """Broadcast to a shape; the gradient is summed back by the engine."""
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
+    emit = "{0}.expand({shape:sizes})"
 
     @staticmethod
     def infer(x, shape):
@@ -160,12 +254,25 @@ class Expand:
     def sample(rng):
         return [rng.normal(size=(3, 1))], {"shape": (2, 3, 4)}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        u.result_ranges[0], x, shape = u.ranges[0], u.ins[0], u.shapes[0]
+        lead = len(shape) - len(x)
+        out = tuple(x[i - lead] if i >= lead and size(x[i - lead]) == n else Atom(n) for i, n in enumerate(shape))
+        u.sizes["shape"] = out
+        return [out]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Expand", u.names[0], u.shape(u.outs[0].shape))
+
 
 @op("slice")
 class Slice:
     """Entries start, start + step, ... (`size` of them) of one axis."""
 
     arity, attrs, cost = 1, {"axis": ..., "start": ..., "size": ..., "step": 1}, free_cost
+    traits = Traits(slices=True, linear_in=(0,), mixes="axis")
 
     @staticmethod
     def infer(x, axis, start, size, step):
@@ -191,12 +298,43 @@ class Slice:
     def sample(rng):
         return [rng.normal(size=(2, 7))], {"axis": 1, "start": 1, "size": 3, "step": 2}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, a = u.ins[0], u.attrs
+        at = axis_of(a["axis"], len(x))
+        u.result_ranges[0] = u.ranges[0]
+        whole, taken = int(size(x[at])), Atom(a["size"])  # a slice has a known axis
+        if a["step"] == 1 and a["size"]:
+            before, behind = Atom(a["start"]), Atom(whole - a["start"] - a["size"])
+            u.same(x[at], chain(before, taken, behind))
+            u.sizes |= {"start": before, "size": taken}
+        elif a["size"] != whole:
+            for term in (x[at], taken):
+                u.frozen(term, f"takes every {a['step']}th place of it")
+        else:
+            u.same(x[at], taken)
+            u.sizes["size"] = taken
+        return [(*x[:at], taken, *x[at + 1 :])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        start, step = u.attrs["start"], u.attrs["step"]
+        place = u.ints(u.axis(u.attrs["axis"]))  # constants are numbered in this order
+        return u("Slice", u.names[0], u.ints(start), u.ints(start + u.attrs["size"] * step), place, u.ints(step))
+
+    @staticmethod
+    def emit(i, a):
+        axis, step = a["axis"], a["step"]
+        part = f"{a['start'] or ''}:{a['start'] + a['size'] * step}" + (f":{step}" if step != 1 else "")
+        return f"{i[0]}[{':, ' * axis}{part}]" if axis >= 0 else f"{i[0]}[..., {part}{', :' * (-axis - 1)}]"
+
 
 @op("last")
 class Last:
     """The last entry of an axis, kept as an axis of size 1."""
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
+    emit = "{0}.narrow({axis}, -1, 1)"
 
     @staticmethod
     def infer(x, axis):
@@ -220,13 +358,25 @@ class Last:
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, at = u.ins[0], axis_of(u.attrs["axis"], len(u.ins[0]))
+        u.frozen(x[at], "reads its last place")
+        return [(*x[:at], Atom(1), *x[at + 1 :])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Slice", u.names[0], u.ints(-1), u.ints(2**62), u.ints(u.axis(u.attrs["axis"])))
+
 
 @op("size")
 class Size:
     """The size of an axis, as an int64 scalar."""
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
-    vjp, why = None, {"vjp": "a size is an integer"}
+    vjp, why = None, {"vjp": "a size is an integer", "emit": "a size is a number of the run"}
+    vm = forms.SIZE
+    traits = Traits(valueless=True)
 
     @staticmethod
     def infer(x, axis):
@@ -237,12 +387,23 @@ class Size:
     def sample(rng):
         return [rng.normal(size=(2, 4, 3))], {"axis": 1}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        u.mixed(u.ins[0][axis_of(u.attrs["axis"], len(u.ins[0]))], "reads its size")
+        return [()]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return onnx_size(u, u.attrs["axis"])
+
 
 @op("squeeze")
 class Squeeze:
     """Axes of size 1 left out; the gradient gets them back."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
+    emit = "{0}.squeeze({axes})"
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -264,12 +425,23 @@ class Squeeze:
     def sample(rng):
         return [rng.normal(size=(1, 3, 1, 2))], {"axes": [(0,), (-2,), (0, 2), (2, 0)][rng.integers(4)]}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, u.result_ranges[0] = u.ins[0], u.ranges[0]
+        left_out = axes_of(u.attrs["axes"], len(x))
+        return [tuple(t for a, t in enumerate(x) if a not in left_out)]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Squeeze", u.names[0], u.ints(*u.attrs["axes"]))
+
 
 @op("unsqueeze")
 class Unsqueeze:
     """New axes of size 1, at these places of the result."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
+    traits = Traits(rearranges=True, linear_in=(0,))
 
     @staticmethod
     def infer(x, axes):
@@ -290,6 +462,22 @@ class Unsqueeze:
     def sample(rng):
         return [rng.normal(size=(3, 2))], {"axes": [(0,), (-1,), (1, 3), (-1, 0)][rng.integers(4)]}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        rank = len(u.shapes[0])
+        added, rest = axes_of(u.attrs["axes"], rank), iter(u.ins[0])
+        u.result_ranges[0] = u.ranges[0]
+        return [tuple(Atom(1) if a in added else next(rest) for a in range(rank))]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Reshape", u.names[0], u.shape(u.outs[0].shape))
+
+    @staticmethod
+    def emit(i, a):
+        front, back = sorted(n for n in a["axes"] if n >= 0), sorted((n for n in a["axes"] if n < 0), reverse=True)
+        return i[0] + "".join(f".unsqueeze({n})" for n in (*front, *back))
+
 
 def _without(sizes, axes):
     left_out = axes_of(axes, len(sizes))
@@ -307,6 +495,8 @@ class Diagonal:
     """Entries x[.., i, .., i + offset, ..] of two axes, as a last axis instead of them."""
 
     arity, attrs, cost = 1, {"offset": 0, "axes": (0, 1)}, free_cost
+    emit = "{0}.diagonal({offset}, {axes:sizes})"
+    why = {"onnx": "opset 20 has no view along two axes"}
 
     @staticmethod
     def infer(x, offset, axes):
@@ -338,12 +528,25 @@ class Diagonal:
         axes = [(0, 1), (1, 0), (-1, 0), (0, -1)][rng.integers(4)]
         return [rng.normal(size=(3, 2, 4)[: rng.integers(2, 4)])], {"offset": int(rng.integers(-1, 2)), "axes": axes}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x = u.ins[0]
+        a, b = (axis_of(axis, len(x)) for axis in u.attrs["axes"])
+        rest = tuple(t for i, t in enumerate(x) if i not in (a, b))
+        if u.attrs["offset"] == 0 and size(x[a]) == size(x[b]):
+            u.same(x[a], x[b])
+            return [(*rest, x[a])]
+        for term in (x[a], x[b]):
+            u.frozen(term, "reads a diagonal of it")
+        return [(*rest, u.fresh(u.shapes[0][-1], "reads a diagonal"))]
+
 
 @op("pad_slice")
-class PadSlice:
+class PadSlice(Backward):
     """Zeros of `size` along an axis with x at start, start + step, ...: the transpose of `slice`."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
+    traits = Traits(pads=True, backward_of="slice")
 
     @staticmethod
     def infer(x, axis, start, step, size):
@@ -361,12 +564,26 @@ class PadSlice:
     def sample(rng):
         return [rng.normal(size=(2, 3))], {"axis": int(rng.choice((1, -1))), "start": 1, "step": 2, "size": 7}
 
+    @staticmethod
+    def axes(u: AxesUse):
+        x, a = u.ins[0], u.attrs
+        at = axis_of(a["axis"], len(x))
+        if a["step"] == 1:
+            before = Atom(a["start"])
+            behind = Atom(a["size"] - a["start"] - int(size(x[at])))
+            full = chain(before, x[at], behind)
+            u.sizes |= {"start": before, "size": full}
+        else:
+            full = u.fresh(a["size"], f"puts zeros between {a['step']} places of it")
+            u.frozen(x[at], f"puts zeros between {a['step']} places of it")
+        return [(*x[:at], full, *x[at + 1 :])]
+
 
 @op("concat")
 class Concat:
     """Operands behind one another along an axis."""
 
-    arity, attrs, traits = (1, None), {"axis": ...}, Traits(amp="promote")
+    arity, attrs, traits = (1, None), {"axis": ...}, Traits(jointly_linear=True, mixes="axis", amp="promote")
 
     @staticmethod
     def infer(*ins, axis):
@@ -392,3 +609,21 @@ class Concat:
     @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, n)) for n in (3, 1, 2)], {"axis": 1}
+
+    @staticmethod
+    def axes(u: AxesUse):
+        at = axis_of(u.attrs["axis"], len(u.ins[0]))
+        for other in u.ins[1:]:
+            for i, (a, b) in enumerate(zip(u.ins[0], other, strict=True)):
+                if i != at:
+                    u.same(a, b)
+        x = u.ins[0]
+        return [(*x[:at], chain(*(dims[at] for dims in u.ins)), *x[at + 1 :])]
+
+    @staticmethod
+    def onnx(u: OnnxUse):
+        return u("Concat", *u.names, axis=u.attrs["axis"])
+
+    @staticmethod
+    def emit(i, a):
+        return f"torch.cat(({', '.join(i)}{(',' if len(i) == 1 else '')}), {a['axis']})"

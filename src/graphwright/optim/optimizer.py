@@ -14,7 +14,7 @@ import numpy as np
 
 from graphwright.array import DType, NDArray, Spec, float32, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped, stochastic_round, update
-from graphwright.autograd.variable import Lineage, moved, path
+from graphwright.autograd.variable import ShapeChange, remap_path, remapped
 from graphwright.errors import UsageError
 from graphwright.ops import call
 
@@ -75,7 +75,7 @@ class State:
 
     name: str
     spec: Spec
-    lineage: Lineage | None
+    lineage: ShapeChange | None
     steps: Variable
     moments: dict[str, Variable]
     master: Variable | None
@@ -315,13 +315,13 @@ def wide(dtype: DType) -> DType:
     return float32 if dtype.is_low else dtype
 
 
-def carrier(spec: Spec, lineage: Lineage | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
+def carrier(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
     """How moments get from the shape they were made in to the present one; None if no edits of axes lead there.
 
     Args:
         spec, lineage: of the parameter when the moments were made.
     """
-    steps, shape = list(path(lineage, p.lineage)), spec.sizes
+    steps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
     for before, places in steps:
         if shape != before:
             return None
@@ -329,7 +329,7 @@ def carrier(spec: Spec, lineage: Lineage | None, p: Parameter) -> Callable[[np.n
 
     def carry(moment: np.ndarray) -> np.ndarray:
         for _, places in steps:
-            moment = moved(moment, places)
+            moment = remapped(moment, places)
         return moment
 
     return carry if shape == p.shape else None

@@ -30,10 +30,10 @@ from graphwright.ops.casting import low_dtype
 from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import Plan
-from graphwright.plan.planning.compile import plan_for, spec_of
-from graphwright.plan.running.workspace import Bound
+from graphwright.plan.compile import plan_for, spec_of
+from graphwright.plan.running.executable import BoundCall
 from graphwright.program import FeedError, Program
-from graphwright.program.derived.step import Retraced, Step, Task
+from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
 
 Loss = str | Callable[..., Tensor]
 _SUM = "gradient_sum"
@@ -93,12 +93,12 @@ class CompiledStep:
         self.low = None if amp is None else low_dtype(amp)
         reads, self._names = _read_by(program, loss)
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
-        self._task = Task(self.inputs, reads, self._objective, self._trained, self._update, self.low)
+        self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
         self._options = {"executor": executor, "device": Device.parse(device), "remat": remat}
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
         if accumulate > 1:
             optimizer.carried = (*dict.fromkeys((*optimizer.carried, _SUM)),)
-        self._made: Step | Retraced | None = None
+        self._made: TrainingStepGraph | RetracedStep | None = None
         self._known: Any = None
         self._plan: Plan | None = None
         self._seen = (-1, None)
@@ -107,9 +107,9 @@ class CompiledStep:
         """One step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs; as a plan's run."""
         self._refresh()
         assert self._plan is not None
-        return Tensor(self._plan.workspace().run({**feeds, **named} if feeds else named)["loss"])
+        return Tensor(self._plan.executable().run({**feeds, **named} if feeds else named)["loss"])
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundCall:
         """The step as it is now, of which inputs and loss are memory to write to and to read; see `Bound`.
 
         It does not follow edits: bind again after one.
@@ -154,9 +154,9 @@ class CompiledStep:
         if self._made is None or now != self._known or not self._made.fresh:
             made, self._made, self._known = self._made, None, None  # after an error it is not kept
             if made is not None and made.usable:
-                made.sync()
+                made.update()
             else:
-                kind = Step if Step.follows(self.source) else Retraced
+                kind = TrainingStepGraph if TrainingStepGraph.follows(self.source) else RetracedStep
                 with no_grad():
                     made = kind(self.source, self._task)
             self._made, self._known = made, now
@@ -237,7 +237,7 @@ def compile_step(
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
         clip: largest norm of all gradients together; None for no limit.
-        executor, device, remat: see `graphwright.plan.planning.compile`; "auto" may use the VM, "aten" gives
+        executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives
             the bits of the eager loop.
     Raises: UsageError for a number out of range or an input that is missing or unknown.
     """

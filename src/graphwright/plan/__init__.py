@@ -2,52 +2,52 @@
 
 from __future__ import annotations
 
-from graphwright.plan.compare import PlanDiff
+from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
+from graphwright.plan.describe import PlanDiff
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StepTorn
-from graphwright.plan.plan import Options, Plan, StalePlan
-from graphwright.plan.planning.arranged import Patched
-from graphwright.plan.planning.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
+from graphwright.plan.plan import CompileOptions, Plan, StalePlan
+from graphwright.plan.planning.buffer_layout import Patched
 from graphwright.plan.planning.hazards import Region
 from graphwright.plan.planning.planner import make_plan
 from graphwright.plan.planning.remat import BudgetImpossible
-from graphwright.plan.running.capture import CaptureRefused, CaptureState, CaptureTimeout, CaptureWorkspace
+from graphwright.plan.running.capture import CaptureExecutable, CaptureRefused, CaptureState, CaptureTimeout
+from graphwright.plan.running.executable import Executable, StaleBorrow
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
-from graphwright.plan.running.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelWorkspace
-from graphwright.plan.running.workspace import StaleLease, Workspace
-from graphwright.plan.table import Buffer, Firing, Instr, Placed, Schedule, Segment, Slot
+from graphwright.plan.running.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelExecutable
+from graphwright.plan.table import ArenaSpan, Buffer, DispatchSchedule, Firing, Instr, Segment, Slot
 
 __all__ = [
+    "ArenaSpan",
     "BudgetImpossible",
     "Buffer",
     "CancelToken",
     "Cancelled",
+    "CaptureExecutable",
     "CaptureRefused",
     "CaptureState",
     "CaptureTimeout",
-    "CaptureWorkspace",
+    "CompileOptions",
     "CompiledFunction",
     "CompiledProgram",
     "DeadlineExceeded",
     "DeviceFailed",
+    "DispatchSchedule",
+    "Executable",
     "Firing",
     "Instr",
-    "Options",
     "OutOfMemory",
     "OverrideFailed",
     "OverrideMismatch",
-    "ParallelWorkspace",
+    "ParallelExecutable",
     "Patched",
-    "Placed",
     "Plan",
     "PlanDiff",
     "Region",
-    "Schedule",
     "Segment",
     "Slot",
-    "StaleLease",
+    "StaleBorrow",
     "StalePlan",
     "StepTorn",
-    "Workspace",
     "compile",
     "compile_program",
     "make_plan",

@@ -47,7 +47,7 @@ class StepTorn(ComputeError):
             where=cause.where,
             got=cause.got,
             expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy; a Workspace(plan, safe=True) keeps one",
+            fix="restore these states from a copy; a Executable(plan, safe=True) keeps one",
         )
         self.failure, self.keys = cause, keys
 

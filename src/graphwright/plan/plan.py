@@ -1,4 +1,4 @@
-"""Plan: the tables of one program for given input shapes. Immutable and shareable; memory belongs to a Workspace."""
+"""Plan: the tables of one program for given input shapes. Immutable and shareable; memory belongs to a Executable."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.describe import explain, nodes, tables
 from graphwright.plan.errors import place_of
-from graphwright.plan.planning.executor import ATEN, CAPTURE, VM
+from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.executors import ATEN, CAPTURE, VM
 from graphwright.plan.planning.fusion import cuts
-from graphwright.plan.planning.layout import aligned
 from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.table import (
     ARENA,
@@ -29,10 +29,10 @@ from graphwright.plan.table import (
     TEMP,
     TILE,
     UNUSED,
+    ArenaSpan,
     Buffer,
+    DispatchSchedule,
     Firing,
-    Placed,
-    Schedule,
     Segment,
 )
 
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
     from graphwright.autograd import Variable
     from graphwright.graph import NodeId
-    from graphwright.plan.compare import PlanDiff
-    from graphwright.plan.planning.arranged import Arranged, Patched
-    from graphwright.plan.planning.executor import Choice
+    from graphwright.plan.describe import PlanDiff
+    from graphwright.plan.planning.buffer_layout import BufferLayout, Patched
+    from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.hazards import Region
-    from graphwright.plan.planning.records import Row
+    from graphwright.plan.planning.records import NodeRecord
     from graphwright.plan.profile import Profile
+    from graphwright.plan.running.executable import BoundCall
     from graphwright.plan.running.override import Kernel, Override
-    from graphwright.plan.running.workspace import Bound
     from graphwright.plan.table import (
         Instr,
         Slot,
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Options:
+class CompileOptions:
     """How a plan was asked for.
 
     Attributes:
@@ -69,7 +69,7 @@ class Options:
             device with graphs "capture" (which "auto" is there).
         device: where it runs.
         remat: most bytes of the arena: values are computed again instead of kept until it fits.
-        poison: its workspaces fill dead memory with NaN, see `Workspace`.
+        poison: its workspaces fill dead memory with NaN, see `Executable`.
     """
 
     freeze: bool = False
@@ -112,8 +112,8 @@ class Decoded:
     commit_start: int
     early: Mapping[int, tuple[str, ...]]
     guards: Mapping[str, tuple[NDArray, int]]
-    options: Options
-    arranged: Arranged
+    options: CompileOptions
+    arranged: BufferLayout
     patched: Patched
     ms: float
     again: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class Decoded:
         return self._once("instrs", lambda: tuple(map(self.arranged.ledger.instrs.__getitem__, self._order())))
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
+    def choices(self) -> tuple[ExecutorChoice, ...]:
         """What runs each instruction, and why not the VM."""
         return self._once("choices", lambda: tuple(map(self.arranged.ledger.choice, self._order())))
 
@@ -201,7 +201,7 @@ class Decoded:
             made.append(Buffer(b, here, size, key, first, last, offset if tile < 0 else tile, there))
         return tuple(made)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[NodeRecord]:
         key, rows = self.program.order_labels.key, self.arranged.rows
         graph = self.program.graph
         return sorted(rows.values(), key=lambda r: (0, *key(r.node)) if r.node in graph else (1, 0, r.node.index))
@@ -260,10 +260,10 @@ class Decoded:
         return self.instrs
 
     @property
-    def layout(self) -> tuple[Placed, ...]:
+    def layout(self) -> tuple[ArenaSpan, ...]:
         """The arena: where each buffer lies, by offset."""
         found = [
-            Placed(b.index, b.offset, b.nbytes, b.first, b.last)
+            ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last)
             for b in self.buffers
             if b.kind in ARENA and b.last >= 0
         ]
@@ -365,7 +365,7 @@ class StalePlan(ComputeError):
     """What this plan relied on is not so any more: a constant that a rewrite looked at, or the shape of a weight."""
 
 
-class Part(NamedTuple):
+class PlanSlice(NamedTuple):
     """Instructions `start..stop - 1` of a plan, to run by themselves."""
 
     plan: Plan
@@ -377,62 +377,62 @@ class Plan(Decoded):
     """Rows, slots, buffers and layout, read as `Decoded` says; here what runs them and what compares them."""
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def __call__(self, feeds: Mapping[str, Any] | None = None, *, lease: bool = False, **named: Any) -> dict[str, Any]:
-        """Run in the plan's own workspace; see `Workspace.run`."""
-        return self.workspace().run({**(feeds or {}), **named}, lease=lease)
+    def __call__(self, feeds: Mapping[str, Any] | None = None, *, borrow: bool = False, **named: Any) -> dict[str, Any]:
+        """Run in the plan's own workspace; see `Executable.run`."""
+        return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
 
-    def workspace(self) -> Any:
+    def executable(self) -> Any:
         """Memory to run in, made at the first call, with an arena that plans share which do not run at the same time.
 
-        Others for other threads are made with `Workspace(plan)`. It goes over to the plan patched from this one.
+        Others for other threads are made with `Executable(plan)`. It goes over to the plan patched from this one.
         Raises: StalePlan once the plan was closed.
         """
         if "closed" in self._lazy:
             raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
-        if "workspace" not in self._lazy:
-            self._lazy["workspace"] = self.new_workspace(shared=True)
-        return self._lazy["workspace"]
+        if "executable" not in self._lazy:
+            self._lazy["executable"] = self.new_executable(shared=True)
+        return self._lazy["executable"]
 
     def close(self) -> None:
         """Give the memory back; until then the plan runs as planned, whatever becomes of the program."""
         self._lazy["closed"] = True
-        self._lazy.pop("workspace", None)
+        self._lazy.pop("executable", None)
 
     def hand_over(self, after: Plan) -> Plan:
         """Let the plan patched from this one have the workspace, if there is one that is not running; returns it."""
-        space = self._lazy.get("workspace")
+        space = self._lazy.get("executable")
         if space is not None and space.adopt(after):
-            after._lazy["workspace"] = self._lazy.pop("workspace")
+            after._lazy["executable"] = self._lazy.pop("executable")
         return after
 
-    def new_workspace(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
-        """Other memory to run in, of the kind that the plan's executor asks for; see `Workspace`."""
-        from graphwright.plan.running.capture import CaptureWorkspace
-        from graphwright.plan.running.workspace import Workspace
+    def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
+        """Other memory to run in, of the kind that the plan's executor asks for; see `Executable`."""
+        from graphwright.plan.running.capture import CaptureExecutable
+        from graphwright.plan.running.executable import Executable
 
         poison = self.options.poison
         if self._captures:
-            return CaptureWorkspace(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
-        return Workspace(self, variables, poison=poison, shared=shared)
+            return CaptureExecutable(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
+        return Executable(self, variables, poison=poison, shared=shared)
 
-    def bind(self) -> Bound:
+    def bind(self) -> BoundCall:
         """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
-        from graphwright.plan.running.workspace import Bound
+        from graphwright.plan.running.executable import BoundCall
 
-        return Bound(self.new_workspace())
+        return BoundCall(self.new_executable())
 
     @property
     def _captures(self) -> bool:
         return self.options.device != CPU and self.options.executor in ("auto", CAPTURE)
 
-    def __getitem__(self, part: slice) -> Part:
-        """`plan[i:j]`, for `Workspace.run`. Raises: UsageError for bounds outside or another step."""
+    def __getitem__(self, part: slice) -> PlanSlice:
+        """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds outside or another step."""
         n = len(self.instrs)
         bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
         if all(bound is None or isinstance(bound, int) for bound in bounds):
             start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
             if part.step in (None, 1) and 0 <= start <= stop <= n:
-                return Part(self, start, stop)
+                return PlanSlice(self, start, stop)
         raise UsageError(
             "no such part",
             where=self.program.name,
@@ -458,7 +458,7 @@ class Plan(Decoded):
     def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
         """Run with and without what is overridden, on copies of the variables, and compare outputs and states.
 
-        Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Workspace.run`.
+        Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Executable.run`.
         """
         from graphwright.plan.running.override import check
 
@@ -532,7 +532,7 @@ class Plan(Decoded):
 
     # -- looking in --------------------------------------------------------------------------------------------------
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> DispatchSchedule:
         """Groups (on a device captured regions), and instructions as dispatches.
 
         A run of the VM is one, a captured region too, and each other instruction.
@@ -542,7 +542,7 @@ class Plan(Decoded):
         if self._captures:
             groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURE)
             calls = total - sum(map(len, groups)) + len(groups)
-        return Schedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
+        return DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
     def compact(self) -> Plan:
         """A plan of the program as it is now, of the same inputs and options, made from nothing."""
@@ -582,8 +582,8 @@ class Plan(Decoded):
         return profile(self, feeds, n)
 
     def diff(self, old: Plan) -> PlanDiff:
-        """What changed from another plan to this one; see `graphwright.plan.compare`."""
-        from graphwright.plan.compare import compare
+        """What changed from another plan to this one; see `graphwright.plan.describe`."""
+        from graphwright.plan.describe import compare
 
         return compare(old, self)
 

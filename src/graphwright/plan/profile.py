@@ -68,15 +68,15 @@ class Profile(NamedTuple):
 def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     """Run a plan `n` times whole and `n` times instruction by instruction; carried state advances with each.
 
-    Raises: UsageError for n < 1; as `Workspace.run`.
+    Raises: UsageError for n < 1; as `Executable.run`.
     """
-    from graphwright.plan.running.workspace import Workspace
+    from graphwright.plan.running.executable import Executable
 
     if n < 1:
         raise UsageError(
             "a profile is of at least one run", where=plan.program.name, expected="n >= 1", got=n, fix="n=5"
         )
-    space = Workspace(plan)
+    space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]
     space.run(feeds)  # binds
     for _ in range(n):

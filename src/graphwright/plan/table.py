@@ -103,7 +103,7 @@ class Segment(NamedTuple):
     stop: int
 
 
-class Schedule(NamedTuple):
+class DispatchSchedule(NamedTuple):
     """How instructions become dispatches.
 
     Attributes:
@@ -117,7 +117,7 @@ class Schedule(NamedTuple):
     dispatches: int
 
 
-class Placed(NamedTuple):
+class ArenaSpan(NamedTuple):
     """Bytes of the arena: whose they are, and between which instructions, both included."""
 
     buffer: int

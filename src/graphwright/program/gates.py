@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
-from graphwright.ops import call, get
+from graphwright.ops import call, get, traits
 from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import SoftGates, UnknownGate
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
-SITES = ("mul", "add")
-"""A gate multiplies, or its logarithm is added to scores."""
-LOGARITHM = ("clamp", "log")
+LOGARITHM = ("clamp", "log")  # the ops by which `set_gate` takes a logarithm: a pattern of this package
 LEAST = 1.2e-38
 """Of a gate whose logarithm is taken, the least normal number of float32: a weight that no sum of others feels."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
@@ -193,7 +191,7 @@ def gates(p: Program) -> Gates:
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
     """The products that a reader of a part of the gates is or leads to, over what gives the part their shape."""
-    if p.op(reader) in SITES:
+    if traits(p.op(reader)).multiplies or traits(p.op(reader)).sums:
         yield reader
     elif p.op(reader) not in KINDS_OF_NODES and _carries(p, reader):
         for after in p.consumers(reader):
@@ -208,18 +206,18 @@ def _carries(p: Program, node: NodeId) -> bool:
 
 def of_site(p: Program, site: NodeId) -> Value | None:
     """The part of the gates that multiplies at a site; None if the node is none."""
-    if p.op(site) not in SITES:
+    if not (traits(p.op(site)).multiplies or traits(p.op(site)).sums):
         return None
     value = p.operands(site)[1]
     while p.op(value.node) not in KINDS_OF_NODES and _carries(p, value.node):
         value = p.operands(value.node)[0]
-    return value if p.op(value.node) == "gate" else None
+    return value if traits(p.op(value.node)).gates else None
 
 
 def carrier(p: Program, site: NodeId) -> list[NodeId]:
     """The nodes between the gates and a site, which serve it alone: those nearest to the site first."""
     found, value = [], p.operands(site)[1]
-    while p.op(value.node) != "gate":
+    while not traits(p.op(value.node)).gates:
         found.append(value.node)
         value = p.operands(value.node)[0]
     return found
@@ -259,7 +257,7 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
 
 def axis_of(p: Program, gate: Gate) -> AxisGroup:
     """The axis whose units a gate opens."""
-    from graphwright.ops.terms import atoms
+    from graphwright.ops.axes import atoms
 
     axes = p.axes()
     term = axes.solution.dims[Value(p.node(NODE), gate.port)][0]
@@ -270,7 +268,7 @@ def axis_of(p: Program, gate: Gate) -> AxisGroup:
     return found
 
 
-LINEAR, MERGES = "linear", frozenset({"reshape", "flatten"})
+MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gated axis, a permute would move it
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
@@ -282,11 +280,13 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
     if not grad_enabled():
         return {}
     found = {}
-    for site in (s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if p.op(s) == "mul"):
+    for site in (
+        s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if traits(p.op(s)).multiplies
+    ):
         value = Value(site)
         while value not in kept and len(edges := p.out_edges(value.node)) == 1:
             reader = p.graph.target(edges[0])
-            if p.op(reader) == LINEAR and p.operands(reader)[0] == value:
+            if traits(p.op(reader)).contracts == "out_in" and p.operands(reader)[0] == value:
                 found[site] = reader
             if p.op(reader) not in MERGES:
                 break

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from graphwright.errors import GraphwrightError, ShapeError, UsageError
 from graphwright.ops import get
 from graphwright.program.errors import PortEmpty, SpecMismatch
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import PARAM, SOURCES, STATE, WRITE
 
 if TYPE_CHECKING:
@@ -111,15 +111,10 @@ def infer(
         wanted: only a mismatch at this node counts: the others may be mended before the edit ends.
     Raises: SpecMismatch with every mismatch found; the specs of a mismatched node and what follows are left.
     """
-    key = p.order_labels.key
-    heap = [(key(n), n) for n in set(touched) if n in p.graph]
-    heapify(heap)
+    walk = IncrementalWalk(p, (n for n in touched if n in p.graph))
     seen: set[NodeId] = set()
     wrong: list[GraphwrightError] = []
-    while heap:
-        node = heappop(heap)[1]
-        if node in seen:
-            continue
+    for node in walk:
         seen.add(node)
         try:
             fresh = infer_node(p, node)
@@ -134,9 +129,7 @@ def infer(
             p.update_node(node, specs=fresh)
         elif node not in before and p.op(node) not in SOURCES:
             continue
-        for reader in p.graph.successors(node):
-            if reader not in seen:
-                heappush(heap, (key(reader), reader))
+        walk.add(reader for reader in p.graph.successors(node) if reader not in seen)
     if wrong:
         raise SpecMismatch(wrong)
     return seen

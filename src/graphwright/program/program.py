@@ -254,8 +254,8 @@ class Program(Editable):
         mode: Literal["full", "one_step"] = "full",
         steps: int = 1,
     ) -> Program:
-        """The program of d Σ outputs / d wrt; see `graphwright.program.derived.differentiate`."""
-        from graphwright.program.derived.differentiate import differentiate
+        """The program of d Σ outputs / d wrt; see `graphwright.program.derived.gradient`."""
+        from graphwright.program.derived.gradient import differentiate
 
         return differentiate(self, outputs, wrt, sizes or {}, seeded=seeded, mode=mode, steps=steps)
 
@@ -284,7 +284,7 @@ class Program(Editable):
         changes.rise()
 
     def compile(self, *args: Any, **options: Any) -> Any:
-        """A plan for given input shapes; see `graphwright.plan.planning.compile`."""
+        """A plan for given input shapes; see `graphwright.plan.compile`."""
         return verb("compile_program")(self, *args, **options)
 
     # -- editing -----------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from graphwright.autograd import Tensor, active_recorder, as_tensor
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
-from graphwright.program.derived.rewrite import feed_name, place
+from graphwright.program.derived.rewrite import feed_name, patch_point
 from graphwright.program.errors import FeedError, Released, StaleRun
 from graphwright.program.gates import fold, foldable, worth
 from graphwright.program.kinds import CONST, INPUT, STORED, WRITE
@@ -25,7 +25,7 @@ from graphwright.program.validate import refuse_broken
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.autograd import Variable
-    from graphwright.program.derived.rewrite import Place
+    from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.program import Program
 
 
@@ -136,7 +136,7 @@ def tensors(
     groups: dict[NodeId, Any] = {}
     if recorder is not None:
         recorder.depends(p)
-        recorder.rely(lambda: p.checkpoints)
+        recorder.assume(lambda: p.checkpoints)
         here = object()  # another run in the same trace has subgraphs of its own
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
@@ -311,8 +311,8 @@ def run(
     feeds: Mapping[str, Any],
     *,
     keep: str | Sequence[Ref] = "all",
-    capture: Collection[Place] = (),
-    patch: Mapping[Place, Any] | None = None,
+    capture: Collection[PatchPoint] = (),
+    patch: Mapping[PatchPoint, Any] | None = None,
     given: Mapping[Value, NDArray] | None = None,
     state: Mapping[str, Variable] | None = None,
     whole: bool = True,
@@ -338,7 +338,7 @@ def run(
     checked, dims = check_feeds(p, feeds)
     arrays: dict[str, Any] = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
-    places = [place(p, r) for r in capture]
+    places = [patch_point(p, r) for r in capture]
     wanted |= {p.edge_value(at) if isinstance(at, EdgeId) else at for at in places}
     here = next((a.device for a in arrays.values() if a.device != CPU), CPU)
     swaps = _swaps(p, patch or {}, dims)
@@ -395,9 +395,9 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
     return state[key] if state is not None and key in state else p.weights[key]
 
 
-def _swaps(p: Program, patch: Mapping[Place, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
+def _swaps(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
     """The arrays to put in place. Raises: FeedError listing all of another shape or dtype."""
-    found = {place(p, ref): as_tensor(given).data for ref, given in patch.items()}
+    found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
     wrong = []
     for at, array in found.items():
         carried = p.edge_value(at) if isinstance(at, EdgeId) else at

@@ -57,7 +57,7 @@ class TraceRecorder:
         self._source(variable)
         self._current[id(variable)] = self.resolved(value)
 
-    def rely(self, fact: Callable[[], object]) -> None:
+    def assume(self, fact: Callable[[], object]) -> None:
         """Note a fact that the trace holds for."""
         self.facts.append((fact, fact()))
 
@@ -65,7 +65,7 @@ class TraceRecorder:
         """Name of the node behind a symbol."""
         return self.program.path(symbol.handle)
 
-    def received(self, leaf: Tensor) -> None:
+    def before_grad(self, leaf: Tensor) -> None:
         """Keep a leaf's gradient from before the trace, to put it back afterwards."""
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)

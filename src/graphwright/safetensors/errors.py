@@ -1,4 +1,4 @@
-"""What can be wrong with a checkpoint. All derive from `CheckpointError`; the rules behind each are listed as data."""
+"""Errors of checkpoints, all derived from `CheckpointError`, and the rules that files must keep, as data."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ MAX_TAG = 64  # characters
 
 HEADER_RULES = {
     **JSON_RULES,
-    "length": f"the header is at most {MAX_HEADER} bytes long and ends within the file",
-    "start": "the header starts with {",
-    "count": f"there are at most {MAX_TENSORS} tensors",
-    "name": f"a name is at most {MAX_NAME} bytes long, and __metadata__ is no tensor",
-    "metadata": "__metadata__ maps strings to strings",
-    "fields": "a tensor has dtype, shape and data_offsets, and nothing else",
-    "dtype": f"a dtype is a string of 1 to {MAX_TAG} characters",
-    "shape": "a shape is a list of integers from 0 up",
-    "rank": f"a shape has at most {MAX_RANK} dimensions",
-    "overflow": "elements x bits per element fit into 64 bits",
-    "alignment": "a tensor of elements smaller than a byte ends on a byte",
-    "offsets": "data_offsets are two integers, 0 <= begin <= end",
-    "size": "end - begin is the size that shape and dtype give",
-    "tiling": "the tensors cover the payload without gap, overlap or tail",
+    "length": f"the header must be at most {MAX_HEADER} bytes and end within the file",
+    "start": "the header must start with {",
+    "count": f"there may be at most {MAX_TENSORS} tensors",
+    "name": f"a tensor name may have at most {MAX_NAME} bytes and must not be __metadata__",
+    "metadata": "__metadata__ must map strings to strings",
+    "fields": "a tensor must have exactly dtype, shape and data_offsets",
+    "dtype": f"a dtype must be a string of 1 to {MAX_TAG} characters",
+    "shape": "a shape must be a list of integers >= 0",
+    "rank": f"a shape may have at most {MAX_RANK} dimensions",
+    "overflow": "the number of elements times bits per element must fit into 64 bits",
+    "alignment": "a tensor with elements smaller than a byte must end on a byte boundary",
+    "offsets": "data_offsets must be two integers, 0 <= begin <= end",
+    "size": "end - begin must equal the size given by shape and dtype",
+    "tiling": "the tensors must cover the payload without gaps, overlaps or trailing bytes",
 }
 
 INDEX_RULES = {
     **JSON_RULES,
-    "weight_map": "the index has a weight_map that maps keys to shard names",
-    "shard_name": "a shard is named by a plain file name that ends in .safetensors",
-    "outside": "a shard lies in the directory of its index, also after its links are followed",
-    "missing": "each shard of the index is there",
-    "twice": "a key is in one shard only",
-    "absent": "a key is in the shard that the index names",
-    "unlisted": "each key of a shard is in the index",
+    "weight_map": "the index must have a weight_map that maps keys to shard names",
+    "shard_name": "a shard name must be a plain file name that ends in .safetensors",
+    "outside": "a shard must be in the directory of its index, after its links are resolved",
+    "missing": "every shard of the index must exist",
+    "twice": "a key may be in one shard only",
+    "absent": "a key must be in the shard that the index names",
+    "unlisted": "every key of a shard must be in the index",
 }
 
 
 class CheckpointError(GraphwrightError):
-    """Root of what can be wrong with a checkpoint."""
+    """Root of the errors of checkpoints."""
 
 
 class CheckpointNotFound(CheckpointError, FileNotFoundError):
@@ -52,11 +52,11 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
 
 
 class UnknownKey(CheckpointError, KeyError):
-    """No tensor of the checkpoint has this key; `fix` shows the nearest ones."""
+    """No tensor of the checkpoint has this key; `fix` lists similar keys."""
 
 
 class HeaderError(CheckpointError, ValueError):
-    """The header of a file breaks a rule of `HEADER_RULES`: `rule` names it, `key` the tensor, if it is about one."""
+    """The header of a file breaks `rule` of `HEADER_RULES`; `key` is the tensor concerned, if any."""
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
         super().__init__(_broken("header", rule, key, HEADER_RULES), **facts)
@@ -64,7 +64,7 @@ class HeaderError(CheckpointError, ValueError):
 
 
 class IndexFileError(CheckpointError, ValueError):
-    """The index of a sharded checkpoint breaks a rule of `INDEX_RULES`: `rule` names it, `key` the tensor or shard."""
+    """The index of a sharded checkpoint breaks `rule` of `INDEX_RULES`; `key` is the tensor or shard concerned."""
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
         super().__init__(_broken("index", rule, key, INDEX_RULES), **facts)
@@ -72,16 +72,16 @@ class IndexFileError(CheckpointError, ValueError):
 
 
 class UnsafeFile(CheckpointError):
-    """A file whose loading may run code from it (pickle). It is refused unread; `fix` is the conversion command."""
+    """Loading the file could run code from it (pickle), so it is not read; `fix` is a conversion command."""
 
 
 class CheckpointChanged(CheckpointError):
-    """The file is no longer the one that was opened (size, time, inode); its bytes are not handed out."""
+    """The file changed after it was opened (size, time or inode), so its bytes are not returned."""
 
 
 class CheckpointClosed(CheckpointError, ValueError):
-    """The checkpoint was closed before this tensor was asked for."""
+    """The checkpoint was closed before this tensor was read."""
 
 
 def _broken(what: str, rule: str, key: str | None, rules: dict[str, str]) -> str:
-    return f"{what} rule '{rule}' is broken{'' if key is None else f' at {shorten(key)}'}: {rules[rule]}"
+    return f"invalid {what}, rule '{rule}'{'' if key is None else f' at {shorten(key)}'}: {rules[rule]}"

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, enable_grad, grad
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.kinds import INPUT, SOURCES, WRITE
 from graphwright.program.readers import dependent
@@ -36,7 +37,8 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
     there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
     sites = {site: p.operands(site)[0] for gate in p.gates().values() for site in gate.sites}
     there |= {(sites[v.node], j) for v, j in there if v.node in sites}
-    sources = [Value(n) for n in p.nodes() if p.op(n) not in SOURCES - {INPUT} and p.op(n) not in (WRITE, "gate")
+    none = SOURCES - {INPUT} | {WRITE}
+    sources = [Value(n) for n in p.nodes() if p.op(n) not in none and not traits(p.op(n)).gates
                and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
     found = []
     for junction in p.junctions():

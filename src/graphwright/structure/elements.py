@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.ops import traits
 from graphwright.ops.gate import KINDS, STATES
 from graphwright.program.gates import (
     CLOSED,
@@ -140,6 +141,6 @@ def sites_of(p: Program, element: Element) -> list[NodeId]:
 def _option(p: Program, site: NodeId) -> int:
     """Number of the option that a product belongs to."""
     node = p.operands(site)[1].node
-    while p.op(node) != "slice":
+    while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node
     return p.attrs(node)["start"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.ops import get
+from graphwright.ops import get, traits
 from graphwright.program import Value
 from graphwright.program.axes.resize import by_place
 from graphwright.program.axes.solve_axes import origin
@@ -164,7 +164,11 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
         if set(p.consumers(node)) != readers:
             return []
         readers, node = {node}, p.operands(node)[0].node
-    if p.op(node) not in ("linear", "conv") or set(p.consumers(node)) != readers or Value(node) in p.outputs():
+    if (
+        traits(p.op(node)).contracts not in ("out_in", "window")
+        or set(p.consumers(node)) != readers
+        or Value(node) in p.outputs()
+    ):
         return []
     weights = [origin(p, v) for v in p.operands(node)[1:]]
     return [p.key(w) for w in weights if w is not None] if all(_alone(p, w) for w in weights) else []
@@ -183,7 +187,7 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     """Fold into the columns of the weights that sum over the units, if there are such weights."""
     p, group = e.program, axis_of(e.program, gate)
-    if any(p.op(site) == "add" for site in gate.sites):
+    if any(traits(p.op(site)).sums for site in gate.sites):
         return False  # a logarithm added to scores has no column
     axes = group.axes
     found: dict[str, np.ndarray] = {}

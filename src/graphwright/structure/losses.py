@@ -17,6 +17,7 @@ from graphwright.autograd import Tensor, Variable, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
+from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds, tensors
 from graphwright.structure.errors import whole, within
 from graphwright.structure.harden import maker
@@ -393,7 +394,7 @@ class reachability:
         for node in (n for n in p.order() if n in needed):
             reads = [reach[v.node] for v in p.operands(node)]
             live = [r for r in reads if r is not None]
-            if p.op(node) == "input":
+            if p.op(node) == INPUT:
                 reach[node] = one
             elif p.is_junction(node):
                 missed = one

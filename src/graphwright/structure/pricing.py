@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.ops.terms import atoms
+from graphwright.ops import traits
+from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.cost import ones, op_flops
 from graphwright.program.editing.gate_edits import behind, unit_prices
@@ -111,7 +112,7 @@ def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
     """Op -> cost of a run; ops that belong to gates are not counted."""
     own = {n for g in p.gates().values() for site in g.sites for n in (site, *carrier(p, site))}
-    ops = [n for n in p.nodes() if p.op(n) not in KINDS and p.op(n) != "gate" and n not in own]
+    ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
         dims = ones(p)
         return {n: float(op_flops(p, n, dims)) for n in ops}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.ops import traits
 from graphwright.program.cost import size
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
@@ -50,7 +51,7 @@ class StepReport(ReportBase):
 
 def ungated(p: Program) -> Size:
     """Size of a program without its gates and their logits."""
-    gates = {n for n in p.nodes() if p.op(n) == "gate" or (p.op(n) == PARAM and p.key(n) in RESERVED)}
+    gates = {n for n in p.nodes() if traits(p.op(n)).gates or (p.op(n) == PARAM and p.key(n) in RESERVED)}
     return size(p, [n for n in p.nodes() if n not in gates])
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.array import empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
+from graphwright.ops import OPS, traits
 from graphwright.program import EmptySelection, Program, Value
 from graphwright.program.kinds import PARAM
 from graphwright.progress import Progress
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from graphwright.progress import Report
     from graphwright.surgery.measure import Drift
 
-MATRIX_PORT = {"linear": 1, "embedding": 0}
+MATRIX_PORT = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
 """Op -> operand number of its matrix [out, in]: used as x · Wᵀ, or as a table of rows."""
 
 
@@ -125,7 +126,7 @@ def _param(p: Program, node: NodeId) -> NodeId | None:
     if p.op(node) not in MATRIX_PORT:
         return None
     source = p.operands(node)[MATRIX_PORT[p.op(node)]].node
-    while p.op(source) == "cast":
+    while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
     return source if p.op(source) == PARAM else None
 
@@ -140,7 +141,7 @@ def _matrix(p: Program, node: NodeId, named: bool) -> tuple[Matrix | None, str]:
     others = sorted({r.op for r in readers} - set(MATRIX_PORT))
     if others or not readers:
         return None, f"read by {', '.join(others)}" if others else "nothing reads it"
-    if not named and any(r.op == "embedding" for r in readers):
+    if not named and any(traits(r.op).lookup for r in readers):
         return None, "an embedding table: touched only when named"
     if not named and any(Value(r.node) in p.outputs() for r in readers):
         return None, "an output head: touched only when named"
@@ -154,7 +155,7 @@ def _readers(p: Program, value: Value) -> list[Reader]:
     for edge in p.out_edges(value.node):
         reader = p.graph.target(edge)
         op = p.op(reader)
-        if op == "cast":
+        if traits(op).casts:
             found += _readers(p, Value(reader))
         else:
             found.append(Reader(reader, op if MATRIX_PORT.get(op) == p.edge_port(edge) else f"{op} operand"))

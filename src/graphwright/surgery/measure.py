@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.generation.cache import Cache
+from graphwright.ops import traits
 from graphwright.program.cost import size
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Stream, as_float
@@ -249,7 +250,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
     """
     sources: dict[str, list[Value]] = {}
     for m in matrices:
-        sources[m.path] = [program.operands(r.node)[0] for r in m.readers if r.op == "linear"]
+        sources[m.path] = [program.operands(r.node)[0] for r in m.readers if traits(r.op).contracts == "out_in"]
     wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
     sums: dict[Value, np.ndarray] = {}
     counts: dict[Value, int] = {}

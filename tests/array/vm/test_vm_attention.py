@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vm_forms import low, vm
+from vm_forms import encode, low, vm
 
 from graphwright.array import CPU, NDArray, backend, from_numpy
-from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 

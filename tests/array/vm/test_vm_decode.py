@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vm_forms import encode
 
 from graphwright.array import float32, int64
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import BadIndex, VmSegment
 
 

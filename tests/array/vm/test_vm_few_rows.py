@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vm_forms import encode
 
 from graphwright.array import bfloat16, float32, int8
 from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
-from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.encode.products import SHORT
 from graphwright.array.vm.encode.share import cut
 from graphwright.array.vm.running import segment

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from vm_forms import low, unset, view
+from vm_forms import encode, form_of, low, unset, view
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode import encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.running.segment import VmSegment
 
@@ -17,7 +16,7 @@ F3 = (float32,) * 3
 
 def member(op: str, out: NDArray | Inner, *ins: NDArray | Inner) -> Member:
     operands = [x if isinstance(x, Inner) else view(x) for x in (out, *ins)]
-    return Member(op, operands[:1], operands[1:], {}, F3[: len(operands)])
+    return Member(form_of(op), operands[:1], operands[1:], {}, F3[: len(operands)])
 
 
 def arrays(shape: tuple[int, ...], count: int) -> list[NDArray]:

@@ -8,23 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vm_forms import low, unset, view
+from vm_forms import encode, form_of, low, unset, view
 
 from graphwright.array import DType, NDArray, bfloat16, bool_, float32, from_numpy
 from graphwright.array.vm.code import ZEROS
-from graphwright.array.vm.encode import ENCODERS, View, encode
-from graphwright.array.vm.encode.fuse import BY_ROW, Inner, Member, encode_group, layout_of_tiles
+from graphwright.array.vm.encode.fuse import Inner, Member, encode_group, layout_of_tiles
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment, new_scratch
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, compute
-from graphwright.plan.planning.executor import may_join
+from graphwright.plan.planning.executors import may_join
 from graphwright.plan.table import Instr
 
 SHAPES = ((), (1,), (17,), (1030,), (33, 1), (3, 40), (2, 3, 17))
 LAYOUTS = ("plain", "one", "apart", "row", "column", "turned")
 """Of what a group reads from memory: as the space, broadcast to it, every second number, transposed; of one axis 3."""
-JOINING = sorted(n for n in set(ENCODERS) & set(OPS) if may_join(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
+JOINING = sorted(n for n in OPS if OPS[n].vm and may_join(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": bfloat16}, {"dtype": float32}],
     "full_like": [{"value": 2.5}],
@@ -60,7 +60,7 @@ def member(
     op: str, out: Inner | NDArray, ins: Sequence[Inner | NDArray], dtypes: Sequence[DType], **attrs: Any
 ) -> Member:
     outs, operands = ([x if isinstance(x, Inner) else view(x) for x in side] for side in ([out], ins))
-    return Member(op, outs, operands, OPS[op].complete(attrs), dtypes)
+    return Member(form_of(op), outs, operands, OPS[op].complete(attrs), dtypes)
 
 
 def computed(tile: Inner, dtype: DType, x: np.ndarray, layout: str) -> tuple[Member, list[NDArray]]:
@@ -118,7 +118,9 @@ def agrees(
     rows = encode_group(shape, members)
     reads += [a for a, side in zip(arrays, sides, strict=True) if side is a]
     apart = any(len(a.shape) == len(shape) > 0 and a.shape[-1] > 1 and a.strides[-1] != 1 for a in reads)
-    if apart and (rows is None or name in BY_ROW):  # a turn does a whole row; there may be too many of one element
+    if apart and (
+        rows is None or form_of(name).by_row
+    ):  # a turn does a whole row; there may be too many of one element
         assert rows is None
         return False
     assert rows is not None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from vm_forms import encode
 
 from graphwright.array import from_numpy
 from graphwright.array.vm.code import PAST
-from graphwright.array.vm.encode import View, encode
-from graphwright.array.vm.encode.operands import CACHED
+from graphwright.array.vm.encode.operands import CACHED, View
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vm_forms import encode
 
 from graphwright.array import float32
-from graphwright.array.vm.encode import View, encode
+from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
 
 GUARD = np.float32(-77.0)

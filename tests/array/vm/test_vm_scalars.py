@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import graphwright as gw
 from graphwright import optim
 from graphwright.array.vm.code import Code
-from graphwright.plan import Workspace
+from graphwright.plan import Executable
 from graphwright.program import Builder, Program
 
 UNARY = ("tanh", "neg", "sigmoid", "exp", "relu")  # relu has no line of a run: it ends one
@@ -45,8 +45,8 @@ def scalar_programs(draw) -> tuple[Program, dict[str, np.ndarray]]:
 def test_a_network_of_numbers_is_what_aten_makes_of_it(case) -> None:
     p, feeds = case
     sizes = {name: a.shape for name, a in feeds.items()}
-    truth = Workspace(p.compile(sizes)).run(feeds)
-    space = Workspace(p.compile(sizes, executor="vm"))
+    truth = Executable(p.compile(sizes)).run(feeds)
+    space = Executable(p.compile(sizes, executor="vm"))
     for _ in range(2):
         for name, value in space.run(feeds).items():
             np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=2e-5, atol=2e-5)
@@ -59,7 +59,7 @@ def test_arithmetic_of_numbers_is_one_run_and_exact() -> None:
     for k in range(13):
         made.append(getattr(b, BINARY[k % 4])(made[-1], made[-2]))
     b.output(made[-1], "z")
-    space = Workspace(b.build().compile(x=(), y=(), executor="vm"))
+    space = Executable(b.build().compile(x=(), y=(), executor="vm"))
     values = [np.float32(1.3), np.float32(-0.7)]
     result = space.run({"x": np.asarray(values[0]), "y": np.asarray(values[1])})["z"]
     for k in range(13):

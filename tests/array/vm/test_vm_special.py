@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy.special import erf, expit, ndtr
-from vm_forms import low, unset, view, vm
+from vm_forms import encode, low, unset, view, vm
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
-from graphwright.array.vm.encode import ENCODERS, encode
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
@@ -20,7 +19,7 @@ SPECIAL = np.array(
     [0.0, 0.5, 1.0, 20.5, 88.7, 90.0, 104.0, 120.0, 1e-45, 1e-39, 1.17549435e-38, 1e19, 1e30, 3.4e38, np.inf], "f4"
 )
 SPECIAL = np.concatenate([SPECIAL, -SPECIAL, np.array([np.nan], "f4")])
-NAMES = sorted(n for n in set(ENCODERS) & set(OPS) if OPS[n].traits.elementwise or OPS[n].traits.nary)
+NAMES = sorted(n for n in OPS if OPS[n].vm and (OPS[n].traits.elementwise or OPS[n].traits.nary))
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": bfloat16}, {"dtype": float32}],
     "full_like": [{"value": x} for x in (np.nan, np.inf, -np.inf, -0.0, 1e-45)],

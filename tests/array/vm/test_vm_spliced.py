@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from vm_forms import view
+from vm_forms import encode, view
 
 from graphwright.array import from_numpy
-from graphwright.array.vm.encode import encode
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.array.vm.running.segment import BadIndex, VmSegment, new_scratch
 from graphwright.ops import OPS

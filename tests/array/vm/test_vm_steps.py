@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from vm_forms import view, vm
+from vm_forms import encode, view, vm
 
 from graphwright.array import NDArray, from_numpy
-from graphwright.array.vm.encode import encode
 from graphwright.ops import OPS, compute
 
 SHAPES = [(5, 7), (3,), (), (40,)]

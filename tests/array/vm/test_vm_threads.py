@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from vm_forms import low, unset
+from vm_forms import encode, form_of, low, unset
 
 from graphwright.array import CPU, NDArray, backend, bfloat16, float32, from_numpy
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode import Row, View, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.operands import Row, View
 from graphwright.array.vm.encode.share import Cut, cut
 from graphwright.array.vm.running import call, segment
 from graphwright.array.vm.running.segment import BadIndex, VmSegment
@@ -45,8 +45,8 @@ def chain(n: int) -> tuple[list[NDArray], list[Row]]:
     x, b, out = normal(n, 700), normal(700), from_numpy(np.zeros((n, 700), "f4"))
     f32 = x.dtype
     members = [
-        Member("tanh", [Inner(0)], [view(x)], {}, [f32, f32]),
-        Member("add", [view(out)], [Inner(0), view(b)], {}, [f32, f32, f32]),
+        Member(form_of("tanh"), [Inner(0)], [view(x)], {}, [f32, f32]),
+        Member(form_of("add"), [view(out)], [Inner(0), view(b)], {}, [f32, f32, f32]),
     ]
     rows = encode_group((n, 700), members)
     assert rows is not None

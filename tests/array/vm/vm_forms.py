@@ -8,9 +8,24 @@ from typing import Any
 import numpy as np
 
 from graphwright.array import CPU, DType, NDArray, backend, bfloat16, from_numpy
-from graphwright.array.vm.encode import View, encode, work_of
+from graphwright.array.vm.encode.operands import Row, View, VmForm
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
+
+
+def form_of(name: str) -> VmForm:
+    """The form of an op that has one."""
+    form = OPS[name].vm
+    assert form is not None, name
+    return form
+
+
+def encode(
+    name: str, outs: Sequence[View], ins: Sequence[View], attrs: Any, work: Sequence[View] | None = None
+) -> list[Row] | None:
+    """Rows of an op's form, if it has one."""
+    form = OPS[name].vm
+    return None if form is None else form.rows(outs, ins, attrs, work)
 
 
 def view(array: NDArray) -> View:
@@ -25,7 +40,9 @@ def vm(
     if outs is None:
         outs = [unset(s.sizes, s.dtype) for s in OPS[name].specs([a.spec for a in arrays], attrs)]
     views = [view(o) for o in outs], [view(a) for a in arrays]
-    work = [from_numpy(np.full(v.shape, np.nan, v.dtype.numpy)) for v in work_of(name, *views, attrs)]
+    if OPS[name].vm is None:
+        return None
+    work = [from_numpy(np.full(v.shape, np.nan, v.dtype.numpy)) for v in form_of(name).workspace(*views, attrs)]
     rows = encode(name, *views, attrs, [view(w) for w in work])
     if rows is None:
         return None

@@ -372,7 +372,7 @@ def test_lengths_5_1_1_5_are_two_plans(kind: str, model: gw.Model, monkeypatch: 
         made.append(p)
         return make_plan(p, *args, **options)
 
-    monkeypatch.setattr(import_module("graphwright.plan.planning.compile"), "make_plan", counted)
+    monkeypatch.setattr(import_module("graphwright.plan.compile"), "make_plan", counted)
     done = 0
     for rows_now in (5, 1, 1, 5):
         logits = cache.step(IDS[:1, done : done + rows_now]).to_numpy("float32")[0, -1]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs
+from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs, torch_functions
 from graphwright.array.cpu import (
     arrange,
     attention,
@@ -25,7 +25,7 @@ from graphwright.array.cpu import (
     random,
     reduce,
 )
-from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, torch_dtype
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
 from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
@@ -144,19 +144,19 @@ class CpuBackend:
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Scratch that a kernel wants beside its outputs."""
-        row = KERNELS.get(name)
+        row = kernel_of(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
         """What the kernel reads with the host's eyes: no matter here, but for devices that run it."""
-        row = KERNELS.get(name)
+        row = kernel_of(name)
         return row.needs(ins, attrs) if row is not None else Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
         """The calls that compute `outs` from `ins`."""
-        row = KERNELS.get(name)
+        row = kernel_of(name)
         if row is None:
             raise MissingKernel("the CPU backend has no kernel of this name", where=name)
         calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
@@ -164,12 +164,12 @@ class CpuBackend:
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
         """The ATen call that allocates and computes at once: half the time of two calls where the result is small."""
-        row = KERNELS.get(name)
+        row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
     def kernels(self) -> frozenset[str]:
         """Names of the kernels there are."""
-        return frozenset(KERNELS)
+        return frozenset((*KERNELS, *torch_functions))
 
 
 def _backwards(array: NDArray) -> bool:
@@ -194,10 +194,11 @@ def _writable_alias(host: np.ndarray) -> np.ndarray:
 
 
 def kernel_place(name: str) -> str:
-    """File and line of a kernel of this backend, within the package. Raises: MissingKernel."""
-    if name not in KERNELS:
+    """File and line of a kernel of this backend, or the torch function that it is. Raises: MissingKernel."""
+    row = kernel_of(name)
+    if row is None:
         raise MissingKernel("the CPU backend has no kernel of this name", where=name)
-    return f"array/cpu/{KERNELS[name].where}"
+    return row.where if row.where.startswith("torch.") else f"array/cpu/{row.where}"
 
 
 def set_num_threads(threads: int) -> None:

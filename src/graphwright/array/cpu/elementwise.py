@@ -1,4 +1,4 @@
-"""Functions of one variable: one ATen `out=` call each."""
+"""Elementwise kernels that are more than one torch function of the operands (those are `aten` cells of `ops/`)."""
 
 from __future__ import annotations
 
@@ -9,29 +9,12 @@ from math import inf, prod
 import torch
 
 from graphwright.array.backend import Attrs, Call, Fresh, Needs
-from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, pointwise, row_major
+from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, row_major
 from graphwright.array.dtype import bool_, float32, int16, int32, int64, uint8
 from graphwright.array.spec import Spec
 from graphwright.errors import NonFinite
 
-pointwise(
-    exp=torch.exp,
-    expm1=torch.expm1,
-    log=torch.log,
-    log1p=torch.log1p,
-    sqrt=torch.sqrt,
-    rsqrt=torch.rsqrt,
-    reciprocal=torch.reciprocal,
-    sin=torch.sin,
-    cos=torch.cos,
-    tanh=torch.tanh,
-    erf=torch.erf,
-)
-
-
 aten = torch.ops.aten
-
-pointwise(sigmoid=torch.sigmoid)
 
 
 @kernel("silu", fresh=row_major(torch.nn.functional.silu))
@@ -116,25 +99,6 @@ def sech(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     ]
 
 
-pointwise(
-    neg=torch.neg,
-    abs=torch.abs,
-    sign=torch.sign,
-    floor=torch.floor,
-    ceil=torch.ceil,
-    round=torch.round,
-    add=torch.add,
-    sub=torch.sub,
-    mul=torch.mul,
-    div=torch.div,
-    floor_divide=torch.floor_divide,
-    remainder=torch.remainder,
-    pow=torch.pow,
-    minimum=torch.minimum,
-    maximum=torch.maximum,
-)
-
-
 @kernel("step")
 def step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """1 where x > 0, else 0."""
@@ -163,19 +127,6 @@ def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
         calls.append(partial(out.copy_, target))
     return calls
 
-
-pointwise(
-    eq=torch.eq,
-    ne=torch.ne,
-    lt=torch.lt,
-    le=torch.le,
-    gt=torch.gt,
-    ge=torch.ge,
-    logical_and=torch.logical_and,
-    logical_or=torch.logical_or,
-    logical_xor=torch.logical_xor,
-    logical_not=torch.logical_not,
-)
 
 _WIDE = 2048
 """Elements from which a choice is arithmetic on bits: ATen's branches, and a guess gone wrong costs 3 ns (measured)."""

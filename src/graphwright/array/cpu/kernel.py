@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from graphwright.array.backend import Attrs, Call, Fresh, Needs
+from graphwright.array.backend import Attrs, Call, Fresh, Needs, torch_functions
 from graphwright.array.dtype import DTYPES, DType, float32
 from graphwright.array.spec import Spec
 
@@ -105,17 +105,17 @@ def row_major(call: Fresh) -> Choose:
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
-def pointwise(**calls: Callable[..., object]) -> None:
-    """Enter kernels that are one ATen call each: all operands, then `out=`, or none for a new result."""
-    caller = inspect.currentframe()
-    caller = None if caller is None else caller.f_back
-    where = "" if caller is None else f"{Path(caller.f_code.co_filename).name}:{caller.f_lineno}"
-    for name, call in calls.items():
+def kernel_of(name: str) -> Kernel | None:
+    """The kernel of an op, made on first use if it is a torch function of all operands with `out=`."""
+    found = KERNELS.get(name)
+    if found is None and (function := torch_functions.get(name)) is not None:
+        call = getattr(torch, function)
+        found = KERNELS[name] = Kernel(partial(_bind_function, call), None, f"torch.{function}", row_major(call))
+    return found
 
-        def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors, call: Callable = call) -> Call:
-            return partial(call, *ins, out=outs[0])
 
-        kernel(name, where=where, fresh=row_major(call))(bind)
+def _bind_function(call: Callable[..., object], outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    return partial(call, *ins, out=outs[0])
 
 
 def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:

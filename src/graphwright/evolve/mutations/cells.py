@@ -16,6 +16,7 @@ from graphwright.autograd import ones, stack
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
+from graphwright.ops import traits
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.trace import record
@@ -136,7 +137,7 @@ def _names(sub: Program) -> dict[NodeId, str]:
     steps: dict[NodeId, int] = {}
     for n in order:
         if reads & {*sub.producers(n)}:
-            steps[n] = int(sub.attrs(n)["start"]) if sub.op(n) == "slice" else 0
+            steps[n] = int(sub.attrs(n)["start"]) if traits(sub.op(n)).slices else 0
         elif n not in reads and n not in ends and sub.op(n) not in STORED:
             steps[n] = max((steps[p] for p in sub.producers(n) if p in steps), default=0)
     for n in reversed(order):  # what only a later step reads is its own, though it is computed from the state before

@@ -11,6 +11,7 @@ from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import behind, readers_of_before, remove_layer, weight_of
 from graphwright.evolve.mutations.links import links, new_link, open_link, remove_link, target, values_like
 from graphwright.evolve.mutations.registry import free_part, in_cell, mutation, over_time
+from graphwright.ops import traits
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> No
     if node not in delayed(p):
         raise UsageError("no link with a delay", where=p.path(node), got=p.op(node),
                          expected=", ".join(map(p.path, delayed(p))) or "one that `add_delay_link` added")  # fmt: skip
-    if p.op(node) == "mul":
+    if traits(p.op(node)).multiplies:
         remove_link(e, node, rng)
     else:
         remove_layer(e, node, rng)
@@ -70,7 +71,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
                          expected="sizes in numbers", got=p.spec(total),
                          fix="a program of a fixed batch: founder(genome, batch=1), or retrace with one")  # fmt: skip
     if source is None:
-        linked = {_carried(p, n) for n in delayed(p) if p.op(n) == "mul" and target(p, n) == total}
+        linked = {_carried(p, n) for n in delayed(p) if traits(p.op(n)).multiplies and target(p, n) == total}
         taken = {*links(p), *linked}
         values = [n for n in values_like(p, total) if n not in taken]
         if not values:

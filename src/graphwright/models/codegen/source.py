@@ -26,7 +26,7 @@ from graphwright.models.codegen.text import (
     shape_table,
 )
 from graphwright.models.errors import RungImpossible
-from graphwright.ops.emit import EMIT, NO_EMIT
+from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
@@ -64,12 +64,12 @@ def check_emittable(p: Program) -> None:
             raise RungImpossible(
                 "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
             )
-        if op not in STORED and op != INPUT and (op not in EMIT or _text(p, node) is None):
+        if op not in STORED and op != INPUT and _text(p, node) is None:
             raise RungImpossible(
                 "rung 5 has no source text for this op",
                 where=p.path(node),
                 got=op,
-                expected=NO_EMIT.get(op, "a causal use of it without masks"),
+                expected=OPS[op].why.get("emit", "a causal use of it without masks"),
             )
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
@@ -80,7 +80,17 @@ def _result(p: Program) -> Value:
 
 
 def _text(p: Program, node: NodeId) -> str | None:
-    return EMIT[p.op(node)]([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
+    emit = OPS[p.op(node)].emit
+    return None if emit is None else emit([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
+
+
+def _expanded(p: Program) -> Program:
+    """The program, or a copy in which ops without source text are replaced by their expansions."""
+    twin = p
+    while bare := [n for n in twin.nodes() if (row := OPS.get(twin.op(n))) and not row.emit and "emit" not in row.why]:
+        twin = p.fork() if twin is p else twin
+        twin.expand(bare)
+    return twin
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
@@ -91,6 +101,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         edits: what the journal says, for the docstring.
     Raises: RungImpossible.
     """
+    p = _expanded(p)
     check_emittable(p)
     writer = _Writer(p)
     functions, forward = writer.functions(), writer.forward()
@@ -98,7 +109,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
-    cached = any(p.op(n) == "sdpa" for n in writer.order)
+    cached = any(traits(p.op(n)).attention for n in writer.order)
     uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {
         "id": ident,

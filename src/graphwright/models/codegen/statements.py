@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphwright.models.codegen.text import WIDTH, attributes, line
-from graphwright.ops.emit import EMIT, OPERATORS, POSTFIX, RESULTS, sizes
+from graphwright.ops import OPS, get, traits
+from graphwright.ops.emit import appends, is_primary, sizes
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, STORED
 
@@ -127,8 +128,7 @@ def _grouped(
     return blocks if done == len(members) else None
 
 
-FREQUENCIES = frozenset({"rope_table", "rope_dynamic", "rope_longer"})
-"""Ops that read constants in float32, whatever the model is loaded in."""
+FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_constants)
 
 
 class Statements:
@@ -142,18 +142,18 @@ class Statements:
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
         self.within = {n for n in p.nodes() if n in needed}
-        self.pinned = {p.spec(n).dtype for n in self.within if p.op(n) == "cast" and self.inline(n)}
+        self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
 
     def inline(self, node: NodeId) -> bool:
         """True for weights, and for casts of them: they are written where they are read."""
         p = self.p
-        return p.op(node) in STORED or (p.op(node) == "cast" and p.op(p.operands(node)[0].node) in STORED)
+        return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
     def wanted(self, value: Value, inside: bool = False) -> str:
         """The name that a value would like: the path, below its layer if that is clear."""
         op, path = self.p.op(value.node), self.p.path(value)
-        if op in RESULTS:
-            return RESULTS[op][value.port]
+        if op in OPS and OPS[op].results:
+            return OPS[op].results[value.port]
         base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
@@ -161,7 +161,7 @@ class Statements:
         """A weight as it is read: an attribute of its layer (`base` names it) or of the model."""
         p = self.p
         if p.op(node) not in STORED:
-            return EMIT[p.op(node)]([self._weight(p.operands(node)[0].node, base, layer)], p.attrs(node)) or ""
+            return _text(p, node, [self._weight(p.operands(node)[0].node, base, layer)])
         if p.op(node) == CONST:
             return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
         suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
@@ -232,7 +232,7 @@ class Statements:
                 text = self._expression(n, [settle(operands[0]), *texts[1:]])
             elif appended:
                 del pending[operands[0]]
-            if self._appendable(n, here) and value not in leaves:
+            if self._appendable(n, text, here) and value not in leaves:
                 pending[value] = text
                 continue
             results = [Value(n, i) for i in range(len(p.specs(n)))]
@@ -241,21 +241,29 @@ class Statements:
             lines.append(line(indent, ", ".join(targets), text))
         return lines
 
-    def _appendable(self, node: NodeId, nodes: Container[NodeId]) -> bool:
+    def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
         """True if the text of the only reader begins with the text of this node."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
-        if len(edges) != 1 or len(p.specs(node)) > 1 or p.op(node) in OPERATORS:
+        if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
             return False
         reader = p.graph.target(edges[0])
-        return reader in nodes and p.op(reader) in POSTFIX
+        if reader not in nodes:
+            return False
+        emit = get(p.op(reader)).emit
+        return emit is not None and appends(emit, len(p.operands(reader)), p.attrs(reader))
 
     def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
         p = self.p
-        if p.op(node) == "junction" and not texts:
+        if p.is_junction(node) and not texts:
             spec = p.spec(node)
             dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
             return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
-        text = EMIT[p.op(node)](texts, p.attrs(node))
-        assert text is not None, "check_emittable was asked first"
-        return text
+        return _text(p, node, texts)
+
+
+def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str:
+    emit = get(p.op(node)).emit
+    text = None if emit is None else emit(operands, p.attrs(node))
+    assert text is not None, "check_emittable runs first"
+    return text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import RungImpossible
-from graphwright.ops.emit import number
+from graphwright.ops.emit import literal
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -136,7 +136,7 @@ def _nested(host: np.ndarray) -> str:
     value = host.item()
     if host.dtype.kind == "f" and np.isfinite(value):
         return str(host[()])  # the shortest text that reads back as this number of this dtype
-    return number(value)
+    return literal(value)
 
 
 def _entry(key: str, text: str) -> str:

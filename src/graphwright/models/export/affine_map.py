@@ -16,25 +16,13 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
-from graphwright.ops import call, get
+from graphwright.ops import call, get, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, KINDS, PARAM, STORED
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program
-
-_ANY = frozenset({"junction", "add", "sub", "concat"})
-"""Affine in all their operands together; of the others one operand varies and the rest are constant."""
-_FIRST = frozenset(
-    {
-        *("linear", "matmul", "mul", "div", "neg", "copy", "recall", "stop_gradient", "scale_gradient"),
-        *("assert_finite", "cast", "unflatten", "flatten", "permute", "slice", "index", "sum", "squeeze", "unsqueeze"),
-    }
-)
-_AXES = {"slice": ("axis",), "index": ("axis",), "concat": ("axis",), "sum": ("axes",)}
-"""Attributes that say along which axes an op mixes; tokens must stay apart."""
-_PRODUCTS = frozenset({"linear", "matmul"})
 
 
 @dataclass(frozen=True)
@@ -57,7 +45,7 @@ class Stretch:
     @property
     def kind(self) -> str:
         """`factor` for products of several matrices, `gate` where one is only scaled."""
-        products = sum(self.p.op(n) in _PRODUCTS for n in self.nodes)
+        products = sum(traits(self.p.op(n)).contracts in ("out_in", "in_out") for n in self.nodes)
         return "factor" if products > 1 else "gate"
 
     @property
@@ -128,7 +116,7 @@ def constant(p: Program, value: Value) -> np.ndarray:
 
 def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
     op = p.op(node)
-    if op == "cast" and p.spec(node).dtype.is_float and ins[0].dtype.is_float:
+    if traits(op).casts and p.spec(node).dtype.is_float and ins[0].dtype.is_float:
         return ins[0]  # all is float64 here
     return call(op, *ins, **p.attrs(node))
 
@@ -166,13 +154,14 @@ def find_stretch(
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
     """Operands that vary, if the op is affine in them and leaves tokens apart."""
     node, op = value.node, p.op(value.node)
-    if op not in _ANY and op not in _FIRST:
+    row = traits(op)
+    if not row.jointly_linear and not row.linear_in:
         return None
     operands = p.operands(node)
     varying = [v for v in operands if v.node not in fixed]
-    if not varying or (op not in _ANY and len(varying) > 1):
+    if not varying or (not row.jointly_linear and len(varying) > 1):
         return None
-    if op not in (*_ANY, "mul", "matmul") and varying[0] != operands[0]:
+    if not row.jointly_linear and operands.index(varying[0]) not in row.linear_in:
         return None
     wide = p.spec(value).dtype
     if not wide.is_float or wide.is_low or not _apart(p, node, varying[0]):
@@ -183,15 +172,16 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
 def _apart(p: Program, node: NodeId, first: Value) -> bool:
     """True if the op mixes no tokens: the axes that it works along have known sizes."""
     shape = p.spec(first).shape
-    for name in _AXES.get(p.op(node), ()):
-        given = p.attrs(node)[name]
+    if mixes := traits(p.op(node)).mixes:
+        given = p.attrs(node)[mixes]
         if any(isinstance(shape[axis], str) for axis in (given if isinstance(given, tuple) else (given,))):
             return False
-    if p.op(node) == "matmul":  # rows of the varying side are tokens
+    if traits(p.op(node)).contracts == "in_out":  # rows of the varying side are tokens
         return first == p.operands(node)[0] and not isinstance(shape[-1], str)
     return True
 
 
 def _adds(p: Program, node: NodeId, varying: int) -> bool:
     operands = len(p.operands(node))
-    return operands > 2 if p.op(node) == "linear" else p.op(node) in _ANY and operands > varying
+    row = traits(p.op(node))
+    return operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > varying

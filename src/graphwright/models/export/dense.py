@@ -16,7 +16,7 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.array import dtype as named
 from graphwright.autograd import Parameter
-from graphwright.autograd.variable import moved
+from graphwright.autograd.variable import remapped
 from graphwright.models.codegen.statements import LAYER
 from graphwright.models.export.affine_map import Stretch, constant
 from graphwright.models.export.template_reader import TRUNK, places_of, uncast
@@ -119,10 +119,10 @@ class _Maker:
             assert isinstance(array, NDArray)
             if not places:
                 return array, variable.name
-            host = moved(array.to_numpy(bits=True), places)
+            host = remapped(array.to_numpy(bits=True), places)
             return from_numpy(np.ascontiguousarray(host), bits=array.dtype), None
         values = (_values(self.p, bound, len(shape)) + offset) * scale - offset
-        return as_array(moved(values, places), kind), None
+        return as_array(remapped(values, places), kind), None
 
     def _spread(self, slot: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
         """Dimension of a weight -> for each place the place here, or -1; those that are as they were left out."""

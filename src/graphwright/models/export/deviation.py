@@ -15,6 +15,7 @@ from graphwright.graph import NodeId
 from graphwright.models.export.affine_map import Stretch
 from graphwright.models.export.template_reader import read
 from graphwright.models.export.uniform import AXES, fits
+from graphwright.ops import traits
 from graphwright.program import Builder
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, STORED
@@ -206,7 +207,7 @@ def _differences(
             yield Deviation(path, "attrs", "other numbers than the config gives")
     else:
         here, there = encode_attrs(ours.attrs(node)), encode_attrs(theirs.attrs(other))
-        split = ours.op(node) == "unflatten" and here.keys() == there.keys() and here["axis"] == there["axis"]
+        split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
         changed = [f"{k} {here.get(k)} instead of {there.get(k)}" for k in there | here if here.get(k) != there.get(k)]
         if changed:
             yield Deviation(path, "size" if split else "attrs", ", ".join(changed))

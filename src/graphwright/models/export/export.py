@@ -46,6 +46,7 @@ from graphwright.models.generation.sampling import NonFinite
 from graphwright.models.health import non_finite
 from graphwright.models.model import need_tokenizer
 from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
+from graphwright.ops import traits
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
@@ -281,7 +282,7 @@ def _write_code(model: Model, place: Path, dtype: str, max_shard_size: int | str
     ident = p.hash()[:10]  # with the constants, which are code: loaders know a class by its name
     edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
     needed = p.reachable(p.outputs())
-    attentions = sum(p.op(n) == "sdpa" for n in needed)
+    attentions = sum(traits(p.op(n)).attention for n in needed)
     fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
     fields |= {
         "architectures": ["EditedForCausalLM"],

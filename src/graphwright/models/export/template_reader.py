@@ -16,6 +16,7 @@ import numpy as np
 
 from graphwright.models.codegen.statements import LAYER
 from graphwright.models.export.affine_map import Stretch, constant, constants, find_stretch
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
@@ -346,7 +347,7 @@ class _Reader:
         wanted, given = self.t.operands(t.node), p.operands(v.node)
         if len(wanted) != len(given):
             raise Unread(v.node, f"reads {len(given)} values instead of {len(wanted)}")
-        if op == "sdpa":
+        if traits(op).attention:
             given = self._without_table(given, part)
         for inner, value in zip(wanted, given, strict=True):
             self.match(inner, value, part, stream)
@@ -354,10 +355,10 @@ class _Reader:
     def _attrs(self, t: Value, v: Value, part: Part) -> None:
         """Equal, but for the number of heads, and eps, which follows the width."""
         op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
-        if op == "rms_norm":
+        if op == "rms_norm":  # the norm of every template; of other norms eps must match
             part.eps[self.t.path(t)] = here.pop("eps")
             there.pop("eps")
-        if op == "unflatten" and len(here["sizes"]) == len(there["sizes"]):
+        if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
             here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
         a, b = encode_attrs(here), encode_attrs(there)
         if a != b:
@@ -380,7 +381,7 @@ class _Reader:
     def _stretch(self, t: Value, v: Value, part: Part, stream: Value | None, error: Unread) -> None:
         """Where the ops differ: the same place of the template may be an affine map that is written otherwise here."""
         wanted = find_stretch(self.t, self.fixed_there, t, lambda u: u if u == stream else None)
-        linear = [n for n in wanted.nodes if self.t.op(n) == "linear"] if wanted is not None else []
+        linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
         if wanted is None or len(linear) != 1:
             raise error
         below = part.values.get(stream) if stream is not None else None
@@ -422,7 +423,7 @@ class _Reader:
 
 def uncast(p: Program, value: Value) -> Value:
     """The weight behind casts of it."""
-    while p.op(value.node) == "cast":
+    while traits(p.op(value.node)).casts:
         value = p.operands(value.node)[0]
     return value
 
@@ -534,7 +535,7 @@ def _origin(variable: Variable, dim: int) -> np.ndarray | None:
     """For each place along an axis of a weight the one it had at first, -1 for a new one; None if it is not known."""
     places, step = np.arange(variable.shape[dim]), variable.lineage
     while step is not None:
-        back = np.asarray(step.places[dim]) if dim in step.places else np.arange(step.sizes[dim])
+        back = np.asarray(step.index_maps[dim]) if dim in step.index_maps else np.arange(step.sizes[dim])
         if len(places) and places.max() >= len(back):
             return None  # another shape was set in between
         places = np.where(places < 0, -1, back[places])

@@ -21,6 +21,7 @@ from graphwright.models.generation.cached_program import LENGTH, Steps, derived_
 from graphwright.models.generation.sampling import Seen, need, need_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
+from graphwright.ops import OPS
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 CHUNK = 512  # rows of a prefill that are run at once
-LENGTH_DEPENDENT = ("rope_dynamic", "rope_longer")  # ops whose result for one row depends on what comes later
+LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
 MIXED = "rows of several models"
 ENDLESS = 1 << 62
 

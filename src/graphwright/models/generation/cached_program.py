@@ -16,6 +16,7 @@ import numpy as np
 from graphwright.array import Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.plan import plan_for
 from graphwright.program import Value
 from graphwright.program.derived.rewrite import rewrite
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from graphwright.array import Device, Dim, DType, NDArray
     from graphwright.graph import NodeId
     from graphwright.models.generation.sampling import Draw
-    from graphwright.plan import Workspace
+    from graphwright.plan import Executable
     from graphwright.program import Program
 
 LENGTH = "cache.length"
@@ -171,7 +172,7 @@ def _state(new: Program, key: str, spec: Spec) -> Value:
 def _keep_last(p: Program) -> None:
     """Cut all but the last position off where `logits` is made: before a linear head, else behind it."""
     out = p.output("logits")
-    head = p.op(out.node) == "linear"
+    head = traits(p.op(out.node)).contracts == "out_in"
     source = p.operands(out.node)[0] if head else out
     last = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
     if head:
@@ -245,7 +246,7 @@ class Fed:
         hosts: input -> its memory.
     """
 
-    def __init__(self, space: Workspace) -> None:
+    def __init__(self, space: Executable) -> None:
         self.space = space
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
@@ -302,5 +303,5 @@ class Steps:
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": rows}) for n in p.inputs()}
             plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self.spaces[key] = Fed(plan.new_workspace(variables))
+            self.spaces[key] = Fed(plan.new_executable(variables))
         return self.spaces[key]

@@ -18,7 +18,7 @@ from graphwright.models.generation.sampling import Draw, Sampling, log_softmax, 
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
-from graphwright.plan.planning.executor import on_vm
+from graphwright.plan.planning.executors import on_vm
 
 if TYPE_CHECKING:
     from graphwright.models.generation.cache import Rows

@@ -10,6 +10,7 @@ import numpy as np
 
 from graphwright.models.errors import PromptError
 from graphwright.models.tokenizer import ByteTokenizer
+from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def vocabulary(p: Program) -> int:
     """Ids that a program takes: rows of the table that `ids` looks up, as it is now; 2^63 - 1 if no table does."""
-    rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if p.op(n) == "embedding"]
+    rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
     return min((r for r in rows if isinstance(r, int)), default=(1 << 63) - 1)
 
 

@@ -15,23 +15,23 @@ import numpy as np
 
 from graphwright.array import bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
-from graphwright.array.vm.encode import ENCODERS, View
-from graphwright.array.vm.encode.fuse import BY_ROW, layout_of_tiles, tiles_for
+from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
+from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
-from graphwright.plan.planning.executor import VM, may_join
+from graphwright.plan.planning.executors import VM, may_join
 from graphwright.plan.planning.passes import TEMPORARY
 
 if TYPE_CHECKING:
     from graphwright.array import Layout
-    from graphwright.plan.planning.executor import Choice
-    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.planning.executors import ExecutorChoice
+    from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bfloat16, bool_)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Stretch:
+class FusionRegion:
     """The longest run of instructions that may be in groups, and those found in it; times count from its first.
 
     Attributes:
@@ -65,7 +65,7 @@ class Fusion(NamedTuple):
     """
 
     starts: np.ndarray
-    stretches: list[Stretch]
+    stretches: list[FusionRegion]
     tiles: np.ndarray
     facts: tuple[np.ndarray, np.ndarray]
     rows: tuple[np.ndarray, np.ndarray]
@@ -75,7 +75,7 @@ class Fusion(NamedTuple):
         placed = zip(self.starts.tolist(), self.stretches, strict=True)
         return tuple([tuple([i + start for i in group]) for start, found in placed for group in found.groups])
 
-    def between(self, start: int, stop: int) -> list[tuple[int, Stretch]]:
+    def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
         """Stretches of which a part lies between two times, and when they begin."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
@@ -93,10 +93,10 @@ _NO_TIMES = np.zeros(0, np.int64)
 NOTHING = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64), np.zeros(0, np.int32)), _listed([]))
 
 
-class Rows:
+class InstructionViews:
     """Instructions of a plan as fusion looks at them: one by one, where views of memory are quicker than arrays."""
 
-    def __init__(self, ledger: Ledger, *numbers: np.ndarray) -> None:
+    def __init__(self, ledger: PlanBuilder, *numbers: np.ndarray) -> None:
         self.ledger, self.slots, self.holders = ledger, ledger.slots, ledger.holders
         views: list[Any] = [column.data for column in numbers]
         self.order, self.home, self.first, self.last, self.own = views
@@ -116,7 +116,7 @@ class Rows:
 
 
 def fuse(
-    ledger: Ledger,
+    ledger: PlanBuilder,
     order: np.ndarray,
     home: np.ndarray,
     first: np.ndarray,
@@ -139,10 +139,10 @@ def fuse(
     spans = edges[edges[:, 1] - edges[:, 0] > 1]
     reads, outs, codes = ledger.reads.arrays(), ledger.outs.arrays(), np.frombuffer(ledger.codes, np.int8)
     at, facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
-    stretches = list(map([*before.stretches, Stretch(())].__getitem__, known.tolist()))
+    stretches = list(map([*before.stretches, FusionRegion(())].__getitem__, known.tolist()))
     fresh = np.flatnonzero(known < 0).tolist()
     if fresh:
-        rows = Rows(ledger, order, home, first, last, own)
+        rows = InstructionViews(ledger, order, home, first, last, own)
         for s in fresh:
             stretches[s] = _found_in(rows, *spans[s].tolist())
     starts, made = spans[:, 0].copy(), _listed([stretches[s].rows() for s in fresh])
@@ -151,9 +151,9 @@ def fuse(
     return ledger.fusion
 
 
-def _found_in(rows: Rows, start: int, stop: int) -> Stretch:
+def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
     """Groups of instructions `start..stop - 1`, one after the other."""
-    found = Stretch(tuple(rows.order[start:stop]))
+    found = FusionRegion(tuple(rows.order[start:stop]))
     run = _Run(rows, found, start)
     for i in range(start, stop):
         instr, choice = rows.instr(i), rows.ledger.choice(rows.order[i])
@@ -173,15 +173,15 @@ def _found_in(rows: Rows, start: int, stop: int) -> Stretch:
 
 
 def cuts(
-    ledger: Ledger, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+    ledger: PlanBuilder, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
 ) -> dict[int, str]:
     """Why instructions that could be in a group do not continue the one before."""
     if not ledger.native(order).any():
         return {}
-    return _found_in(Rows(ledger, order, home, first, last, own), 0, len(order)).cuts
+    return _found_in(InstructionViews(ledger, order, home, first, last, own), 0, len(order)).cuts
 
 
-def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:
+def _unsuited(rows: InstructionViews, instr: Instr, choice: ExecutorChoice) -> str:
     op = OPS[instr.op].traits
     if not (op.elementwise or op.nary):
         return "not_elementwise"
@@ -189,13 +189,18 @@ def _unsuited(rows: Rows, instr: Instr, choice: Choice) -> str:
         return "large"
     if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
         return "dtype"
-    return "layout" if instr.op in ENCODERS else "no_form"
+    return "layout" if OPS[instr.op].vm is not None else "no_form"
+
+
+def _by_row(instr: Instr) -> bool:
+    form = OPS[instr.op].vm
+    return form is not None and form.by_row
 
 
 class _Run:
     """Instructions that may be one group so far."""
 
-    def __init__(self, rows: Rows, found: Stretch, start: int) -> None:
+    def __init__(self, rows: InstructionViews, found: FusionRegion, start: int) -> None:
         self.rows, self.found, self.start = rows, found, start
         self.members: list[int] = []
         self.shape: tuple[int, ...] | None = None
@@ -223,7 +228,7 @@ class _Run:
         if any(buffer == target and layout != out for buffer, layout in looks):
             return "alias_hazard"
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
-        by_row = instr.op in BY_ROW
+        by_row = _by_row(instr)
         again = by_row and not self.by_row  # so far a turn could be less or more than a row
         views = [*self._views(fresh), *self._views({out})]
         if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
@@ -239,7 +244,7 @@ class _Run:
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
-        self.shape, self.by_row = out.shape, self.by_row or instr.op in BY_ROW
+        self.shape, self.by_row = out.shape, self.by_row or _by_row(instr)
         self.written.add(rows.buffer(instr.outs[0]))
         for s in (*instr.ins, *instr.outs):
             buffer, layout = rows.buffer(s), rows.slots[s].layout

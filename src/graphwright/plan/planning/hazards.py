@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.array import backend
-from graphwright.plan.planning.layout import aligned
+from graphwright.ops import expansion, get
+from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 DATA, STORAGE, STATE = "data", "storage", "state"
 
 
-class Edge(NamedTuple):
+class Dependency(NamedTuple):
     """Instruction `after` waits for `before`.
 
     Attributes:
@@ -33,12 +34,12 @@ class Edge(NamedTuple):
     kind: str
 
 
-def edges(plan: Plan) -> tuple[Edge, ...]:
+def edges(plan: Plan) -> tuple[Dependency, ...]:
     """The edges of a plan, by `after`; of two kinds between the same two instructions, the first found."""
     found = _Hazards(plan)
     for i in range(len(plan.instrs)):
         found.add(i)
-    return tuple(Edge(before, i, kind) for i, row in enumerate(found.waits) for before, kind in row.items())
+    return tuple(Dependency(before, i, kind) for i, row in enumerate(found.waits) for before, kind in row.items())
 
 
 class _Hazards:
@@ -165,8 +166,12 @@ def reason(plan: Plan, instr: Instr) -> str:
     if kernels.driver is None:
         return f"no graphs on {device}"
     slots = [plan.slots[s] for s in (*instr.ins, *instr.outs)]
-    needs = kernels.needs(
-        instr.op, [s.spec for s in slots[len(instr.ins) :]], [s.spec for s in slots[: len(instr.ins)]], instr.attrs
+    needs = expansion.needs(
+        get(instr.op),
+        kernels,
+        [s.spec for s in slots[len(instr.ins) :]],
+        [s.spec for s in slots[: len(instr.ins)]],
+        instr.attrs,
     )
     if needs.why:
         return needs.why
@@ -178,7 +183,7 @@ def reason(plan: Plan, instr: Instr) -> str:
     return ""
 
 
-def hoisted(why: Sequence[str], found: Sequence[Edge], commit: int) -> list[int]:
+def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> list[int]:
     """An order in which as much as can be of what graphs do not hold stands in front of the rest, or behind it.
 
     Args:

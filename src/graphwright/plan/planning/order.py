@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Key = tuple[int, ...]
 
 
-class Order:
+class InstructionOrder:
     """Instructions in the order of their keys.
 
     Attributes:
@@ -66,7 +66,7 @@ def _with(order: np.ndarray, came: list[int], places: list[int]) -> np.ndarray:
     return np.concatenate([*pieces, order[places[-1] :]], dtype=np.int32)
 
 
-class EqualRows:
+class CseTable:
     """Nodes by what they compute.
 
     Args:

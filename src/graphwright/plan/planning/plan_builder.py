@@ -1,4 +1,4 @@
-"""Ledger: what planning knows of each node, kept from plan to plan, so that an edit costs what it touched.
+"""PlanBuilder: what planning knows of each node, kept from plan to plan, so that an edit costs what it touched.
 
 A row per node says what it reads once rewrites were used, which slots hold its results and which instruction makes
 them. Slots, buffers and instructions are numbered as they come and never change or go away, so that the plans made
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from heapq import heappop, heappush
 from operator import attrgetter
 from threading import RLock
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.array import backend
-from graphwright.ops import OPS
-from graphwright.plan.planning.executor import VM, chooser
-from graphwright.plan.planning.forms import Forms, adjacent
-from graphwright.plan.planning.order import EqualRows, Order
+from graphwright.ops import OPS, expansion, get
+from graphwright.plan.planning.executors import VM, chooser
+from graphwright.plan.planning.lowering import LoweringTable, adjacent
+from graphwright.plan.planning.order import CseTable, InstructionOrder
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
-from graphwright.plan.planning.records import Copy, Lists, Row, Sources, Use, listed
+from graphwright.plan.planning.records import IndexLists, NodeRecord, RewriteRecord, SharedCopy, SourceTable, listed
 from graphwright.plan.table import CONST, FOLDED, HOST, INPUT, PARAM, STATE, TEMP, Instr, Slot
 from graphwright.program import Value, kinds
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from graphwright.array import Device, Layout, NDArray, Spec
     from graphwright.graph import NodeId
     from graphwright.ops import Op
-    from graphwright.plan.planning.executor import Choice
-    from graphwright.plan.planning.forms import Alike, Form, Packed
+    from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.fusion import Fusion
+    from graphwright.plan.planning.lowering import Lowering, PackedSpec, Signature
     from graphwright.program import Program
 
 walking = RLock()
@@ -42,7 +42,13 @@ _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # place of a node's instruction behind the copies that it wants
 
 
-class Store:
+def _workspace(
+    device: Device, op: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Mapping[str, Any]
+) -> Sequence[Spec]:
+    return expansion.workspace(get(op), backend(device), outs, ins, attrs)
+
+
+class PlanTables:
     """Columns, one entry a slot, buffer or instruction, as rows to look at and as arrays that native loops walk.
 
     What instructions of one form have in common is kept once, with the form.
@@ -62,7 +68,7 @@ class Store:
             buffers that may be one.
     """
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: LoweringTable) -> None:
         self.forms = forms
         self.slots: list[Slot] = []
         self.frozen: list[bool] = []
@@ -75,11 +81,11 @@ class Store:
         self.alike = array("i")
         self.ranks: list[int] = []
         self.reads, self.outs, self.works = (
-            Lists(self.instrs, attrgetter(name), self.holders) for name in ("ins", "outs", "work")
+            IndexLists(self.instrs, attrgetter(name), self.holders) for name in ("ins", "outs", "work")
         )
         self._pairs: list[tuple[int, ...]] = []
         self._kept: dict[Any, Any] = {}
-        self.pairs = Lists(self._pairs, lambda pairs: pairs)
+        self.pairs = IndexLists(self._pairs, lambda pairs: pairs)
 
     def slot(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
         """A slot that shows what another one, `base`, lies in."""
@@ -93,7 +99,9 @@ class Store:
         """A slot with a buffer of its own."""
         return self.new(value, self.forms.packed(spec), kind, key, frozen)
 
-    def new(self, value: Value | None, packed: Packed, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
+    def new(
+        self, value: Value | None, packed: PackedSpec, kind: str = TEMP, key: str = "", frozen: bool = False
+    ) -> int:
         """As `fresh`."""
         index, buffer = len(self.slots), len(self.buffers)
         nbytes, room, dtype, layout, shape = packed
@@ -123,7 +131,7 @@ class Store:
         for slot in instr.outs:
             self.folds[self.holders[slot]] = instr
 
-    def instruction(self, instr: Instr, rank: int = _MAIN, form: Form | None = None) -> int:
+    def instruction(self, instr: Instr, rank: int = _MAIN, form: Lowering | None = None) -> int:
         """A new instruction; `rank` orders those of one node."""
         form = self.forms.of(instr, self.slots, self.shapes) if form is None else form
         self.instrs.append(instr)
@@ -132,7 +140,7 @@ class Store:
         self._pairs.append(self._may_be_one(instr, form) if form.inplace else ())
         return len(self.instrs) - 1
 
-    def _may_be_one(self, instr: Instr, form: Form) -> tuple[int, ...]:
+    def _may_be_one(self, instr: Instr, form: Lowering) -> tuple[int, ...]:
         """(Result, operand) buffers of which the result may take the operand's memory."""
         holders, buffers, pairs = self.holders, self.buffers, ()
         for out, place in form.inplace:
@@ -141,7 +149,7 @@ class Store:
                 pairs += (a, b)
         return pairs
 
-    def choice(self, q: int) -> Choice:
+    def choice(self, q: int) -> ExecutorChoice:
         """What runs an instruction, and why not the VM."""
         return self.forms.all[self.alike[q]].choice
 
@@ -206,7 +214,7 @@ FOLD_BYTES = 65536
 """A folded constant may take this much memory even if it outgrows what it is made of."""
 
 
-class Rule(NamedTuple):
+class RewriteRule(NamedTuple):
     """A rewrite.
 
     Attributes:
@@ -215,11 +223,11 @@ class Rule(NamedTuple):
         wants: which ops it looks at.
     """
 
-    use: Callable[[Ledger, Row, Op], tuple[int, ...] | None]
+    use: Callable[[PlanBuilder, NodeRecord, Op], tuple[int, ...] | None]
     wants: Callable[[Op], bool]
 
 
-class Ledger(Store):
+class PlanBuilder(PlanTables):
     """Rows of a program for given sizes and options.
 
     Args:
@@ -243,29 +251,29 @@ class Ledger(Store):
         self,
         p: Program,
         dims: Mapping[str, int],
-        rules: Sequence[Rule],
+        rules: Sequence[RewriteRule],
         *,
         freeze: bool,
         executor: str,
         device: Device,
     ) -> None:
-        super().__init__(Forms(chooser(executor, device), backend(device).workspace))
+        super().__init__(LoweringTable(chooser(executor, device), partial(_workspace, device)))
         self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
         self.held: frozenset[Value] = frozenset()
         self.sent: dict[NodeId, int] = {}
-        self.rows: dict[NodeId, Row] = {}
+        self.rows: dict[NodeId, NodeRecord] = {}
         self.fusion: Fusion | None = None
-        self._order = Order()
+        self._order = InstructionOrder()
         self.guards: dict[str, tuple[NDArray, int]] = {}
         self.settled = self.turn = 0
-        self._equal = EqualRows(lambda node: p.order_labels.key(node), self._mark)  # labels may be others later
-        self._copies: dict[Any, Copy] = {}
+        self._equal = CseTable(lambda node: p.order_labels.key(node), self._mark)  # labels may be others later
+        self._copies: dict[Any, SharedCopy] = {}
         self._written: set[NodeId] = set()
-        self._sources: Sources | None = None
+        self._sources: SourceTable | None = None
         self._heap: list[tuple[tuple[int, int], NodeId]] = []
         self._waiting: set[NodeId] = set()
         self._recopied: set[Any] = set()
-        self._was: list[tuple[int, NodeId, Row | None]] = []
+        self._was: list[tuple[int, NodeId, NodeRecord | None]] = []
         self._rules_for = cache(lambda name: [rule.use for rule in rules if rule.wants(OPS[name])])
         self._changed = p.follow()
 
@@ -305,7 +313,7 @@ class Ledger(Store):
         self._recopied.clear()
         self._order.settle(self._key, len(self.instrs))
 
-    def rows_at(self, turn: int) -> dict[NodeId, Row]:
+    def rows_at(self, turn: int) -> dict[NodeId, NodeRecord]:
         """The rows as they were when the plan of a turn was made."""
         rows = self.rows.copy()  # before the list is read: what another thread changes meanwhile is undone or not there
         for changed, node, row in reversed(self._was):
@@ -367,7 +375,7 @@ class Ledger(Store):
         if row.group is not None and old is not None and (moved or old.results != row.results):
             self._equal.changed(node, row.group)
 
-    def _retire(self, row: Row) -> None:
+    def _retire(self, row: NodeRecord) -> None:
         if row.op in kinds.SOURCES:
             self._sources = None
         if row.group is not None:
@@ -382,13 +390,13 @@ class Ledger(Store):
         return (*self.program.order_labels.key(self.instrs[q].node), self.ranks[q])
 
     # -- one row -----------------------------------------------------------------------------------------------------
-    def _row(self, node: NodeId, old: Row | None) -> Row:
+    def _row(self, node: NodeId, old: NodeRecord | None) -> NodeRecord:
         p = self.program
-        row = Row(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
+        row = NodeRecord(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
         row.reads = tuple([self.rows[v.node].results[v.port] for v in row.sources])
         return self._looked_at(row, old)
 
-    def _looked_at(self, row: Row, old: Row | None) -> Row:
+    def _looked_at(self, row: NodeRecord, old: NodeRecord | None) -> NodeRecord:
         """Fill what follows from what a row reads."""
         node, kind, specs = row.node, row.op, row.specs
         if kind in _KIND:
@@ -404,7 +412,7 @@ class Ledger(Store):
             self._op(row, old)
         return row
 
-    def _op(self, row: Row, old: Row | None) -> None:
+    def _op(self, row: NodeRecord, old: NodeRecord | None) -> None:
         alike, reads = self.forms.alike(row, self.dims, self.shapes), row.reads
         op, row.specs, row.alike = alike.op, alike.specs, alike
         for use in self._rules_for(row.op):
@@ -426,7 +434,7 @@ class Ledger(Store):
                 for port, s in enumerate(row.specs)
             )
             self.fold(Instr(row.op, row.reads, row.own, (), row.attrs, node))
-            row.uses = (*row.uses, Use("fold", node, None))
+            row.uses = (*row.uses, RewriteRecord("fold", node, None))
             return
         if old is None and alike.form is not None:
             self._as_known(row, alike.made, alike.form, frozen)
@@ -446,7 +454,7 @@ class Ledger(Store):
         else:
             self._emit(row, old, row.op, tuple(ins), row.attrs, alike=None if alike.copied else alike)
 
-    def _as_known(self, row: Row, made: Sequence[Packed], form: Form, frozen: bool) -> None:
+    def _as_known(self, row: NodeRecord, made: Sequence[PackedSpec], form: Lowering, frozen: bool) -> None:
         """A new row like another one, which nothing has to be found out of."""
         node = row.node
         outs = tuple([self.new(Value(node, port), packed, TEMP, "", frozen) for port, packed in enumerate(made)])
@@ -454,7 +462,7 @@ class Ledger(Store):
         row.results, row.own = outs, outs + work
         row.instr = self.instruction(Instr(row.op, row.reads, outs, work, row.attrs, node), form=form)
 
-    def still(self, row: Row, op: Op) -> bool:
+    def still(self, row: NodeRecord, op: Op) -> bool:
         """True if a row depends on frozen weights alone."""
         if not row.reads or not self.frozen[row.reads[0]]:
             return False
@@ -466,7 +474,7 @@ class Ledger(Store):
         source = sum(self.buffers[self.slots[s].buffer][1] for s in reads)  # bytes, not what views show
         return size <= max(source, FOLD_BYTES)
 
-    def _view(self, row: Row, op: Op, old: Row | None) -> None:
+    def _view(self, row: NodeRecord, op: Op, old: NodeRecord | None) -> None:
         source, layout = self.shown(row, op)
         base = self.slots[source]
         kept = self.slots[old.own[0]] if old is not None and old.own else None
@@ -480,7 +488,7 @@ class Ledger(Store):
         made = self.slot(Value(row.node), base.buffer, row.specs[0].dtype, layout, base.base, self.frozen[source])
         row.results = row.own = (made,)
 
-    def shown(self, row: Row, op: Op) -> tuple[int, Layout]:
+    def shown(self, row: NodeRecord, op: Op) -> tuple[int, Layout]:
         """What a view is taken of, a copy where it must be one, and the layout."""
         source = row.reads[0]
         layout = self.slots[source].layout if op.view is None else row.alike.shown
@@ -493,11 +501,14 @@ class Ledger(Store):
 
     # -- for rules ---------------------------------------------------------------------------------------------------
     def stand(
-        self, rule: str, row: Row, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
+        self, rule: str, row: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
         """Note that other slots stand for a row's results; `into` is the node that made them, if it is not plain."""
         maker = self.slots[by[0]].value
-        row.uses = (*row.uses, Use(rule, row.node, maker.node if into is None and maker is not None else into, bound))
+        row.uses = (
+            *row.uses,
+            RewriteRecord(rule, row.node, maker.node if into is None and maker is not None else into, bound),
+        )
         return by
 
     def node_of(self, slot: int) -> NodeId:
@@ -509,7 +520,7 @@ class Ledger(Store):
             return made.node
         return next(self.instrs[copy.instr].node for copy in self._copies.values() if copy.target == slot)
 
-    def maker(self, slot: int) -> Row | None:
+    def maker(self, slot: int) -> NodeRecord | None:
         """The row that a slot was made for; None for a copy."""
         value = self.slots[slot].value
         return None if value is None else self.rows.get(value.node)
@@ -531,7 +542,7 @@ class Ledger(Store):
         return value not in self.held and len(self.program.graph.out_edges(value.node)) == 1
 
     # -- rows that do the same ---------------------------------------------------------------------------------------
-    def first_of(self, row: Row, key: Any) -> Row | None:
+    def first_of(self, row: NodeRecord, key: Any) -> NodeRecord | None:
         """Enter a row into the group of rows with this key; the first of them if that is another one."""
         row.group = key
         first = self._equal.enter(row.node, key)
@@ -540,7 +551,7 @@ class Ledger(Store):
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
     def _fresh(
         self,
-        old: Row | None,
+        old: NodeRecord | None,
         place: int,
         value: Value | None,
         spec: Spec,
@@ -564,13 +575,13 @@ class Ledger(Store):
 
     def _emit(
         self,
-        row: Row,
-        old: Row | None,
+        row: NodeRecord,
+        old: NodeRecord | None,
         op: str,
         ins: tuple[int, ...],
         attrs: Mapping[str, Any],
         why: str = "",
-        alike: Alike | None = None,
+        alike: Signature | None = None,
     ) -> None:
         """The row's instruction, with the scratch its kernel wants; `alike` knows the form, if it is the row's own."""
         made = row.results
@@ -591,7 +602,7 @@ class Ledger(Store):
             row.own = (*made, *work)
         row.instr = self.instruction(instr, form=form)
 
-    def contiguous(self, row: Row, slot: int, place: int, why: str) -> int:
+    def contiguous(self, row: NodeRecord, slot: int, place: int, why: str) -> int:
         """The slot, or a copy of it that lies row by row; rows that want the same one share it.
 
         That of a frozen value is a folded value like others: it is made when the weights are new, not in a run.
@@ -604,7 +615,7 @@ class Ledger(Store):
         key = (self.slots[slot].base, layout)
         copy = self._copies.get(key)
         if copy is None:
-            copy = self._copies[key] = Copy(slot, self.fresh(None, self.slots[slot].spec))
+            copy = self._copies[key] = SharedCopy(slot, self.fresh(None, self.slots[slot].spec))
         if key not in row.copies:
             copy.wanted[row.node] = (place, why)
             row.copies = (*row.copies, key)
@@ -625,7 +636,7 @@ class Ledger(Store):
         self._order.comes(copy.instr)
 
     # -- sources -----------------------------------------------------------------------------------------------------
-    def sources(self) -> Sources:
+    def sources(self) -> SourceTable:
         """What inputs, params, consts and states are; found again only when one of them changed."""
         if self._sources is None:
             p = self.program
@@ -633,7 +644,7 @@ class Ledger(Store):
             rows = [self.rows[n] for n in nodes]
             slots = [row.own[0] for row in rows]
             keys = [None if row.op == INPUT else row.attrs["key"] for row in rows]
-            self._sources = Sources(slots, np.array([self.holders[s] for s in slots], np.int64), keys)
+            self._sources = SourceTable(slots, np.array([self.holders[s] for s in slots], np.int64), keys)
         return self._sources
 
     # -- carried state -----------------------------------------------------------------------------------------------

@@ -19,19 +19,18 @@ import numpy as np
 from graphwright.array import CPU, backend
 from graphwright.errors import UsageError
 from graphwright.plan.errors import OutOfMemory
-from graphwright.plan.plan import Options, Plan
-from graphwright.plan.planning.arranged import Arranged, Patched
-from graphwright.plan.planning.executor import EXECUTORS, VM, on_vm
-from graphwright.plan.planning.forms import LARGEST, TooLarge
+from graphwright.plan.plan import CompileOptions, Plan
+from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, place_naive
+from graphwright.plan.planning.commit import StateCommit
+from graphwright.plan.planning.executors import EXECUTORS, VM, on_vm
 from graphwright.plan.planning.fusion import fuse
-from graphwright.plan.planning.layout import place_naive
+from graphwright.plan.planning.lowering import LARGEST, TooLarge
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
-from graphwright.plan.planning.plan_builder import Ledger
+from graphwright.plan.planning.plan_builder import PlanBuilder
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.residency import OtherSide, keep_on_host
 from graphwright.plan.planning.rewrites import FAST_RULES, MODES, NARROW_WEIGHT, RULES
-from graphwright.plan.running.commit import Commit
 from graphwright.program import FeedError
 from graphwright.program.validate import refuse_broken
 
@@ -117,7 +116,7 @@ def make_plan(
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[rewrites]
             if rules and freeze and on_vm(executor, device):
                 rules = (*rules, NARROW_WEIGHT)
-            ledger = Ledger(p, dims, rules, freeze=freeze, executor=executor, device=device)
+            ledger = PlanBuilder(p, dims, rules, freeze=freeze, executor=executor, device=device)
             ledger.held = frozenset((*wanted.values(), *watched.values()))
         else:
             ledger = before.arranged.ledger
@@ -147,7 +146,7 @@ def make_plan(
         commit_start=commit.start,
         early=commit.early,
         guards=dict(ledger.guards),
-        options=Options(freeze, rewrites, layout, tuple(watch), executor, device, poison=poison),
+        options=CompileOptions(freeze, rewrites, layout, tuple(watch), executor, device, poison=poison),
         arranged=arranged,
         patched=patched,
         ms=(perf_counter() - started) * 1e3,
@@ -188,7 +187,7 @@ def _full(before: Plan | None, rewrites: str) -> str:
 
 
 def _arrange(
-    ledger: Ledger,
+    ledger: PlanBuilder,
     outputs: Mapping[str, int],
     watched: Mapping[str, int],
     layout: str,
@@ -196,7 +195,7 @@ def _arrange(
     why: str,
     rows: int,
     nodes: tuple[NodeId, ...],
-) -> tuple[Commit, Arranged, Patched]:
+) -> tuple[StateCommit, BufferLayout, Patched]:
     """Instructions in order, buffers with times and places."""
     run = loops(len(ledger.order))
     slots = ledger.slots
@@ -208,7 +207,7 @@ def _arrange(
     order = run.needed(ledger.order, *ledger.reads.arrays(), *ledger.outs.arrays(), need)
     if ledger.device != CPU:
         order = keep_on_host(ledger, order, 0 if before is None or why else len(before.arranged.home))
-    commit = Commit(ledger, order, outputs, watched, run)
+    commit = StateCommit(ledger, order, outputs, watched, run)
     order, count = commit.order, len(ledger.buffers)
     reads, outs, works = ledger.reads.arrays(), ledger.outs.arrays(), ledger.works.arrays()
     home, codes = np.arange(count, dtype=np.uint32), np.frombuffer(ledger.codes, np.int8)
@@ -239,7 +238,7 @@ def _arrange(
     if offsets is None:
         offsets, total = run.place(sizes, first, times, steps)
     ends = _ends(int(total), before.arranged.ends if before is not None else (), patched.kind, ledger.device)
-    arranged = Arranged(ledger, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
+    arranged = BufferLayout(ledger, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
     return commit, arranged, patched
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 
-class Use(NamedTuple):
+class RewriteRecord(NamedTuple):
     """One use of a rewrite: the rule, the node it was used on, the node that stands for it, and an error bound."""
 
     rule: str
@@ -26,7 +26,7 @@ class Use(NamedTuple):
     bound: str = ""
 
 
-class Row:
+class NodeRecord:
     """One node.
 
     Attributes:
@@ -74,12 +74,12 @@ class Row:
         self.own: tuple[int, ...] = ()
         self.instr = -1
         self.copies: tuple[Any, ...] = ()
-        self.uses: tuple[Use, ...] = ()
+        self.uses: tuple[RewriteRecord, ...] = ()
         self.group: Any = None
         self.alike: Any = None
 
 
-class Lists:
+class IndexLists:
     """Lists of numbers, one per instruction, as arrays that native code walks.
 
     Args:
@@ -105,7 +105,7 @@ class Lists:
         return np.frombuffer(self._at, np.uint32), data
 
 
-class Copy:
+class SharedCopy:
     """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
 
     def __init__(self, source: int, target: int) -> None:
@@ -113,7 +113,7 @@ class Copy:
         self.wanted: dict[NodeId, tuple[int, str]] = {}
 
 
-class Sources(NamedTuple):
+class SourceTable(NamedTuple):
     """Inputs, params, consts and states in order: slots, their buffers, and keys of weights (None for an input)."""
 
     slots: list[int]
@@ -131,7 +131,7 @@ class Listed(NamedTuple):
         stops: of each row, where its reads end.
     """
 
-    rows: list[Row]
+    rows: list[NodeRecord]
     begins: list[int]
     reads: list[int]
     stops: list[int]
@@ -162,4 +162,4 @@ def listed(p: Program) -> Listed:
     )
     sources = tuple(map(values.__getitem__, reads))
     read = [sources[a:b] for a, b in zip([0, *stops], stops, strict=False)]
-    return Listed(list(map(Row, nodes, names, ops, attrs, specs, read)), begins.tolist(), reads, stops)
+    return Listed(list(map(NodeRecord, nodes, names, ops, attrs, specs, read)), begins.tolist(), reads, stops)

@@ -17,14 +17,14 @@ import numpy as np
 
 from graphwright.array import NDArray, backend
 from graphwright.autograd import HostVariable
-from graphwright.ops import compute, get
+from graphwright.ops import compute, expansion, get
 from graphwright.plan.running.transfer import made_of
 from graphwright.plan.table import CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec, Storage
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.plan_builder import Ledger, Store
+    from graphwright.plan.planning.plan_builder import PlanBuilder, PlanTables
     from graphwright.plan.table import Instr
 
 _SOURCES = frozenset({INPUT, PARAM, CONST, STATE})
@@ -34,7 +34,7 @@ class OtherSide(Exception):  # no error: the plan is made anew
     """A buffer of the plan before would have to lie on the other side now."""
 
 
-def keep_on_host(ledger: Ledger, order: np.ndarray, known: int) -> np.ndarray:
+def keep_on_host(ledger: PlanBuilder, order: np.ndarray, known: int) -> np.ndarray:
     """Mark the buffers that lie on the host, and put in copies of what the device reads of them.
 
     Args:
@@ -61,28 +61,28 @@ def keep_on_host(ledger: Ledger, order: np.ndarray, known: int) -> np.ndarray:
     return _send(ledger, instrs, kept)
 
 
-def _base(ledger: Ledger, slot: int) -> int:
+def _base(ledger: PlanBuilder, slot: int) -> int:
     return ledger.slots[slot].base
 
 
-def _kind(ledger: Ledger, slot: int) -> str:
+def _kind(ledger: PlanBuilder, slot: int) -> str:
     return ledger.buffers[ledger.slots[slot].buffer][0]
 
 
-def _host_reads(ledger: Ledger, instr: Instr) -> tuple[int, ...]:
+def _host_reads(ledger: PlanBuilder, instr: Instr) -> tuple[int, ...]:
     """Places of the operands whose values the host must know to launch an instruction."""
     outs, ins = ([ledger.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
-    return backend(ledger.device).needs(instr.op, outs, ins, instr.attrs).reads
+    return expansion.needs(get(instr.op), backend(ledger.device), outs, ins, instr.attrs).reads
 
 
-def _kept(ledger: Ledger) -> set[int]:
+def _kept(ledger: PlanBuilder) -> set[int]:
     """Slots of states that the host shares with others."""
     weights, known = ledger.program.weights, ledger.sources()
     states = [(s, key) for s, key in zip(known.slots, known.keys, strict=True) if _kind(ledger, s) == STATE]
     return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
 
-def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> set[int]:
+def _compute_there(ledger: PlanBuilder, instrs: list[Instr], kept: set[int]) -> set[int]:
     """What is made of values on the host alone, and carried by it, is computed there: the next key of a generator.
 
     Returns: slots that this works in.
@@ -99,7 +99,7 @@ def _compute_there(ledger: Ledger, instrs: list[Instr], kept: set[int]) -> set[i
     return work
 
 
-def _send(ledger: Ledger, instrs: list[tuple[int, Instr]], kept: set[int]) -> np.ndarray:
+def _send(ledger: PlanBuilder, instrs: list[tuple[int, Instr]], kept: set[int]) -> np.ndarray:
     """In front of the first instruction on the device that reads a value of the host, a copy of it; one per value."""
     twins: dict[int, int] = {}
     order: list[int] = []
@@ -155,7 +155,7 @@ def folded_from(plan: Plan) -> list[int]:
     return list(dict.fromkeys(store.slots[s].base for s in read))
 
 
-def _origins(store: Store, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
+def _origins(store: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
     """Of each buffer a digest of the ops, attributes and layouts it is computed by, the arrays, and their versions."""
     found: dict[int, bytes] = {}
     for buffer, array in stored.items():

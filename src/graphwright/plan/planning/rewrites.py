@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from graphwright.array import bfloat16, float32
 from graphwright.ops import get
-from graphwright.plan.planning.plan_builder import Rule
-from graphwright.plan.planning.records import Use
+from graphwright.plan.planning.plan_builder import RewriteRule
+from graphwright.plan.planning.records import RewriteRecord
 from graphwright.program.kinds import KINDS, PARAM
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.ops import Op
-    from graphwright.plan.planning.plan_builder import Ledger
-    from graphwright.plan.planning.records import Row
+    from graphwright.plan.planning.plan_builder import PlanBuilder
+    from graphwright.plan.planning.records import NodeRecord
 
 MODES = ("none", "exact", "fast")
 BY_VALUE = ("neutral operand", "zero added")
@@ -30,12 +30,12 @@ BY_VALUE = ("neutral operand", "zero added")
 Stands = tuple[int, ...] | None
 
 
-def single_edge(ledger: Ledger, row: Row, op: Op) -> Stands:
+def single_edge(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """A sum of one edge is what the edge carries."""
     return ledger.stand("single edge", row, row.reads) if len(row.reads) == 1 else None
 
 
-def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
+def same_view(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
     source, shown = ledger.slots[row.reads[0]], row.alike.shown
     if shown is None:  # must copy: a source of its own
@@ -47,7 +47,7 @@ def same_view(ledger: Ledger, row: Row, op: Op) -> Stands:
     return None if earlier is None else ledger.stand("same view", row, earlier.results)
 
 
-def neutral_operand(ledger: Ledger, row: Row, op: Op) -> Stands:
+def neutral_operand(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """x·1, x/1, x - 0, x + (-0): the other operand. Never x + 0, which turns -0 into 0."""
     if len(row.reads) != 2:
         return None
@@ -61,7 +61,7 @@ def neutral_operand(ledger: Ledger, row: Row, op: Op) -> Stands:
     return None
 
 
-def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
+def conversion_chain(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """A conversion to the dtype at hand is the operand; one after an exact widening starts from the narrow value."""
     slots, last = ledger.slots, row.specs[0].dtype
     source = slots[row.reads[0]]
@@ -72,20 +72,20 @@ def conversion_chain(ledger: Ledger, row: Row, op: Op) -> Stands:
         if not (exact and (last is first.dtype or (first.dtype.is_float and last.is_float))):
             break
         into = ledger.maker(first.index)
-        row.uses = (*row.uses, Use("conversion chain", row.node, None if into is None else into.node))
+        row.uses = (*row.uses, RewriteRecord("conversion chain", row.node, None if into is None else into.node))
         row.reads, source, before = (first.index,), first, into
     if source.spec == row.specs[0]:
         return ledger.stand("identity conversion", row, (source.index,))
     return None
 
 
-def same_result(ledger: Ledger, row: Row, op: Op) -> Stands:
+def same_result(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """The same op on the same operands was computed before; never one that carries state."""
     earlier = ledger.first_of(row, (row.alike.does, row.reads))
     return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
 
 
-def zero_added(ledger: Ledger, row: Row, op: Op) -> Stands:
+def zero_added(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """X + 0: x, whose -0 then stays -0."""
     if len(row.reads) != 2:
         return None
@@ -96,7 +96,7 @@ def zero_added(ledger: Ledger, row: Row, op: Op) -> Stands:
     return None
 
 
-def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
+def addend_into_product(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """A vector added to a product that nothing else reads: the product's own addend, so that it is written once."""
     if len(row.reads) != 2:
         return None
@@ -113,13 +113,13 @@ def addend_into_product(ledger: Ledger, row: Row, op: Op) -> Stands:
             continue
         terms, digits = ledger.slots[product.reads[0]].spec.sizes[-1], _DIGITS[spec.dtype.name][0]
         bound = f"{terms + 2} · 2^-{digits} · (Σ|x·w| + |b|)"
-        row.uses = (*row.uses, Use("addend into product", product.node, row.node, bound))
+        row.uses = (*row.uses, RewriteRecord("addend into product", product.node, row.node, bound))
         row.op, row.attrs, row.reads = product.op, product.attrs, (*product.reads, row.reads[1 - place])
         return None
     return None
 
 
-def narrow_weight(ledger: Ledger, row: Row, op: Op) -> Stands:
+def narrow_weight(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
     """A stored bfloat16 weight read as it is instead of as a float32 copy: the VM widens it in registers."""
     if ledger.still(row, op):  # what is folded runs outside of the VM
         return None
@@ -132,20 +132,23 @@ def narrow_weight(ledger: Ledger, row: Row, op: Op) -> Stands:
         param = ledger.maker(stored.index)
         if param is None or param.op != PARAM or stored.index not in param.own or stored.dtype is not bfloat16:
             continue
-        row.uses = (*row.uses, Use("narrow weight", row.node, param.node))
+        row.uses = (*row.uses, RewriteRecord("narrow weight", row.node, param.node))
         row.reads = (*row.reads[:place], stored.index, *row.reads[place + 1 :])
     return None
 
 
 RULES = (
-    Rule(single_edge, lambda op: op.traits.nary),
-    Rule(same_view, lambda op: op.view is not None and not op.traits.barrier),
-    Rule(neutral_operand, lambda op: bool(op.traits.identity)),
-    Rule(conversion_chain, lambda op: op.traits.convert),
-    Rule(same_result, lambda op: op.view is None and not op.traits.update),
+    RewriteRule(single_edge, lambda op: op.traits.nary),
+    RewriteRule(same_view, lambda op: op.view is not None and not op.traits.barrier),
+    RewriteRule(neutral_operand, lambda op: bool(op.traits.identity)),
+    RewriteRule(conversion_chain, lambda op: op.traits.convert),
+    RewriteRule(same_result, lambda op: op.view is None and not op.traits.update),
 )
-FAST_RULES = (Rule(zero_added, lambda op: op.traits.sums), Rule(addend_into_product, lambda op: op.traits.sums))
-NARROW_WEIGHT = Rule(narrow_weight, lambda op: bool(op.traits.narrow))
+FAST_RULES = (
+    RewriteRule(zero_added, lambda op: op.traits.sums),
+    RewriteRule(addend_into_product, lambda op: op.traits.sums),
+)
+NARROW_WEIGHT = RewriteRule(narrow_weight, lambda op: bool(op.traits.narrow))
 
 
 _DIGITS = {

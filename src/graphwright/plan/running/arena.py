@@ -15,7 +15,7 @@ from graphwright.array import storage as poison
 
 if TYPE_CHECKING:
     from graphwright.array import Storage
-    from graphwright.plan.running.binding import Binding
+    from graphwright.plan.running.kernels import BoundKernels
 
 
 class Arena:
@@ -72,8 +72,8 @@ class SharedArena:
     def __init__(self, kernels: Any) -> None:
         self._allocate = kernels.allocate
         self._chunks: list[ref[Storage]] = []
-        self._spaces: WeakSet[Binding] = WeakSet()
-        self._user: ref[Binding] | None = None
+        self._spaces: WeakSet[BoundKernels] = WeakSet()
+        self._user: ref[BoundKernels] | None = None
         self._held = Lock()
         self._members = Lock()  # nobody leaves while others are told to let go
 
@@ -86,14 +86,14 @@ class SharedArena:
         """Keep others out, until `leave`; False if a run has it."""
         return self._held.acquire(blocking=False)
 
-    def enter(self, space: Binding) -> bool:
+    def enter(self, space: BoundKernels) -> bool:
         """Hold it for a run, until `leave`; False if somebody else's run has it."""
         if not self._held.acquire(False):  # not by `hold`: a call less in every run
             return False
         if self._user is not space.handle:
             last = self._user() if self._user is not None else None
             if last is not None:
-                last.end_lease()
+                last.end_borrow()
             self._user = space.handle
         return True
 
@@ -101,18 +101,18 @@ class SharedArena:
         """Let others use it."""
         self._held.release()
 
-    def forget(self, space: Binding) -> None:
+    def forget(self, space: BoundKernels) -> None:
         """It has an arena of its own from now on."""
         with self._members:
             self._spaces.discard(space)
             if self._user is space.handle:
                 self._user = None
 
-    def used_by(self, space: Binding) -> bool:
+    def used_by(self, space: BoundKernels) -> bool:
         """True if nobody used it since this workspace did."""
         return self._user is space.handle
 
-    def chunk(self, space: Binding, i: int, nbytes: int) -> Storage:
+    def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
         """The i-th chunk, at least so large; to be asked for in turn, by who holds them.
 
         For a larger one the others bind again.

@@ -16,8 +16,9 @@ from weakref import finalize
 from graphwright.array import CPU
 from graphwright.array.memory_pool import DriverError
 from graphwright.errors import ComputeError, UsageError
+from graphwright.ops import expansion, get
 from graphwright.plan.planning.hazards import CAPTURED
-from graphwright.plan.running.workspace import Workspace
+from graphwright.plan.running.executable import Executable
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -58,15 +59,15 @@ class CaptureState(NamedTuple):
         return f"warm({self.warm})" if self.name == WARM else f"failed({self.reason})" if self.reason else self.name
 
 
-class CaptureWorkspace(Workspace):
+class CaptureExecutable(Executable):
     """A workspace that records the regions of its plan after some plain runs, and replays them from then on.
 
     Args:
         plan: of a device with graphs; its inputs, the arena and variables are what graphs read and write, so a feed is
             copied to its fixed place wherever it lies.
-        variables: as of a Workspace.
+        variables: as of a Executable.
         poison: fill the arena with NaN in front of every run.
-        safe: as of a Workspace.
+        safe: as of a Executable.
         warmups: plain runs before the first recording.
         require_capture: raise CaptureRefused instead of falling back.
         watchdog: seconds that recording a region may take.
@@ -94,7 +95,7 @@ class CaptureWorkspace(Workspace):
                 where=plan.program.name,
                 expected="a plan of a device with graphs",
                 got=plan.options.device,
-                fix='Workspace(plan), or program.compile(..., device="cuda")',
+                fix='Executable(plan), or program.compile(..., device="cuda")',
             )
         super().__init__(plan, variables, poison=poison, safe=safe)
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
@@ -191,7 +192,7 @@ class CaptureWorkspace(Workspace):
                 if device != self.device:
                     raise CaptureRefused(f"slot {s} lies on {device}", slot=s, op=instr.op, where=where)
             outs, ins = ([self._view(s).spec for s in slots] for slots in (instr.outs, instr.ins))
-            needs = self._kernels.needs(instr.op, outs, ins, instr.attrs)
+            needs = expansion.needs(get(instr.op), self._kernels, outs, ins, instr.attrs)
             if needs.why or needs.reads:
                 slot = instr.ins[needs.reads[0]] if needs.reads else instr.outs[0]
                 raise CaptureRefused(needs.why or "the host reads it", slot=slot, op=instr.op, where=where)

@@ -108,7 +108,7 @@ class OverrideCall:
 
 def check(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
     """Run with and without the override on copies of the variables; see `Plan.check_override`."""
-    from graphwright.plan.running.workspace import Workspace
+    from graphwright.plan.running.executable import Executable
 
     if not plan.overrides:
         raise UsageError(
@@ -123,7 +123,7 @@ def check(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> Non
         # what a rewrite relied on stays the program's; nobody writes it
         stored = {b.key for b in plan.buffers if b.kind in (PARAM, CONST, STATE)} - plan.guards.keys()
         copies = {key: Variable(plan.program.weights.array(key).copy(), name=key) for key in stored}
-        space = Workspace(plan, copies, poison=True)
+        space = Executable(plan, copies, poison=True)
         space.overridden = overridden
         results = {name: a.to(CPU) for name, a in space.run(feeds).items()}
         found.append({**results, **{f"state {key}": v.data.to(CPU) for key, v in sorted(copies.items())}})

@@ -17,14 +17,14 @@ import numpy as np
 
 from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.planning.executor import VM
+from graphwright.plan.planning.executors import VM
 from graphwright.plan.planning.hazards import edges
-from graphwright.plan.running.workspace import Workspace
+from graphwright.plan.running.executable import Executable
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.autograd import Variable
-    from graphwright.plan.plan import Part, Plan
+    from graphwright.plan.plan import Plan, PlanSlice
 
 
 class Cancelled(ComputeError):
@@ -54,13 +54,13 @@ class CancelToken:
 _thread = local()
 
 
-class ParallelWorkspace(Workspace):
+class ParallelExecutable(Executable):
     """A workspace that runs instructions as soon as what they wait for is done, on `threads` threads.
 
     Args:
         plan: the tables. A run of the VM is one task, each other instruction too.
-        variables: as of a Workspace.
-        safe: as of a Workspace.
+        variables: as of a Executable.
+        safe: as of a Executable.
         threads: the caller's own counts as one; the others are started at the first run and end with `close`.
     Raises: UsageError for threads < 1, or a plan of another device than the CPU.
     """
@@ -78,25 +78,25 @@ class ParallelWorkspace(Workspace):
                 where=plan.program.name,
                 expected=CPU,
                 got=plan.options.device,
-                fix="plan.new_workspace()",
+                fix="plan.new_executable()",
             )
         super().__init__(plan, variables, safe=safe)
         self.pinned = True  # the tasks are those of this plan
         self.threads = threads
-        self._tasks = _Tasks(plan)
+        self._tasks = TaskGraph(plan)
         self._pool: ThreadPoolExecutor | None = None
         self._cancel: CancelToken | None = None
         self._until: float | None = None
 
     def run(
         self,
-        feeds: Mapping[str, Any] | Part,
+        feeds: Mapping[str, Any] | PlanSlice,
         *,
-        lease: bool = False,
+        borrow: bool = False,
         cancel: CancelToken | None = None,
         deadline: float | None = None,
     ) -> dict[str, Any]:
-        """As `Workspace.run`. The first error wins; what runs beside it is finished first, the rest is not begun.
+        """As `Executable.run`. The first error wins; what runs beside it is finished first, the rest is not begun.
 
         Args:
             cancel: stops the run; looked at before each instruction in front of the commit.
@@ -110,12 +110,12 @@ class ParallelWorkspace(Workspace):
                 where=self.plan.program.name,
                 expected="a thread that runs no plan in parallel",
                 got="one that does",
-                fix="Workspace(plan) there",
+                fix="Executable(plan) there",
             )
         self._cancel = cancel
         self._until = None if deadline is None else monotonic() + deadline
         try:
-            return super().run(feeds, lease=lease)
+            return super().run(feeds, borrow=borrow)
         finally:
             self._cancel = self._until = None
 
@@ -163,7 +163,7 @@ class ParallelWorkspace(Workspace):
         return [self._calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
 
 
-class _Tasks:
+class TaskGraph:
     """The dispatches of a plan with what they wait for.
 
     Attributes:
@@ -199,7 +199,9 @@ class _Run:
         stopped: why nothing more was begun.
     """
 
-    def __init__(self, tasks: _Tasks, calls: list[list[Any]], cancel: CancelToken | None, until: float | None) -> None:
+    def __init__(
+        self, tasks: TaskGraph, calls: list[list[Any]], cancel: CancelToken | None, until: float | None
+    ) -> None:
         self.tasks, self.calls, self.cancel, self.until = tasks, calls, cancel, until
         self.done: list[int] = []
         self.error: tuple[int, Exception] | None = None

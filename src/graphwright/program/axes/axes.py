@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.ops import get
-from graphwright.ops.terms import Product, atoms, resolve, spread, text
+from graphwright.ops.axes import Product, atoms, resolve, spread, text
 from graphwright.program.axes.solve_axes import Said, origin, solve
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
 from graphwright.program.gates import RESERVED as GATE_KEYS
@@ -28,7 +28,7 @@ from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.terms import Atom, Term
+    from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.solve_axes import Solution
     from graphwright.program.axes.units import Units
     from graphwright.program.op_graph import Value

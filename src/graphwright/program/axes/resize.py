@@ -14,10 +14,10 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
-from graphwright.autograd.variable import inverse, moved
+from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
-from graphwright.ops import call, get
-from graphwright.ops.terms import Atom, Product, atoms, known, resized, resolve, spread
+from graphwright.ops import call, get, traits
+from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
 from graphwright.program.axes.axes import Axes
 from graphwright.program.axes.solve_axes import Said, origin
 from graphwright.program.axes.units import Units, remove_layers, runs
@@ -30,7 +30,7 @@ from graphwright.program.weights import as_array, hollow_array, is_hollow, paylo
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Term
     from graphwright.program.axes.axes import Axes, AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
@@ -221,13 +221,13 @@ def _sliced(
         made = hollow_array(tuple(len(changed.get(d, range(n))) for d, n in enumerate(array.shape)), array.dtype)
         p.weights.refer(made)
         return Sliced(key, made, _numbers(changed))
-    host = moved(array.to_numpy(bits=True), changed)
+    host = remapped(array.to_numpy(bits=True), changed)
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
         at_new = ~kept(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        exact = moved(array.to_numpy(bits=True), changed)  # what stays keeps its bits
+        exact = remapped(array.to_numpy(bits=True), changed)  # what stays keeps its bits
         made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
     if factor is not None:
         scale, offset = factor
@@ -434,7 +434,7 @@ def _loosen(e: Transaction, group: AxisGroup) -> str:
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
-    if any(p.op(n) != "sdpa" for n in here):
+    if any(not traits(p.op(n)).attention for n in here):
         raise RaggedUnit("only attention itself reads key heads by a table", where=group.name)
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from graphwright.ops import get
-from graphwright.ops.axes import Note, Use, axes_row
-from graphwright.ops.terms import Atom, atoms, resolve, same
+from graphwright.ops.axes import Atom, AxesUse, AxisFact, atoms, resolve, same
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED, WRITE
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.axes import Correction, Dims
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Correction, Dims, Term
     from graphwright.program.program import Program
 
 
@@ -77,7 +75,7 @@ def solve(p: Program) -> Solution:
     dims: dict[Value, Dims] = {}
     ranges: dict[Value, Term | None] = {}
     by_key: dict[str, Dims] = {}
-    notes: list[tuple[NodeId, Note]] = []
+    notes: list[tuple[NodeId, AxisFact]] = []
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = []
     corrections: list[tuple[NodeId, Correction]] = []
     lookups: dict[NodeId, list[tuple[NodeId, Term]]] = {}
@@ -88,7 +86,7 @@ def solve(p: Program) -> Solution:
             if op in STORED:
                 made = by_key.setdefault(p.key(node), made)
             elif op == INPUT:
-                notes += [(node, Note("end", t, "is an input of the program")) for t in made]
+                notes += [(node, AxisFact("end", t, "is an input of the program")) for t in made]
             dims[Value(node)] = made
             continue
         operands = p.operands(node)
@@ -96,17 +94,17 @@ def solve(p: Program) -> Solution:
         if op == WRITE:
             for a, b in zip(*ins, strict=True):
                 if not same(a, b):
-                    notes += [(node, Note("frozen", t, "carries another split of it")) for t in (a, b)]
+                    notes += [(node, AxisFact("frozen", t, "carries another split of it")) for t in (a, b)]
             continue
-        use = Use(ins, [s.shape for s in p.specs(node)], p.attrs(node), [stored(p, v) for v in operands],
+        use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), [stored(p, v) for v in operands],
                   [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands])  # fmt: skip
-        row = axes_row(get(op))
-        if isinstance(row, str):
+        row = get(op)
+        if row.axes is None:
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]
             for term in (t for d in (*ins, *results) for t in d):
-                use.frozen(term, f"has no rule for axes: {row}")
+                use.frozen(term, f"has no rule for axes: {row.why.get('axes', '')}")
         else:
-            results = row(use)
+            results = row.axes(use)
         for port, result in enumerate(results):
             dims[Value(node, port)] = tuple(result)
             ranges[Value(node, port)] = use.result_ranges.get(port)
@@ -116,7 +114,7 @@ def solve(p: Program) -> Solution:
             lookups.setdefault(operands[port].node, []).append((node, axis))
         sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
-        notes += [(value.node, Note("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
+        notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
     tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
     return Solution(
         {v: tuple(map(resolve, d)) for v, d in dims.items()},
@@ -133,13 +131,13 @@ def _table(
     table: NodeId,
     uses: list[tuple[NodeId, Term]],
     dims: dict[Value, Dims],
-    notes: list[tuple[NodeId, Note]],
+    notes: list[tuple[NodeId, AxisFact]],
 ) -> Lookup:
     """Axes that one table names are one; they are frozen if something else reads the table."""
     axis = uses[0][1]
     fits = [same(axis, other) for _, other in uses]
     if len(uses) != p.graph.out_degree(table) or not all(fits):
-        notes += [(node, Note("frozen", term, "reads it by number")) for node, term in uses]
+        notes += [(node, AxisFact("frozen", term, "reads it by number")) for node, term in uses]
     return Lookup(p.key(table), axis, dims[Value(table)][0])
 
 
@@ -147,7 +145,7 @@ def _several(term: Term) -> bool:
     return not isinstance(term, Atom)
 
 
-def _said(notes: Iterable[tuple[NodeId, Note]]) -> dict[Atom, Said]:
+def _said(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, Said]:
     said: dict[Atom, Said] = {}
     for node, note in notes:
         among = dict.fromkeys(atoms(resolve(note.term)))

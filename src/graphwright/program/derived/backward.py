@@ -1,20 +1,19 @@
-"""A program mirrored with its backward, kept up to date: an edit rebuilds what it touched and no more.
+"""Forward and backward of a program as one graph that follows its edits.
 
-Forward nodes are mirrored under their names. Beside each differentiated one stands a `Call`: what its vjp was given and
-what it wrote. After an edit the calls of nodes that changed, of what they read, and of whose operands want a gradient
-now, are looked at from the last to the first; where only an incoming gradient is another value, its readers are led to
-the new one and nothing is written anew. So are sums: what they give stays, and nothing before them is looked at.
+Every differentiated node has a `VjpCall`: the gradients passed to its vjp and the nodes that the vjp recorded. After an
+edit the affected calls are visited from the last node to the first. Where only an incoming gradient is another value,
+the recorded nodes are rewired instead of recorded again; where a result is unchanged, the walk ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.autograd import pull_back, scoped
 from graphwright.ops import OPS, get
-from graphwright.program.derived.mirror import Mirror
+from graphwright.program.derived.mirror import MirroredProgram
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import SOURCES, WRITE
 from graphwright.program.op_graph import Value
 
@@ -25,8 +24,15 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-class Call(NamedTuple):
-    """One use of a vjp: gradients of the results, which operands wanted one, theirs, and the nodes it wrote."""
+class VjpCall(NamedTuple):
+    """One recorded vjp.
+
+    Attributes:
+        grads: gradients of the node's results.
+        needs: which operands want a gradient.
+        results: gradients of the operands.
+        made: the recorded nodes.
+    """
 
     grads: tuple[Value | None, ...]
     needs: tuple[bool, ...]
@@ -34,8 +40,8 @@ class Call(NamedTuple):
     made: tuple[NodeId, ...]
 
 
-class Sum(NamedTuple):
-    """Gradients that arrive at a value, in order, their sum, and the nodes that add them up, named after `path`."""
+class GradientSum(NamedTuple):
+    """The gradients that reach a value, in order, their sum, and the nodes that add them, named after `path`."""
 
     path: str
     parts: tuple[Value, ...]
@@ -43,202 +49,203 @@ class Sum(NamedTuple):
     made: tuple[NodeId, ...]
 
 
-class Backward(Mirror):
-    """Forward and backward of `source`.
+class BackwardGraph:
+    """The backward nodes of a mirrored program.
 
     Args:
+        source, sizes, name, low: see `MirroredProgram`.
         wanted: values of the source whose gradients are wanted.
-        source, sizes, name, low: see `Mirror`.
+        seeds_at: value of the source -> gradients that reach it from outside, summed before those of its readers.
+        sum_dtype: value -> the dtype in which its gradients are summed; None for its own.
+
+    Attributes:
+        mirror: the forward nodes.
     """
 
     def __init__(
-        self, source: Program, wanted: Iterable[Value], sizes: Mapping[str, int], name: str, low: DType | None = None
+        self,
+        source: Program,
+        wanted: Iterable[Value],
+        sizes: Mapping[str, int],
+        name: str,
+        seeds_at: Callable[[Value], Iterable[Value]],
+        sum_dtype: Callable[[Value], DType | None] = lambda value: None,
+        low: DType | None = None,
     ) -> None:
-        super().__init__(source, sizes, name, low)
-        self.wanted = dict.fromkeys(wanted)
-        self._leads: dict[NodeId, bool] = {}
-        self._calls: dict[NodeId, Call] = {}
-        self._sums: dict[NodeId, dict[int, Sum]] = {}  # by node and port
+        self.source, self.wanted = source, dict.fromkeys(wanted)
+        self._seeds_at, self._sum_dtype = seeds_at, sum_dtype
+        self.mirror = MirroredProgram(source, sizes, name, low, self._dropped, self._updated)
+        self._toggled: set[NodeId] = set()
+        self._passes_gradient: dict[NodeId, bool] = {}
+        self._calls: dict[NodeId, VjpCall] = {}
+        self._sums: dict[NodeId, dict[int, GradientSum]] = {}  # by node and port
 
-    def _seeds_at(self, value: Value) -> Iterable[Value]:
-        """Gradients that arrive at a value from outside, before those of its readers."""
-        raise NotImplementedError
+    def set_wanted(self, wanted: Iterable[Value]) -> set[NodeId]:
+        """Change the wanted values; returns the nodes where that makes a difference."""
+        wanted = dict.fromkeys(wanted)
+        self._toggled = {v.node for v in wanted.keys() ^ self.wanted.keys() if v.node in self.source.graph}
+        self.wanted = wanted
+        return self._toggled
 
-    def _summed_in(self, value: Value) -> DType:
-        """The dtype in which the gradients of a value are summed."""
-        return self.program.spec(self._twin(value)).dtype
-
-    # -- forward -----------------------------------------------------------------------------------------------------
-    def _dropped(self, node: NodeId) -> None:
-        super()._dropped(node)
-        self._leads.pop(node, None)
-        made = self._calls.pop(node, None)
-        self._throw(made.made if made is not None else ())
-        for known in self._sums.pop(node, {}).values():
-            self._throw(known.made)
-
-    def _noticed(self, node: NodeId, op: str) -> bool:
-        leads = self._leading(node, op)
-        turned = self._leads.get(node) != leads
-        self._leads[node] = leads
-        return turned
-
-    def _leading(self, node: NodeId, op: str) -> bool:
-        """True if an operand of the node wants a gradient and the op passes one on."""
-        if op in SOURCES or op == WRITE:
-            return False
-        row = OPS[op]
-        return (row.vjp is not None or row.traits.opaque) and any(self._wants(v) for v in self._reads[node])
-
-    def _wants(self, value: Value) -> bool:
-        """True if a gradient of this value leads to a wanted one."""
+    def wants(self, value: Value) -> bool:
+        """True if the gradient of a value is wanted or leads to a wanted one."""
         if value in self.wanted:
             return True
-        return self._leads[value.node] and self.source.specs(value.node)[value.port].dtype.is_float
+        return self._passes_gradient[value.node] and self.source.specs(value.node)[value.port].dtype.is_float
 
-    # -- backward ----------------------------------------------------------------------------------------------------
-    def _differentiate(self, touched: set[NodeId]) -> None:
-        """Look at calls from the last forward node to the first."""
-        key = self.source.order_labels.key
-        heap: list[tuple[tuple[int, int], NodeId]] = []
-        waiting: set[NodeId] = set()
+    def gradient(self, value: Value) -> Value | None:
+        """The summed gradient of a value of the source, if any reaches it."""
+        known = self._sums.get(value.node, {}).get(value.port)
+        return None if known is None else known.total
 
-        def look(node: NodeId) -> None:
-            if node not in waiting and node in self._reads:
-                waiting.add(node)
-                label, created = key(node)
-                heappush(heap, ((-label, -created), node))
-
-        anew = set(touched)
-        for node in touched | {v.node for v in self._ends}:
-            look(node)
-        self._ends.clear()
-        while heap:
-            node = heappop(heap)[1]
-            waiting.discard(node)
-            self.looked_at += 1
-            grads = tuple(self._arrived(node, port) for port in range(len(self.source.specs(node))))
+    def update(self, visited: Iterable[NodeId]) -> None:
+        """Update the backward nodes after the mirror visited some nodes."""
+        operands = self.mirror.operands
+        edited = set(visited)
+        start = edited | {v.node for v in self.mirror.dirty}
+        self.mirror.dirty.clear()
+        walk = IncrementalWalk(self.source, (n for n in start if n in operands), backwards=True)
+        for node in walk:
+            self.mirror.visited += 1
+            grads = tuple(self._incoming(Value(node, port)) for port in range(len(self.source.specs(node))))
             old = self._calls.get(node)
-            new = self._call(node, grads, old, node in anew)
-            anew.discard(node)
+            new = self._vjp(node, grads, old, node in edited)
+            edited.discard(node)
             if new is None:
                 self._calls.pop(node, None)
             else:
                 self._calls[node] = new
-            before = old.results if old is not None else (None,) * len(self._reads[node])
-            after = new.results if new is not None else (None,) * len(self._reads[node])
-            if before != after:
-                for value in self._reads[node]:
-                    look(value.node)
+            nothing = (None,) * len(operands[node])
+            if (old.results if old is not None else nothing) != (new.results if new is not None else nothing):
+                walk.add(v.node for v in operands[node] if v.node in operands)
 
-    def _arrived(self, node: NodeId, port: int) -> Value | None:
-        """The sum of what readers and roots send to one result of a node: the last reader's first."""
-        source, here = self.source, Value(node, port)
-        if not self._wants(here):
-            return self._total(here, ())
-        key, parts = source.order_labels.key, list(self._seeds_at(here))
-        found = []
-        for reader in source.graph.successors(node):
-            sent = self._calls.get(reader)
-            if sent is not None:
+    # -- what the mirror reports -------------------------------------------------------------------------------------
+    def _dropped(self, node: NodeId) -> None:
+        self._passes_gradient.pop(node, None)
+        call = self._calls.pop(node, None)
+        if call is not None:
+            self.mirror.discard(call.made)
+        for known in self._sums.pop(node, {}).values():
+            self.mirror.discard(known.made)
+
+    def _updated(self, node: NodeId, op: str) -> bool:
+        """Note whether a node passes a gradient on; True if that changed."""
+        passes = False
+        if op not in SOURCES and op != WRITE:
+            row = OPS[op]
+            differentiable = row.vjp is not None or row.traits.opaque
+            passes = differentiable and any(self.wants(v) for v in self.mirror.operands[node])
+        changed = self._passes_gradient.get(node) != passes
+        self._passes_gradient[node] = passes
+        return changed or node in self._toggled
+
+    # -- sums --------------------------------------------------------------------------------------------------------
+    def _incoming(self, at: Value) -> Value | None:
+        """The sum of the gradients that seeds and readers send to a value; the last reader comes first."""
+        if not self.wants(at):
+            return self._total(at, ())
+        key, operands = self.source.order_labels.key, self.mirror.operands
+        sent = []
+        for reader in self.source.graph.successors(at.node):
+            call = self._calls.get(reader)
+            if call is not None:
                 label, created = key(reader)
-                found += [
-                    (-label, -created, place, g)
-                    for place, (v, g) in enumerate(zip(self._reads[reader], sent.results, strict=True))
-                    if v == here and g is not None
+                sent += [
+                    (-label, -created, number, g)
+                    for number, (v, g) in enumerate(zip(operands[reader], call.results, strict=True))
+                    if v == at and g is not None
                 ]
-        parts += [g for *_, g in sorted(set(found))]
-        return self._total(here, tuple(parts))
-
-    def _sum(self, at: Value) -> Sum | None:
-        """What arrives at a value, if anything does."""
-        sums = self._sums.get(at.node)
-        return None if sums is None else sums.get(at.port)
+        return self._total(at, (*self._seeds_at(at), *(g for *_, g in sorted(set(sent)))))
 
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:
-        known, path, kind = self._sum(at), self.source.path(at.node), self._summed_in(at)
-        if known is not None and known.path == path and self._spec_of(known.total).dtype is kind:
+        mirror, path = self.mirror, self.source.path(at.node)
+        dtype = self._sum_dtype(at) or mirror.spec(mirror.twin(at)).dtype
+        known = self._sums.get(at.node, {}).get(at.port)
+        if known is not None and known.path == path and mirror.spec(known.total).dtype is dtype:
             if known.parts == parts:
                 return known.total
-            if self._same_form(known.parts, parts):
-                swap = self._lead(known.made, known.parts, parts)
-                led = Sum(path, parts, swap.get(known.total, known.total), known.made)
-                self._sums[at.node][at.port] = led
-                return led.total
+            if self._replaceable(known.parts, parts):
+                swap = self._rewire(known.made, known.parts, parts)
+                total = swap.get(known.total, known.total)
+                self._sums[at.node][at.port] = GradientSum(path, parts, total, known.made)
+                return total
         if known is not None:
-            self._throw(known.made)
+            mirror.discard(known.made)
             del self._sums[at.node][at.port]
         if not parts:
             return None
-        self._recorder.made = []
+        mirror.recorder.made = []
         with scoped("grad", path):
-            total = self._tensor(parts[0]).to(kind)
+            tensor = mirror.tensor(parts[0]).to(dtype)
             for part in parts[1:]:
-                total = total + self._tensor(part).to(kind)
-        made = Sum(path, parts, self._recorder.value_of(total), tuple(self._recorder.made))
+                tensor = tensor + mirror.tensor(part).to(dtype)
+        made = GradientSum(path, parts, mirror.recorder.value_of(tensor), tuple(mirror.recorder.made))
         self._sums.setdefault(at.node, {})[at.port] = made
         return made.total
 
-    def _call(self, node: NodeId, grads: tuple[Value | None, ...], old: Call | None, anew: bool) -> Call | None:
-        """The vjp of a node for these gradients: as it was, led to other ones, or written anew."""
-        needs = tuple(self._wants(v) for v in self._reads[node])
+    # -- vjps --------------------------------------------------------------------------------------------------------
+    def _vjp(self, node: NodeId, grads: tuple[Value | None, ...], old: VjpCall | None, edited: bool) -> VjpCall | None:
+        """Reuse, rewire or record the vjp of a node for these gradients; None if it has none."""
+        mirror, reads = self.mirror, self.mirror.operands[node]
+        needs = tuple(self.wants(v) for v in reads)
         if self.source.op(node) in SOURCES or not any(needs) or all(g is None for g in grads):
             if old is not None:
-                self._throw(old.made)
+                mirror.discard(old.made)
             return None
-        if old is not None and not anew and old.needs == needs:
+        if old is not None and not edited and old.needs == needs:
             if old.grads == grads:
                 return old
-            if self._same_form(old.grads, grads):
-                swap = self._lead(old.made, old.grads, grads)
-                return Call(grads, needs, tuple(None if g is None else swap.get(g, g) for g in old.results), old.made)
+            if self._replaceable(old.grads, grads):
+                swap = self._rewire(old.made, old.grads, grads)
+                return VjpCall(
+                    grads, needs, tuple(None if g is None else swap.get(g, g) for g in old.results), old.made
+                )
         if old is not None:
-            self._throw(old.made)
-        p, twin = self.program, self._twins[node]
+            mirror.discard(old.made)
+        p, twin = mirror.program, mirror.twin(Value(node)).node
         row = get(p.op(twin))
         operands = p.operands(twin)
+        in_specs = [mirror.spec(v) for v in operands]
         ins: list[Tensor | Spec] = [
-            self._tensor(v) if i in row.saves.inputs else p.specs(v.node)[v.port] for i, v in enumerate(operands)
+            mirror.tensor(v) if i in row.saves.inputs else spec
+            for i, (v, spec) in enumerate(zip(operands, in_specs, strict=True))
         ]
         outs: list[Tensor | Spec] = [
-            self._tensor(Value(twin, port)) if port in row.saves.outputs else spec
+            mirror.tensor(Value(twin, port)) if port in row.saves.outputs else spec
             for port, spec in enumerate(p.specs(twin))
         ]
-        in_specs = [p.specs(v.node)[v.port] for v in operands]
-        given = [None if g is None else self._tensor(g) for g in grads]
-        self._recorder.made = []
+        given = [None if g is None else mirror.tensor(g) for g in grads]
+        mirror.recorder.made = []
         with scoped("grad", self.source.path(node)):
             found = pull_back(row, given, ins, outs, p.attrs(twin), needs, in_specs)
-            if node in self._casts:  # back through the casts that autocast put there
-                kinds = [self._tensor(self._twin(v)).dtype for v in self._reads[node]]
-                found = [g if g is None else g.to(kind) for g, kind in zip(found, kinds, strict=True)]
-        results = tuple(None if g is None else self._recorder.value_of(g) for g in found)
-        return Call(grads, needs, results, tuple(self._recorder.made))
+            if node in mirror.casts:  # back through the casts of autocast
+                dtypes = [mirror.spec(mirror.twin(v)).dtype for v in reads]
+                found = [g if g is None else g.to(dtype) for g, dtype in zip(found, dtypes, strict=True)]
+        results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)
+        return VjpCall(grads, needs, results, tuple(mirror.recorder.made))
 
-    def _same_form(self, before: Sequence[Value | None], after: Sequence[Value | None]) -> bool:
-        """True if gradients can take each other's place one for one."""
+    def _replaceable(self, before: Sequence[Value | None], after: Sequence[Value | None]) -> bool:
+        """True if each new gradient can replace an old one: distinct values of equal specs that still exist."""
         if len(before) != len(after):
             return False
-        p, pairs = self.program, list(zip(before, after, strict=True))
+        pairs = list(zip(before, after, strict=True))
         if any((a is None) != (b is None) for a, b in pairs):
             return False
-        kept = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if len({a for a, _ in kept}) != len(kept) or any(a.node not in p.graph for a, _ in kept):
+        present = [(a, b) for a, b in pairs if a is not None and b is not None]
+        graph, spec = self.mirror.program.graph, self.mirror.spec
+        if len({a for a, _ in present}) != len(present) or any(a.node not in graph for a, _ in present):
             return False
-        return all(self._spec_of(a) == self._spec_of(b) for a, b in kept)
+        return all(spec(a) == spec(b) for a, b in present)
 
-    def _spec_of(self, value: Value) -> Spec:
-        return self.program.specs(value.node)[value.port]
-
-    def _lead(
+    def _rewire(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
     ) -> dict[Value, Value]:
-        """Let nodes that read gradients read others in their place; returns which stands for which."""
-        p = self.program
+        """Let recorded nodes read new gradients in place of old ones; returns old -> new."""
+        p = self.mirror.program
         swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None and a != b}
         for node in made:
             for edge in p.in_edges(node):
-                other = swap.get(p.edge_value(edge))
-                if other is not None:
-                    p.move_edge(edge, other)
+                new = swap.get(p.edge_value(edge))
+                if new is not None:
+                    p.move_edge(edge, new)
         return swap

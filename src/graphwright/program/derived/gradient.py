@@ -1,136 +1,283 @@
-"""The gradient of a program as a program that follows it."""
+"""The gradient of a program as a program.
+
+Forward nodes keep their names; backward nodes are named `grad.<path of the forward node>.<op>`.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from threading import RLock
+from typing import TYPE_CHECKING, Any
 
-from graphwright.autograd import NoTape, active_recorder, no_grad, scoped
-from graphwright.ops import call
-from graphwright.program.derived.backward import Backward
-from graphwright.program.kinds import INPUT
+from graphwright.array import Spec, UnboundDim
+from graphwright.autograd import NoTape, active_recorder, enable_grad, grad, scoped
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, call
+from graphwright.program.derived.backward import BackwardGraph
+from graphwright.program.kinds import INPUT, SOURCES, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.run import tensors
+from graphwright.program.trace import record
+from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
+    from graphwright.autograd import Tensor
     from graphwright.program.program import Program
 
+Ref = NodeId | Value | str
+MODES = ("full", "one_step")
+_CACHED = 8  # gradients per program
+_updating = RLock()  # one thread at a time updates a cached gradient
 
-class Gradient(Backward):
-    """d Σ roots / d wanted of `source`, kept up to date by `sync`.
+
+def differentiate(
+    p: Program,
+    outputs: Ref | Sequence[Ref],
+    wrt: Sequence[Ref],
+    sizes: Mapping[str, int],
+    *,
+    seeded: bool = False,
+    mode: str = "full",
+    steps: int = 1,
+) -> Program:
+    """The program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params; it writes no state.
+
+    With `steps=1` the gradient is cached with the program and updated after edits, at the cost of what an edit touched;
+    `fork()` the result to keep it as it is.
+
+    Args:
+        outputs: floating values, or names of nodes or outputs.
+        wrt: params, inputs or inner values; the results are named `grad.<path>`. A value that no output depends on
+            has gradient 0.
+        sizes: numbers for the named sizes of the inputs.
+        seeded: weight the elements of each output by an additional input `seed.<output>` instead of by 1.
+        mode: the gradient through loop-carried state: "full" (back to the first step) or "one_step" (a state read by a
+            step is a constant).
+        steps: number of runs to unroll. Above 1 every input has a leading axis of that size, the outputs are those of
+            the last run, and `wrt` means an inner value of the last run, or a state before the first.
+    Raises: UnboundDim for a size without a number; NoTape for a value that reaches the outputs only through ops without
+        a gradient; UsageError.
+    """
+    roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
+    wanted = [p.value(r) for r in wrt]
+    if not roots or not wanted:
+        raise UsageError(
+            "a gradient needs at least one output and one value to differentiate by", got=f"{outputs!r}, {wrt!r}"
+        )
+    if mode not in MODES or steps < 1:
+        raise UsageError(
+            "invalid mode or number of steps",
+            where=p.name,
+            expected=f"mode {' or '.join(MODES)}; steps >= 1",
+            got=(mode, steps),
+        )
+    specs = [p.spec(n).bind(sizes) for n in p.inputs()]
+    for node, spec in zip(p.inputs(), specs, strict=True):
+        if spec.symbolic:
+            raise UnboundDim(
+                "a size of an input has no number",
+                where=p.path(node),
+                got=spec,
+                fix='program.grad(outputs, wrt, {"B": 4, ...})',
+            )
+    if steps == 1 and not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque):
+        return _cached_gradient(p, roots, wanted, sizes, seeded)
+    if steps > 1:
+        specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
+    names = [p.path(n) for n in p.inputs()]
+    if seeded:
+        specs += [p.specs(r.node)[r.port].bind(sizes) for r in roots]
+        names += [f"seed.{p.path(r)}" for r in roots]
+
+    def backward(*feeds: Tensor) -> dict[str, Tensor]:
+        given = dict(zip(p.input_names(), feeds, strict=False))
+        for value in wanted:
+            if p.op(value.node) == INPUT:
+                given[p.path(value)].requires_grad = True
+        leaves = {p.key(v.node): _leaf(p.weights[p.key(v.node)]) for v in wanted if p.op(v.node) == STATE}
+        states = dict(leaves)
+        with enable_grad():
+            for t in range(steps - 1):
+                states |= _next_states(p, {name: x[t] for name, x in given.items()}, sizes, states, mode)
+            last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
+            values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
+            seeds = list(feeds[len(given) :]) or [None] * len(roots)
+            ends = [_weighted_sum(values[r], seed) for r, seed in zip(roots, seeds, strict=True)]
+            sources = {v: _source(p, v, values[v], given, leaves if mode == "full" else states) for v in wanted}
+            back = steps if mode == "full" else 1
+            reached = [v for v in wanted if _reaches(p, v, roots, back)]
+            found = dict(zip(reached, grad(ends, [sources[v] for v in reached]), strict=True)) if reached else {}
+        return {
+            f"grad.{p.path(v)}": found[v] if v in found else call("full_like", sources[v].detach(), value=0.0)
+            for v in wanted
+        }
+
+    return record(backward, tuple(specs), tuple(names))[0]
+
+
+def endpoint(p: Program, ref: Ref) -> Value:
+    """A value by handle, node name or output name."""
+    return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
+
+
+class GradientGraph:
+    """d Σ roots / d wanted of `source`; `update` follows its edits.
 
     Args:
         source: the program; it is never changed.
         roots, wanted: values of it.
-        sizes: numbers for named sizes of its inputs.
-        seeded: a further input `seed.<path>` per root weighs its elements; else ones do.
+        sizes: numbers for the named sizes of its inputs.
+        seeded: weight each root by an additional input `seed.<path>`.
 
     Attributes:
-        program: the inputs of the source (and seeds) -> `grad.<path>` per wanted value; over the same variables.
+        mirror: the forward nodes.
+        program: the inputs of the source (and seeds) -> `grad.<path>` per wanted value, over the same variables.
     """
 
     def __init__(
         self, source: Program, roots: Sequence[Value], wanted: Sequence[Value], sizes: Mapping[str, int], seeded: bool
     ) -> None:
-        super().__init__(source, wanted, sizes, f"grad of {source.name}")
-        self.roots = list(roots)
+        self.source, self.roots, self.wanted = source, list(roots), list(wanted)
+        self._backward = BackwardGraph(source, wanted, sizes, f"grad of {source.name}", self._seeds_at)
+        self.mirror = self._backward.mirror
+        self.program = self.mirror.program
         self._zeros: dict[Value, Value] = {}
         self._seeds: list[Value | None] = [None] * len(self.roots)
         if seeded:
             for i, root in enumerate(self.roots):
-                spec = source.specs(root.node)[root.port].bind(self.sizes)
-                self._seeds[i] = Value(self._recorder.source(INPUT, f"seed.{source.path(root)}", spec, {}))
-        self._build(set(), [v.node for v in (*self.roots, *self.wanted)])
-        self.version = self.program.version
-
-    def sync(self) -> None:
-        """Follow the edits since the last time. After an error it is of no use any more."""
-        if self._changed:
-            changed = set(self._changed)
-            self._changed.clear()
-            self._recorder.near = True
-            self._build(changed, [])
-            self.program.version += 1
-            self.version = self.program.version
+                spec = source.specs(root.node)[root.port].bind(sizes)
+                self._seeds[i] = Value(self.mirror.recorder.source(INPUT, f"seed.{source.path(root)}", spec, {}))
+        self._build([v.node for v in (*self.roots, *self.wanted)])
 
     @property
     def usable(self) -> bool:
-        """True while the program was edited by nobody else, and the source has the inputs it had."""
-        graph = self.source.graph
-        mine = self.program.version == self.version
-        there = all(v.node in graph for v in (*self.roots, *self.wanted))
-        return mine and there and self._fits()
+        """True while `program` was edited by this object alone, and the source has the inputs and values it had."""
+        return self.mirror.usable and all(v.node in self.source.graph for v in (*self.roots, *self.wanted))
 
-    def _build(self, changed: set[NodeId], needed: Sequence[NodeId]) -> None:
-        token = active_recorder.set(self._recorder)
-        try:
-            with no_grad():
-                touched = self._mirror(changed, needed)
-                self._differentiate(touched)
-                self._give_out()
-        finally:
-            active_recorder.reset(token)
-        self._sweep()
-        self._drop_unread()
+    def update(self) -> None:
+        """Follow the edits since the last update. After an error this object must not be used again."""
+        if self.mirror.changed:
+            self._build([])
+
+    def _build(self, needed: Sequence[NodeId]) -> None:
+        with self.mirror.updating() as changed:
+            self._backward.update(self.mirror.update(changed, needed))
+            self._set_outputs()
+        for i, seed in enumerate(self._seeds):
+            if seed is not None and self.program.op(seed.node) != INPUT and self.mirror.unread(seed.node):
+                self.mirror.discard([seed.node])
+                self._seeds[i] = None
+        self.mirror.sweep()
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         return [self._seed(i) for i, root in enumerate(self.roots) if root == value]
 
     def _seed(self, root: int) -> Value:
-        """What a root is weighed by."""
-        seed = self._seeds[root]
-        twin = self._tensor(self._twin(self.roots[root]))
-        if seed is None or self.program.specs(seed.node)[seed.port] != twin.spec:
+        """The weights of a root's elements."""
+        seed, mirror = self._seeds[root], self.mirror
+        twin = mirror.tensor(mirror.twin(self.roots[root]))
+        if seed is None or mirror.spec(seed) != twin.spec:
             with scoped("grad", self.source.path(self.roots[root])):
-                seed = self._seeds[root] = self._recorder.value_of(call("full_like", twin, value=1.0))
+                seed = self._seeds[root] = mirror.recorder.value_of(call("full_like", twin, value=1.0))
         return seed
 
-    # -- results and rubbish -----------------------------------------------------------------------------------------
-    def _give_out(self) -> None:
-        """Declare the outputs. Raises: NoTape for a value that the roots read, over no path that has a gradient."""
+    def _set_outputs(self) -> None:
+        """Declare the outputs. Raises: NoTape for a value that the roots depend on only through ops without a vjp."""
         source, p, outputs = self.source, self.program, {}
         reached: set[NodeId] | None = None
         for value in self.wanted:
-            known = self._sum(value)
-            if known is not None:
+            name, total = f"grad.{source.path(value)}", self._backward.gradient(value)
+            if total is not None:
                 if value in self._zeros:
-                    self._throw([self._zeros.pop(value).node])
-                outputs[f"grad.{source.path(value)}"] = known.total
+                    self.mirror.discard([self._zeros.pop(value).node])
+                outputs[name] = total
                 continue
-            readers = [n for n in source.graph.successors(value.node) if value in self._reads.get(n, ())]
+            readers = [n for n in source.graph.successors(value.node) if value in self.mirror.operands.get(n, ())]
             if readers and reached is None:
                 reached = source.reachable(self.roots)
             if value in self.roots or (reached is not None and not reached.isdisjoint(readers)):
                 raise NoTape(
-                    "an input does not reach the outputs", where=source.path(value), got=source.specs(value.node)
+                    "a value reaches the outputs only through ops without a gradient",
+                    where=source.path(value),
+                    got=source.specs(value.node)[value.port],
                 )
-            self._zeros[value] = outputs[f"grad.{source.path(value)}"] = self._zero(value)
+            self._zeros[value] = outputs[name] = self._zero(value)
         if list(outputs.items()) != list(zip(p.output_names(), p.outputs(), strict=True)):
             p.set_outputs(outputs)
 
     def _zero(self, value: Value) -> Value:
-        """Zeros like a value."""
-        known, like = self._zeros.get(value), self._twin(value)
-        if known is not None and self.program.operands(known.node) == [like]:
-            return known
+        """Zeros of a value's shape."""
+        known, like = self._zeros.get(value), self.mirror.twin(value)
         if known is not None:
-            self._throw([known.node])
+            if self.program.operands(known.node) == [like]:
+                return known
+            self.mirror.discard([known.node])
         with scoped("grad", self.source.path(value)):
-            return self._recorder.value_of(call("full_like", self._tensor(like), value=0.0))
+            return self.mirror.recorder.value_of(call("full_like", self.mirror.tensor(like), value=0.0))
 
-    def _drop_unread(self) -> None:
-        """Take out constants and seeds that nothing reads any more."""
-        p, given = self.program, {v.node for v in self.program.outputs()}
-        for i, seed in enumerate(self._seeds):
-            if seed is not None and p.op(seed.node) != INPUT and not self._read(seed.node, given):
-                p.delete_edge(p.in_edges(seed.node)[0])
-                p.delete_node(seed.node)
-                self._seeds[i] = None
-        for node in self._recorder.constants():
-            if not self._read(node, given):
-                p.weights.drop(p.key(node))
-                p.delete_node(node)
-                self._recorder.drop(node)
 
-    def _read(self, node: NodeId, given: set[NodeId]) -> bool:
-        return node in given or bool(self.program.graph.out_degree(node))
+def _cached_gradient(
+    p: Program, roots: Sequence[Value], wanted: Sequence[Value], sizes: Mapping[str, int], seeded: bool
+) -> Program:
+    refuse_broken(p)
+    cached: OrderedDict[Any, GradientGraph] = p.derived.setdefault("gradients", OrderedDict())
+    key = (*roots, None, *wanted, tuple(sorted(sizes.items())), seeded)
+    with _updating:
+        found = cached.pop(key, None)  # out of the cache while it is updated: an error leaves it unusable
+        if found is None or not found.usable:
+            found = GradientGraph(p, roots, wanted, sizes, seeded)
+        else:
+            found.update()
+        cached[key] = found
+        if len(cached) > _CACHED:
+            cached.popitem(last=False)
+    return found.program
+
+
+def _next_states(
+    p: Program, feeds: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, Tensor], mode: str
+) -> dict[str, Tensor]:
+    """The states after one more run, by key."""
+    pairs = [p.operands(node) for node in p.writes()]
+    values = tensors(p, feeds, dict(sizes), [new for _, new in pairs], states)
+    written = {p.key(state.node): values[new] for state, new in pairs}
+    return {k: _leaf(v) for k, v in written.items()} if mode == "one_step" else written
+
+
+def _leaf(value: Tensor) -> Tensor:
+    """The value as a leaf: detached, and requiring a gradient."""
+    recorder: Any = active_recorder.get()
+    leaf = recorder.resolved(value).detach()
+    leaf.requires_grad = leaf.dtype.is_float
+    return leaf
+
+
+def _source(
+    p: Program, value: Value, last: Tensor, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
+) -> Tensor:
+    """The tensor to differentiate by for a wanted value."""
+    op = p.op(value.node)
+    return given[p.path(value)] if op == INPUT else leaves[p.key(value.node)] if op == STATE else last
+
+
+def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bool:
+    """True if a root depends on the value, through at most `steps` runs if it is a source."""
+    needed = p.reachable(roots)
+    for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
+        pairs = [p.operands(node) for node in p.writes()]
+        carried = [new for state, new in pairs if state.node in needed and new.node not in needed]
+        if not carried:
+            break
+        needed |= p.reachable(carried)
+    return value in roots or any(
+        p.edge_value(e) == value for e in p.out_edges(value.node) if p.graph.target(e) in needed
+    )
+
+
+def _weighted_sum(value: Tensor, weight: Tensor | None) -> Tensor:
+    """Σ weight · value, which is differentiated."""
+    if weight is not None:
+        value = value * weight
+    return value if value.size == 1 else value.sum()

@@ -1,21 +1,19 @@
-"""A program mirrored in another that is derived from it, node by node under the same names, and kept up to date.
-
-Which nodes are mirrored follows from counting: a node is needed as long as a needed one, or who derives, reads it.
-"""
+"""A derived program that mirrors another node by node, under the same names, and follows its edits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import Spec, from_numpy
-from graphwright.autograd import Symbol, Tensor, Variable
+from graphwright.autograd import Symbol, Tensor, Variable, active_recorder, no_grad
 from graphwright.graph import NodeId
 from graphwright.ops import call, get
 from graphwright.ops.casting import is_cast, target_dtype
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
@@ -27,213 +25,131 @@ if TYPE_CHECKING:
     from graphwright.ops import Op
 
 
-class Mirror:
-    """Twins of the nodes of `source` that are needed, in `program`, over the same variables.
+class MirroredProgram:
+    """Twins of the needed nodes of `source`, in a program over the same variables.
+
+    A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
     Args:
-        source: the program; it is never changed.
-        sizes: numbers for named sizes of its inputs.
-        name: of the derived program.
-        low: the 16-bit float of autocast: operands are cast as it would while the source runs; None for no casts.
+        source: the mirrored program; it is never changed.
+        sizes: numbers for the named sizes of its inputs.
+        name: name of the derived program.
+        low: the 16-bit float of autocast, which casts operands as it would while the source runs; None for no casts.
+        on_drop: called with each node that is no longer mirrored.
+        on_update: called with each node (and its op) once its twin is up to date; True to visit its readers too.
 
     Attributes:
-        program: what is derived; all inputs of the source are inputs of it.
-        looked_at: nodes looked at since the start, for tests of locality.
+        program: the derived program; it has every input of the source.
+        recorder: records new nodes into `program`.
+        operands: mirrored node -> the values it read when it was last visited.
+        casts: mirrored node -> operand number -> the autocast node of that operand.
+        dirty: values that gained or lost a reader.
+        version: version of `program` after the last update, or -1 before the first.
+        visited: nodes visited since the start, for tests of locality.
     """
 
-    def __init__(self, source: Program, sizes: Mapping[str, int], name: str, low: DType | None = None) -> None:
+    def __init__(
+        self,
+        source: Program,
+        sizes: Mapping[str, int],
+        name: str,
+        low: DType | None,
+        on_drop: Callable[[NodeId], None],
+        on_update: Callable[[NodeId, str], bool],
+    ) -> None:
         self.source, self.sizes, self.low = source, dict(sizes), low
+        self._on_drop, self._on_update = on_drop, on_update
         self.program = Program(name)
-        self.looked_at = 0
-        self._recorder = Recorder(self.program)
+        self.recorder = MirrorRecorder(self.program)
+        self.operands: dict[NodeId, list[Value]] = {}
+        self.casts: dict[NodeId, dict[int, NodeId]] = {}
+        self.dirty: set[Value] = set()
+        self.version = -1
+        self.visited = 0
         self._twins: dict[NodeId, NodeId] = {}
-        self._reads: dict[NodeId, list[Value]] = {}  # what each mirrored node read when it was looked at last
-        self._readers: dict[NodeId, int] = {}  # edges by which mirrored nodes and who derives need a node
-        self._casts: dict[NodeId, dict[int, NodeId]] = {}  # per mirrored node, place -> cast of that operand
-        self._ends: set[Value] = set()  # values that lost or got a reader
-        self._trash: dict[NodeId, None] = {}
+        self._readers: dict[NodeId, int] = {}
+        self._discarded: dict[NodeId, None] = {}
         self._changed = source.follow()
         self._inputs = source.inputs()
         for node in self._inputs:
             spec = source.spec(node).bind(self.sizes)
-            self._twins[node] = self._recorder.source(INPUT, source.path(node), spec, {})
+            self._twins[node] = self.recorder.source(INPUT, source.path(node), spec, {})
 
-    def _fits(self) -> bool:
-        """True while the source has the inputs it had."""
+    @property
+    def changed(self) -> bool:
+        """True if the source was edited since the last update."""
+        return bool(self._changed)
+
+    @property
+    def usable(self) -> bool:
+        """True while `program` was edited by its mirror alone and the source has the inputs it had."""
         p, source = self.program, self.source
-        return source.inputs() == self._inputs and all(
-            p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs
+        return (
+            p.version == self.version
+            and source.inputs() == self._inputs
+            and all(p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs)
         )
 
-    def _mirror(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
-        """Bring forward nodes up to date; returns the nodes that were looked at.
+    @contextmanager
+    def updating(self) -> Iterator[set[NodeId]]:
+        """Record into the program inside the block, which gets the nodes edited since the last one.
+
+        Afterwards discarded nodes and unread constants are deleted. After an error the mirror must not be used again.
+        """
+        self.recorder.near = self.version >= 0
+        changed = set(self._changed)
+        self._changed.clear()
+        token = active_recorder.set(self.recorder)
+        try:
+            with no_grad():
+                yield changed
+        finally:
+            active_recorder.reset(token)
+        self.sweep()
+        for node in self.recorder.constants():
+            if self.unread(node):
+                self.program.weights.drop(self.program.key(node))
+                self.program.delete_node(node)
+                self.recorder.forget_constant(node)
+        self.program.version += 1
+        self.version = self.program.version
+
+    def update(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
+        """Update the twins; returns the visited nodes.
 
         Args:
-            changed: nodes of the source.
-            needed, released: nodes that who derives reads from now on, and those that it reads no more.
+            changed: edited nodes of the source.
+            needed, released: nodes that the owner reads from now on, and those that it no longer reads.
         """
-        source, graph = self.source, self.source.graph
-        fresh = self._count(changed, needed, released)
-        touched: set[NodeId] = set()
-        key = source.order_labels.key
-        work = [(key(n), n) for n in {*fresh, *(n for n in changed if n in self._reads and n in graph)}]
-        work.sort()
-        seen = {n for _, n in work}
-        heap = work  # sorted, so a heap
-        while heap:
-            node = heappop(heap)[1]
-            seen.discard(node)
-            self.looked_at += 1
-            again = self._mirror_one(node, touched)
-            if again:
-                for reader in graph.successors(node):
-                    if reader in self._reads and reader not in seen:
-                        seen.add(reader)
-                        heappush(heap, (key(reader), reader))
-        return touched
+        graph = self.source.graph
+        fresh = self._count_readers(changed, needed, released)
+        visited: set[NodeId] = set()
+        walk = IncrementalWalk(self.source, {*fresh, *(n for n in changed if n in self.operands and n in graph)})
+        for node in walk:
+            self.visited += 1
+            visited.add(node)
+            if self._update_twin(node):
+                walk.add(reader for reader in graph.successors(node) if reader in self.operands)
+        return visited
 
-    def _count(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId]) -> list[NodeId]:
-        """Count readers anew where edges changed; returns the nodes that are needed now and were not."""
-        graph, readers = self.source.graph, self._readers
-        fresh: dict[NodeId, None] = {}
-        more, less = list(needed), list(released)
-        for node in changed:
-            if node in self._reads:
-                now = self._sources_of(node) if node in graph else []
-                more += [v.node for v in now]
-                less += [v.node for v in self._reads[node]]
-                for v in self._reads[node]:  # a reader less, though its own node may be as it was
-                    self._ends.add(v)
-                self._reads[node] = now
-        while more:
-            node = more.pop()
-            readers[node] = readers.get(node, 0) + 1
-            if node not in self._reads:
-                self._reads[node] = self._sources_of(node)
-                fresh[node] = None
-                more += [v.node for v in self._reads[node]]
-        while less:
-            node = less.pop()
-            readers[node] -= 1
-            if not readers[node]:
-                fresh.pop(node, None)
-                for v in self._reads.pop(node):
-                    less.append(v.node)
-                    self._ends.add(v)
-                self._forget(node)
-        return list(fresh)
+    def has_twin(self, node: NodeId) -> bool:
+        """True if a node of the source is mirrored."""
+        return node in self._twins
 
-    def _sources_of(self, node: NodeId) -> list[Value]:
-        return [] if self.source.op(node) in SOURCES else self.source.operands(node)
+    def twin(self, value: Value) -> Value:
+        """The value of the derived program that mirrors a value of the source."""
+        return Value(self._twins[value.node], value.port)
 
-    def _forget(self, node: NodeId) -> None:
-        """A forward node is needed no more."""
-        del self._readers[node]
-        self._dropped(node)
-        twin = self._twins.get(node)
-        if twin is not None and node not in self._inputs:
-            del self._twins[node]
-            self._throw((twin,))
+    def spec(self, value: Value) -> Spec:
+        """The spec of a value of the derived program."""
+        return self.program.specs(value.node)[value.port]
 
-    def _dropped(self, node: NodeId) -> None:
-        """Told of a node that is not mirrored any more."""
-        self._throw(tuple(self._casts.pop(node, {}).values()))
+    def tensor(self, value: Value, recorder: TraceRecorder | None = None) -> Tensor:
+        """A value of the derived program as a symbolic tensor."""
+        return Tensor(Symbol(self.spec(value), value, recorder or self.recorder))
 
-    def _noticed(self, node: NodeId, op: str) -> bool:
-        """Told of a node whose twin is up to date; True if its readers have to be looked at for another reason."""
-        return False
-
-    def _mirror_one(self, node: NodeId, touched: set[NodeId]) -> bool:
-        """Make or update a node's twin; True if its readers have to be looked at."""
-        source, p = self.source, self.program
-        op, had = source.op(node), self._twins.get(node)
-        touched.add(node)
-        self._ends.update(self._reads[node])
-        if op == INPUT:
-            twin = self._twins[node]
-            moved = False
-        elif op in STORED:
-            twin, moved = self._stored(node, op, had)
-        elif not self._reads[node]:
-            twin, moved = self._empty(node, had)
-        else:
-            twin, moved = self._copied(node, op, had)
-        self._twins[node] = twin
-        turned = self._noticed(node, op)
-        if source.path(node) != p.path(twin):
-            self._rename(twin, source.path(node))
-        return moved or turned
-
-    def _stored(self, node: NodeId, op: str, had: NodeId | None) -> tuple[NodeId, bool]:
-        source, p = self.source, self.program
-        key = source.key(node)
-        variable = source.weights[key]
-        if had is not None:
-            same = p.op(had) == op and p.key(had) == key and p.weights[key] is variable
-            if same and p.specs(had) == source.specs(node):
-                return had, False
-            self._throw((had,))
-        self._free(source.path(node))
-        p.weights.add(key, variable)
-        return self._recorder.source(op, source.path(node), source.spec(node), dict(source.attrs(node))), True
-
-    def _empty(self, node: NodeId, had: NodeId | None) -> tuple[NodeId, bool]:
-        """A junction without edges: zeros."""
-        source, p = self.source, self.program
-        spec = source.spec(node).bind(self.sizes)
-        if had is not None and p.op(had) == CONST and p.spec(had) == spec:
-            return had, False
-        if had is not None:
-            self._throw((had,))
-        path = source.path(node)
-        self._free(path)
-        key = path if path not in p.weights else f"{path}.zero"
-        zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
-        p.weights.add(key, Variable(zero, name=key))
-        return self._recorder.source(CONST, path, spec, {"key": key}), True
-
-    def _copied(self, node: NodeId, op: str, had: NodeId | None) -> tuple[NodeId, bool]:
-        source, p = self.source, self.program
-        operands = self._operands(node, get(op))
-        attrs = source.attrs(node)
-        if had is None or p.op(had) != op:
-            if had is not None:
-                self._throw((had,))
-            path = source.path(node)
-            self._free(path)
-            return p.add_op(op, operands, attrs, path, self._recorder.behind(operands)), True
-        if p.operands(had) != operands:
-            self.lead_to(had, operands)
-        if p.attrs(had) != attrs:
-            p.update_node(had, attrs=dict(attrs))
-        specs = get(op).specs([p.specs(v.node)[v.port] for v in operands], attrs, source.path(node))
-        moved = p.specs(had) != specs
-        if moved:
-            p.update_node(had, specs=specs)
-        return had, moved
-
-    def _operands(self, node: NodeId, row: Op) -> list[Value]:
-        """What the twin of a node reads: twins, or casts of them."""
-        operands = [self._twin(v) for v in self._reads[node]]
-        if self.low is None:
-            return operands
-        p, had, casts = self.program, self._casts.pop(node, {}), dict[int, NodeId]()
-        specs = [p.specs(v.node)[v.port] for v in operands]
-        target = target_dtype(row, [(s.dtype, "array" if s.shape else "scalar0d") for s in specs], self.low)
-        for place, (value, spec) in enumerate(zip(operands, specs, strict=True)):
-            if target is not None and is_cast(row, place, spec.dtype, target):
-                known = had.get(place)
-                if known is None or p.operands(known) != [value] or p.spec(known) != Spec(spec.shape, target):
-                    name = p.free_name(f"{self.source.path(node)}.cast")
-                    known = p.add_op("cast", [value], {"dtype": target}, name, self._recorder.behind([value]))
-                casts[place], operands[place] = known, Value(known)
-        self._throw([n for n in had.values() if n not in casts.values()])
-        if casts:
-            self._casts[node] = casts
-        return operands
-
-    def lead_to(self, node: NodeId, operands: Sequence[Value]) -> None:
-        """Let a node read these values, in order."""
+    def rewire(self, node: NodeId, operands: Sequence[Value]) -> None:
+        """Let a node of the derived program read these values."""
         p = self.program
         edges = p.in_edges(node)
         if len(edges) == len(operands):
@@ -246,83 +162,216 @@ class Mirror:
         for port, value in enumerate(operands):
             p.insert_edge(value, node, port)
 
-    # -- names and rubbish -------------------------------------------------------------------------------------------
-    def _twin(self, value: Value) -> Value:
-        return Value(self._twins[value.node], value.port)
-
-    def _tensor(self, value: Value) -> Tensor:
-        """A value of the gradient program, to write on with."""
-        return Tensor(Symbol(self.program.specs(value.node)[value.port], value, self._recorder))
-
-    def _throw(self, nodes: Sequence[NodeId]) -> None:
-        """Nodes that nothing will read; their names are free at once."""
+    def discard(self, nodes: Sequence[NodeId]) -> None:
+        """Mark nodes of the derived program for deletion; their names are free at once."""
         for node in nodes:
-            self._trash[node] = None
+            self._discarded[node] = None
             self.program.release_name(node)
 
-    def _free(self, name: str) -> None:
-        """Take a name away from whatever backward node has it."""
+    def unread(self, node: NodeId) -> bool:
+        """True if no node reads a node of the derived program, and no output is it."""
         p = self.program
-        other = p.free_name(name)
-        if other != name:
-            p.update_node(p.node(name), name=other)
+        return not p.graph.out_degree(node) and all(v.node != node for v in p.outputs())
 
-    def _rename(self, node: NodeId, name: str) -> None:
+    def sweep(self) -> None:
+        """Delete the discarded nodes."""
         p = self.program
-        if p.path(node) != name:
-            self._free(name)
-            p.update_node(node, name=name)
-
-    def _sweep(self) -> None:
-        """Take thrown nodes out."""
-        p = self.program
-        gone = [n for n in self._trash if n in p.graph]
+        gone = [n for n in self._discarded if n in p.graph]
         keys = {p.key(n) for n in gone if p.op(n) in STORED}
         p.discard(gone)
         for key in keys:
             if not p.readers(key):
                 p.weights.drop(key)
-        self._trash.clear()
+        self._discarded.clear()
         p.graveyard = Graveyard()  # nothing is undone here
 
+    # -- reference counts --------------------------------------------------------------------------------------------
+    def _count_readers(
+        self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId]
+    ) -> dict[NodeId, None]:
+        """Update the reader counts; returns the newly needed nodes."""
+        graph, readers = self.source.graph, self._readers
+        fresh: dict[NodeId, None] = {}
+        more, less = list(needed), list(released)
+        for node in changed & self.operands.keys():
+            before, now = self.operands[node], self._operands_of(node) if node in graph else []
+            more += [v.node for v in now]
+            less += [v.node for v in before]
+            self.dirty.update(before)
+            self.operands[node] = now
+        while more:
+            node = more.pop()
+            readers[node] = readers.get(node, 0) + 1
+            if node not in self.operands:
+                self.operands[node] = self._operands_of(node)
+                fresh[node] = None
+                more += [v.node for v in self.operands[node]]
+        while less:
+            node = less.pop()
+            readers[node] -= 1
+            if not readers[node]:
+                fresh.pop(node, None)
+                before = self.operands.pop(node)
+                less += [v.node for v in before]
+                self.dirty.update(before)
+                self._drop(node)
+        return fresh
 
-class Recorder(TraceRecorder):
-    """Notes what it writes; once `near`, puts it just behind what it reads, so that the order need not be repaired."""
+    def _operands_of(self, node: NodeId) -> list[Value]:
+        return [] if self.source.op(node) in SOURCES else self.source.operands(node)
+
+    def _drop(self, node: NodeId) -> None:
+        """Stop mirroring a node."""
+        del self._readers[node]
+        self.discard(tuple(self.casts.pop(node, {}).values()))
+        self._on_drop(node)
+        if node in self._twins and node not in self._inputs:
+            self.discard((self._twins.pop(node),))
+
+    # -- one twin ----------------------------------------------------------------------------------------------------
+    def _update_twin(self, node: NodeId) -> bool:
+        """Create or update a node's twin; True if its readers must be visited."""
+        source, p = self.source, self.program
+        op, old = source.op(node), self._twins.get(node)
+        self.dirty.update(self.operands[node])
+        if op == INPUT:
+            twin, moved = self._twins[node], False
+        elif op in STORED:
+            twin, moved = self._mirror_stored(node, op, old)
+        elif not self.operands[node]:
+            twin, moved = self._mirror_empty_junction(node, old)
+        else:
+            twin, moved = self._mirror_op(node, op, old)
+        self._twins[node] = twin
+        reached = self._on_update(node, op)
+        name = source.path(node)
+        if p.path(twin) != name:
+            self._free_name(name)
+            p.update_node(twin, name=name)
+        return moved or reached
+
+    def _mirror_stored(self, node: NodeId, op: str, old: NodeId | None) -> tuple[NodeId, bool]:
+        source, p = self.source, self.program
+        key = source.key(node)
+        variable = source.weights[key]
+        if old is not None:
+            same = p.op(old) == op and p.key(old) == key and p.weights[key] is variable
+            if same and p.specs(old) == source.specs(node):
+                return old, False
+            self.discard((old,))
+        self._free_name(source.path(node))
+        p.weights.add(key, variable)
+        return self.recorder.source(op, source.path(node), source.spec(node), dict(source.attrs(node))), True
+
+    def _mirror_empty_junction(self, node: NodeId, old: NodeId | None) -> tuple[NodeId, bool]:
+        """Mirror a junction without edges as a constant zero."""
+        source, p = self.source, self.program
+        spec = source.spec(node).bind(self.sizes)
+        if old is not None:
+            if p.op(old) == CONST and p.spec(old) == spec:
+                return old, False
+            self.discard((old,))
+        path = source.path(node)
+        self._free_name(path)
+        key = path if path not in p.weights else f"{path}.zero"
+        zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
+        p.weights.add(key, Variable(zero, name=key))
+        return self.recorder.source(CONST, path, spec, {"key": key}), True
+
+    def _mirror_op(self, node: NodeId, op: str, old: NodeId | None) -> tuple[NodeId, bool]:
+        source, p = self.source, self.program
+        operands = self._cast_operands(node, get(op))
+        attrs = source.attrs(node)
+        if old is None or p.op(old) != op:
+            if old is not None:
+                self.discard((old,))
+            path = source.path(node)
+            self._free_name(path)
+            return p.add_op(op, operands, attrs, path, self.recorder.after(operands)), True
+        if p.operands(old) != operands:
+            self.rewire(old, operands)
+        if p.attrs(old) != attrs:
+            p.update_node(old, attrs=dict(attrs))
+        specs = get(op).specs([self.spec(v) for v in operands], attrs, source.path(node))
+        moved = p.specs(old) != specs
+        if moved:
+            p.update_node(old, specs=specs)
+        return old, moved
+
+    def _cast_operands(self, node: NodeId, row: Op) -> list[Value]:
+        """The operands of a node's twin: twins, or under autocast their casts."""
+        operands = [self.twin(v) for v in self.operands[node]]
+        if self.low is None:
+            return operands
+        p, old, casts = self.program, self.casts.pop(node, {}), dict[int, NodeId]()
+        specs = [self.spec(v) for v in operands]
+        target = target_dtype(row, [(s.dtype, "array" if s.shape else "scalar0d") for s in specs], self.low)
+        for number, (value, spec) in enumerate(zip(operands, specs, strict=True)):
+            if target is not None and is_cast(row, number, spec.dtype, target):
+                cast = old.get(number)
+                if cast is None or p.operands(cast) != [value] or p.spec(cast) != Spec(spec.shape, target):
+                    name = p.free_name(f"{self.source.path(node)}.cast")
+                    cast = p.add_op("cast", [value], {"dtype": target}, name, self.recorder.after([value]))
+                casts[number], operands[number] = cast, Value(cast)
+        self.discard([n for n in old.values() if n not in casts.values()])
+        if casts:
+            self.casts[node] = casts
+        return operands
+
+    def _free_name(self, name: str) -> None:
+        """Rename the backward node that has this name, if one does."""
+        p = self.program
+        other = p.free_name(name)
+        if other != name:
+            p.update_node(p.node(name), name=other)
+
+
+class MirrorRecorder(TraceRecorder):
+    """Records into a derived program.
+
+    Attributes:
+        made: nodes recorded since it was last cleared.
+        near: insert each node right after its last operand, so that an update does not disturb the order.
+    """
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.made: list[NodeId] = []
         self.near = False
-        self.front: NodeId | None = None
+        self._first: NodeId | None = None
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
-        """A new input, param, const or state, in front of everything else."""
-        if self.front is not None and self.front not in self.program.graph:
-            self.front = min(self.program.nodes(), key=self.program.order_labels.key)
-        self.front = self.program.add_source(kind, name, spec, attrs, before=self.front)
-        return self.front
+        """Add an input, param, const or state before all other nodes."""
+        if self._first is not None and self._first not in self.program.graph:
+            self._first = min(self.program.nodes(), key=self.program.order_labels.key)
+        self._first = self.program.add_source(kind, name, spec, attrs, before=self._first)
+        return self._first
 
     def constants(self) -> list[NodeId]:
-        """Nodes of the numbers that vjps wrote down."""
+        """Nodes of the constants that derivative rules recorded."""
         return [value.node for _, value in self._consts.values()]
 
-    def drop(self, node: NodeId) -> None:
-        """Forget such a node."""
+    def forget_constant(self, node: NodeId) -> None:
+        """Forget a deleted constant."""
         self._consts = {k: known for k, known in self._consts.items() if known[1].node != node}
 
     def constant(self, name: str, spec: Spec) -> NodeId:
-        """A new const node."""
+        """Add a const node."""
         return self.source(CONST, name, spec, {"key": name})
 
     def record(self, op: Any, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Take down one operation."""
+        """Record one operation."""
         operands = [self._own(s) for s in inputs]
-        node = self.program.add_op(op.name, operands, attrs, self._name(op.name), self.behind(operands))
+        node = self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
         self.made.append(node)
+        return self.symbols(node)
+
+    def symbols(self, node: NodeId) -> tuple[Symbol, ...]:
+        """The results of a node."""
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(self.program.specs(node)))
 
-    def behind(self, operands: Sequence[Value]) -> NodeId | None:
-        """The last of what is read."""
+    def after(self, operands: Sequence[Value]) -> NodeId | None:
+        """The node to insert a reader of these operands after; None to append it."""
         if not self.near or not operands:
             return None
         return max((v.node for v in operands), key=self.program.order_labels.key)

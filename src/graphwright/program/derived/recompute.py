@@ -1,8 +1,8 @@
-"""Gradient checkpoints: what backward reads of a marked subgraph is computed again, from what the subgraph reads.
+"""Gradient checkpoints: backward recomputes what it reads of a marked subgraph from the subgraph's inputs.
 
-The backward stays as it is, operation by operation; only its operands inside the subgraph are replaced by clones. So
-gradients keep their bits, a clone of dropout draws the same mask (its stream is an attribute and its key an operand),
-and statistics are written once, as writes are not cloned.
+The backward stays as it is, op by op; only its operands inside the subgraph become clones. So gradients keep their
+bits, a clone of dropout draws the same mask (its stream is an attribute and its key an operand), and statistics are
+assigned once, because assignments are not cloned.
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 BARRIER = "recall"
-"""A view through which clones read, so that no rewrite takes them for what was computed before."""
+"""A view that clones read through, so that no rewrite merges them with the original nodes."""
 
 
 class Recomputed:
-    """Which nodes of a trace are in a marked subgraph, and their clones.
+    """The checkpointed subgraphs of a trace, and the clones of their nodes.
 
     Attributes:
-        group: the subgraph that nodes recorded now belong to; None for none.
+        group: the subgraph of nodes recorded now; None outside of any.
     """
 
     def __init__(self, program: Program) -> None:
@@ -34,39 +34,39 @@ class Recomputed:
         self._groups: dict[NodeId, Any] = {}
         self._backward: set[NodeId] = set()
         self._clones: dict[NodeId, NodeId] = {}
-        self._recalled: dict[tuple[Any, Value], Value] = {}
-        self._kept: dict[Value, bool] = {}
+        self._barriers: dict[tuple[Any, Value], Value] = {}
+        self._retained: dict[Value, bool] = {}
 
     def took(self, node: NodeId, *, backward: bool) -> None:
-        """Told of each operation that was recorded."""
+        """Note a recorded operation."""
         if backward:
             self._backward.add(node)
         elif self.group is not None:
             self._groups[node] = self.group
 
     def read(self, value: Value) -> Value:
-        """What backward reads instead of a value: a clone if it lies inside a subgraph."""
+        """What backward reads for a value: a clone if it is inside a subgraph."""
         group = self._groups.get(value.node)
-        if group is None or self._is_kept(value):
+        if group is None or self._is_retained(value):
             return value
         self._clone(value.node, group)
         return Value(self._clones[value.node], value.port)
 
-    def _is_kept(self, value: Value) -> bool:
-        """True for what lies on the border: the forward reads it outside, so it is there anyway."""
-        if value not in self._kept:
+    def _is_retained(self, value: Value) -> bool:
+        """True for a result of a subgraph that forward reads outside of it, and for updated state."""
+        if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}
             outside = {n for n in readers - self._backward if self._groups.get(n) != group}
-            self._kept[value] = bool(outside) or get(p.op(value.node)).traits.update
-        return self._kept[value]
+            self._retained[value] = bool(outside) or get(p.op(value.node)).traits.update
+        return self._retained[value]
 
     def _clone(self, node: NodeId, group: Any) -> None:
-        """Clone a node, and first what it reads inside the subgraph, in the order of the forward."""
+        """Clone a node after its operands inside the subgraph, in forward order."""
         p, found, stack = self.program, {node}, [node]
         while stack:
             for v in p.operands(stack.pop()):
-                if self._groups.get(v.node) == group and v.node not in found and not self._is_kept(v):
+                if self._groups.get(v.node) == group and v.node not in found and not self._is_retained(v):
                     found.add(v.node)
                     stack.append(v.node)
         for inner in sorted(found - self._clones.keys(), key=p.seq):
@@ -76,12 +76,12 @@ class Recomputed:
             self._backward.add(clone)
 
     def _operand(self, value: Value, group: Any) -> Value:
-        if self._groups.get(value.node) == group and not self._is_kept(value):
+        if self._groups.get(value.node) == group and not self._is_retained(value):
             return Value(self._clones[value.node], value.port)
-        known = self._recalled.get((group, value))
+        known = self._barriers.get((group, value))
         if known is None:
             p = self.program
             node = p.add_op(BARRIER, [value], {}, p.free_name(f"recompute.{p.path(value.node)}"))
             self._backward.add(node)
-            known = self._recalled[group, value] = Value(node)
+            known = self._barriers[group, value] = Value(node)
         return known

@@ -1,7 +1,6 @@
-"""Deriving a program from another, node by node: how a cache, a padding mask or a gradient get into a graph.
+"""Derive a program from another node by node: to add a cache, a padding mask or an input in place of a value.
 
-A derived program shares the variables of its source and has no journal; it is made again when the source has another
-version. It is a view of the one graph, never a second model.
+A derived program shares the variables of its source, has no journal, and is stale once the source has another version.
 """
 
 from __future__ import annotations
@@ -15,58 +14,70 @@ from graphwright.program.program import Program
 from graphwright.program.validate import refuse_broken
 
 Emit = Callable[[Program, NodeId, list[Value]], "Value | None"]
+Swaps = Mapping[Value | EdgeId, Value]
 
 
 def rewrite(
     p: Program,
     name: str,
     handlers: Mapping[str, Emit],
-    start: Callable[[Program], Mapping[Value | EdgeId, Value] | None] | None = None,
+    start: Callable[[Program], Swaps | None] | None = None,
+    before: Callable[[Program, NodeId, Mapping[Value, Value]], Swaps] | None = None,
 ) -> tuple[Program, dict[Value, Value]]:
-    """Copy all inputs and what the outputs need into a new program; ops with a handler are emitted by it.
+    """Copy all inputs and the nodes that outputs and writes need into a new program.
 
     Args:
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
             None to copy the node as it is.
-        start: called with the empty program, to add inputs and states first; gives what stands in the place of values
-            of the old program, or of what edges carry.
+        start: called with the empty program to add inputs and states first; returns replacements for values of the old
+            program, or for the operands of single edges.
+        before: called with (new program, old node, old value -> new value) before each node is copied; returns further
+            replacements.
     Returns: the program and the map from old values to new ones. Raises: InvalidProgram.
     """
     refuse_broken(p)
     new = Program(name)
     new.source = (p, p.version)
-    swaps = (start(new) if start is not None else None) or {}
+    swaps = dict((start(new) if start is not None else None) or {})
     values: dict[Value, Value] = {}
     needed = p.reachable([*p.outputs(), *p.writes()])
     for node in p.order():
         if node not in needed and p.op(node) != INPUT:
             continue
+        if before is not None:
+            swaps.update(before(new, node, values))
         op, path = p.op(node), p.path(node)
         operands = [swaps.get(e) or values[p.edge_value(e)] for e in p.in_edges(node)]
         made = handlers[op](new, node, operands) if op in handlers else None
         if made is not None:
             values[Value(node)] = swaps.get(Value(node), made)
             continue
-        if op == WRITE:  # writes the state itself, whatever stands for its value
+        if op == WRITE:  # the target is the state itself, whatever replaces its value
             new.add_write(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
             new.weights.add(p.key(node), p.weights[p.key(node)])
-        fresh = new.insert_node(op, p.attrs(node), path, p.specs(node))
-        for edge, operand in zip(p.in_edges(node), operands, strict=True):
-            new.insert_edge(operand, fresh, p.edge_port(edge))
+        copy = copy_node(p, node, new, path, operands)
         for port in range(len(p.specs(node))):
-            values[Value(node, port)] = swaps.get(Value(node, port), Value(fresh, port))
+            values[Value(node, port)] = swaps.get(Value(node, port), Value(copy, port))
     new.set_outputs({label: values[v] for label, v in zip(p.output_names(), p.outputs(), strict=True)})
     return new, values
 
 
-Place = NodeId | Value | EdgeId | str
-_KEPT = 8  # patched programs kept per program
+def copy_node(p: Program, node: NodeId, new: Program, name: str, operands: Iterable[Value]) -> NodeId:
+    """Copy a node of `p` into another program, on new operands."""
+    copy = new.insert_node(p.op(node), p.attrs(node), name, p.specs(node))
+    for edge, operand in zip(p.in_edges(node), operands, strict=True):
+        new.insert_edge(operand, copy, p.edge_port(edge))
+    return copy
 
 
-def place(p: Program, ref: Place) -> Value | EdgeId:
-    """A node's first result, a value, or an edge: by handle, by name, or as `"source -> target"`.
+PatchPoint = NodeId | Value | EdgeId | str
+_CACHED = 8  # patched programs per program
+
+
+def patch_point(p: Program, ref: PatchPoint) -> Value | EdgeId:
+    """The first result of a node, a value, or an edge: by handle, by name, or as `"source -> target"`.
 
     Raises: UnknownNode, UnknownEdge, StaleHandle.
     """
@@ -78,32 +89,29 @@ def place(p: Program, ref: Place) -> Value | EdgeId:
 
 
 def feed_name(p: Program, at: Value | EdgeId) -> str:
-    """The input for a value put in place: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
+    """The input that replaces a value: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
     port = f".{at.port}" if isinstance(at, Value) and at.port else ""
     return f"patch.{p.path(at)}{port}"
 
 
-def patched(p: Program, refs: Iterable[Place]) -> Program:
-    """The program with an input more per place, whose value stands there; it shares all variables.
+def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
+    """The program with an additional input in place of each of these values; it shares all variables.
 
-    Made again when the program has another version; a plan of it is stale then.
+    Derived again for another version of the program; a plan of the old one is stale then.
     """
-    places = list(dict.fromkeys(place(p, ref) for ref in refs))
-    known: dict[tuple, Program] = p.derived.setdefault("patched", {})
-    key = (p.version, *places)
-    if key not in known:
-        for old in [k for k in known if k[0] != p.version] or list(known)[: len(known) >= _KEPT]:
-            del known[old]
-        known[key] = _derive(p, places)
-    return known[key]
+    points = list(dict.fromkeys(patch_point(p, ref) for ref in refs))
+    cached: dict[tuple, Program] = p.derived.setdefault("patched", {})
+    key = (p.version, *points)
+    if key not in cached:
+        for old in [k for k in cached if k[0] != p.version] or list(cached)[: len(cached) >= _CACHED]:
+            del cached[old]
 
+        def inputs(new: Program) -> Swaps:
+            values = {at: p.edge_value(at) if isinstance(at, EdgeId) else at for at in points}
+            return {
+                at: Value(new.add_source(INPUT, feed_name(p, at), p.specs(v.node)[v.port], {}))
+                for at, v in values.items()
+            }
 
-def _derive(p: Program, places: list[Value | EdgeId]) -> Program:
-    def inputs(new: Program) -> dict[Value | EdgeId, Value]:
-        added = {}
-        for at in places:
-            carried = p.edge_value(at) if isinstance(at, EdgeId) else at
-            added[at] = Value(new.add_source(INPUT, feed_name(p, at), p.specs(carried.node)[carried.port], {}))
-        return added
-
-    return rewrite(p, f"{p.name} (patched)", {}, inputs)[0]
+        cached[key] = rewrite(p, f"{p.name} (patched)", {}, inputs)[0]
+    return cached[key]

@@ -1,4 +1,4 @@
-"""The tape behind a tensor as a program: to draw, to search, or to run again with other inputs."""
+"""The autograd tape of a tensor as a program: to draw it, search it, or run it on other inputs."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from graphwright.array import Spec
 
 STEPS = 3
-"""Uses of one parameter from which on the tape is taken for a loop over steps; a tied weight has two."""
+"""Uses of one parameter from which the tape counts as a loop over steps; a tied weight has two."""
 
 
 def tape(*tensors: Tensor, name: str = "tape") -> Program:
-    """What the gradients of eager tensors will flow through: `gw.tape(loss).to_svg("loss.svg")`.
+    """The graph that gradients of eager tensors flow through: `gw.tape(loss).to_svg("loss.svg")`.
 
     Parameters and variables are params and states that share memory with their owners; an op that reads a parameter is
-    named after its module. Other operands are consts where the tape kept a scalar, else inputs, as their values are not
-    known any more. The ops of a loop over time are named `step.0`, `step.1`, ... by how often their parameters were
+    named after its module. Other operands are consts where the tape saved a scalar, else inputs, because their values
+    were not saved. The ops of a loop over time are named `step.0`, `step.1`, ... by how often their parameters were
     used before, so that pictures fold the loop. Outputs are `out`, `out_1`, ...
     Raises: UsageError for a tensor without a tape, or inside a trace.
     """
     for t in tensors:
         if not isinstance(t, Tensor) or t.node is None or not isinstance(t.data, NDArray):
             raise UsageError(
-                "only a tensor that was computed from what requires gradients has a tape",
+                "this tensor has no tape: it was not computed from anything that requires a gradient",
                 got=repr(t)[:80],
-                fix="gw.trace(fn, *examples) takes down any tensor code",
+                fix="gw.trace(fn, *examples) records any tensor code",
             )
-    nodes = sorted(_behind([t.node for t in tensors]), key=lambda node: node.seq)
-    made = _Taped(name, _steps(nodes))
+    nodes = sorted(_ancestors([t.node for t in tensors]), key=lambda node: node.seq)
+    made = _TapeProgram(name, _steps(nodes))
     for node in nodes:
         made.add(node)
     made.program.set_outputs({f"out_{i}" if i else "out": made.values[t.node, t.port] for i, t in enumerate(tensors)})
     return made.program
 
 
-def _behind(roots: Sequence[Any]) -> set[Any]:
-    """Tape nodes that roots depend on, themselves included."""
+def _ancestors(roots: Sequence[Any]) -> set[Any]:
+    """The tape nodes that roots depend on, and the roots."""
     stack, seen = list(roots), set(roots)
     while stack:
         for edge in stack.pop().edges:
@@ -56,7 +56,7 @@ def _behind(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Step of each tape node: how often its parameters were used before, at least that of what it reads."""
+    """Tape node -> loop step: the number of earlier uses of its parameters, at least the step of its operands."""
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:
@@ -67,37 +67,36 @@ def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
     return step if max(uses.values(), default=0) >= STEPS else {}
 
 
-class _Taped:
-    """The program while it is written; `values` maps (tape node, port) and id of a leaf to what stands for it."""
+class _TapeProgram:
+    """A program under construction; `values` maps (tape node, port), or the id of a leaf, to its value."""
 
     def __init__(self, name: str, steps: Mapping[Any, int]) -> None:
         self.program = Program(name)
         self.values: dict[Any, Value] = {}
         self._steps = steps
-        self._leaves: list[Tensor] = []  # alive, so that no id is given out twice
+        self._leaves: list[Tensor] = []  # alive, so that no id is used twice
 
     def add(self, node: Any) -> None:
-        """Write an operation down; what it reads is written already."""
+        """Add an operation, after its operands."""
         p = self.program
         step = f"step.{self._steps[node]}." if self._steps else ""
-        operands = [self._operand(node, place, edge, step) for place, edge in enumerate(node.edges)]
+        operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]
         owners = [edge.name for edge in node.edges if isinstance(edge, Parameter) and "." in edge.name]
         module = f"{owners[0].rpartition('.')[0]}." if owners else ""
-        name = p.free_name(step + module + node.op.name)
-        made = p.insert_node(node.op.name, node.attrs, name, tuple(node.out_specs))
+        made = p.insert_node(node.op.name, node.attrs, p.free_name(step + module + node.op.name), tuple(node.out_specs))
         for port, value in enumerate(operands):
             p.insert_edge(value, made, port)
         for port in range(len(node.out_specs)):
             self.values[node, port] = Value(made, port)
 
-    def _operand(self, node: Any, place: int, edge: Any, step: str) -> Value:
+    def _operand(self, node: Any, number: int, edge: Any, step: str) -> Value:
         if isinstance(edge, tuple):
             return self.values[edge]
         if edge is None:
-            kept = next((value for at, value, _ in node.saved or () if at == place), None)
-            if isinstance(kept, NDArray) and not kept.shape:
-                return self._stored(CONST, f"{step}scalar", Variable(kept))
-            return self._source(INPUT, f"{step}input", node.in_specs[place], {})
+            saved = next((value for at, value, _ in node.saved or () if at == number), None)
+            if isinstance(saved, NDArray) and not saved.shape:
+                return self._stored(CONST, f"{step}scalar", Variable(saved))
+            return self._source(INPUT, f"{step}input", node.in_specs[number], {})
         if id(edge) not in self.values:
             self._leaves.append(edge)
             if isinstance(edge, Variable):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, WRITE
 
 if TYPE_CHECKING:
@@ -151,9 +151,9 @@ def feedback(scene: Scene) -> Scene:
 
 DATA, ATTENTION, RESIDUAL, RECURRENT, MIXED = "data", "attention", "residual", "state", "data"
 
-_ATTENDS = frozenset({"sdpa", "sdpa_backward"})
-_ADDS = frozenset({"add"})
-"""Rows of the picture's own table: ops that attend, and ops that add like a junction but have two ports."""
+_ATTENDS = frozenset(n for n, row in OPS.items() if row.traits.attention or traits(row.traits.backward_of).attention)
+_ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
+"""Ops that attend, and ops that add two operands as a junction does."""
 
 _FAR = 600
 """Nodes that are looked at to tell a shortcut from a short branch; past them it is taken for a shortcut."""

@@ -16,8 +16,8 @@ from graphwright.array import float64
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
+from graphwright.ops.axes import Product, atoms, known
 from graphwright.ops.gate import COLUMNS, KINDS
-from graphwright.ops.terms import Product, atoms, known
 from graphwright.program.axes.solve_axes import Said, origin
 from graphwright.program.axes.units import Units, branches
 from graphwright.program.editing.unfold import put
@@ -52,7 +52,7 @@ from graphwright.program.op_graph import Value
 from graphwright.program.readers import dependent, lead
 
 if TYPE_CHECKING:
-    from graphwright.ops.terms import Atom, Term
+    from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program

@@ -282,8 +282,8 @@ def _removed(record: RemovedNode | RemovedEdge) -> list[Any]:
         *map(forms.handle_form, record[:3]),
         c["src_port"],
         c["dst_port"],
-        record.out_place,
-        record.in_place,
+        record.out_position,
+        record.in_position,
     ]
 
 
@@ -312,7 +312,7 @@ def _read_removed(data: Any) -> RemovedNode | RemovedEdge:
 
 
 def _rewired(r: RewiredEdge) -> list[Any]:
-    return [*map(forms.handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_place, r.in_place]
+    return [*map(forms.handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_position, r.in_position]
 
 
 def _read_rewired(edge: EdgeId, data: Any) -> RewiredEdge:

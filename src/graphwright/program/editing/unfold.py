@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.ops import get
+from graphwright.ops import get, traits
 from graphwright.program.editing.replace import stand_in
 from graphwright.program.op_graph import Value
 
@@ -101,7 +101,7 @@ def fold(e: Transaction, node: NodeId) -> NodeId:
         for going in gone:
             if going != node and (beyond := set(p.consumers(going)) - set(gone)):
                 raise UsageError("a unit is read elsewhere too", where=p.path(going), got=p.path(min(beyond)))
-        parts = [v.node for u in gone for v in p.operands(u) if p.op(v.node) == "slice"]
+        parts = [v.node for u in gone for v in p.operands(u) if traits(p.op(v.node)).slices]
         e.rename(node, p.free_name(f"{path}.unfolded"))
         whole = put(e, op, reads, attrs, path)
         stand_in(e, {Value(node): whole})
@@ -116,11 +116,11 @@ def fold(e: Transaction, node: NodeId) -> NodeId:
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
     """Ops that unfold to what ends in `node`: name, operands, attributes; and the nodes that go, last ones first."""
     gone, bias = [node], []
-    if p.op(node) == "add":
+    if traits(p.op(node)).sums:
         junction, *bias = p.operands(node)
         gone.append(node := junction.node)
     results = p.operands(node) if p.is_junction(node) else []
-    placed = {p.op(v.node) for v in results} == {"pad_slice"}
+    placed = bool(results) and all(traits(p.op(v.node)).pads for v in results)
     units = [u.node for v in results for u in (p.operands(v.node) if placed else [v])]
     gone += [*(v.node for v in results if placed), *units]
     rows = {(p.op(u), repr(p.attrs(u)), len(p.operands(u))) for u in units}
@@ -143,7 +143,7 @@ def _whole(p: Program, units: Sequence[NodeId], place: int, axis: Axis) -> Value
     reads, dim = [p.operands(u)[place] for u in units], _dim(axis, place)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
-    if any(p.op(v.node) != "slice" or not p.operands(v.node) for v in reads):
+    if any(not traits(p.op(v.node)).slices or not p.operands(v.node) for v in reads):
         return None
     value = p.operands(reads[0].node)[0]
     shares = [_share(p.spec(value), dim, len(units), i) for i in range(len(units))]
@@ -173,12 +173,12 @@ def _count(p: Program, node: NodeId, axis: Axis) -> int:
     """As many units as there were before a `flatten` made the axis, or will be after an `unflatten`; else its size."""
     place, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
     value = p.operands(node)[place]
-    if p.op(value.node) == "flatten":
+    if traits(p.op(value.node)).joins_axis:
         before, attrs = p.spec(p.operands(value.node)[0]), p.attrs(value.node)
         if attrs["start"] % len(before.shape) == dim % len(p.spec(value).shape):
             return _known(before, attrs["start"])
     for reader in p.consumers(node):
-        if axis.result is not None and p.op(reader) == "unflatten":
+        if axis.result is not None and traits(p.op(reader)).splits_axis:
             rank = len(p.spec(node).shape)
             if p.attrs(reader)["axis"] % rank == axis.result % rank:
                 return p.attrs(reader)["sizes"][0]

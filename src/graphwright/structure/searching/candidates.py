@@ -241,7 +241,7 @@ class Ops:
 
     def _option(self, e: Transaction, value: Value, path: str, op: str) -> NodeId:
         name = e.program.free_name(f"{path}.{op}")
-        return e.add("copy", value, name=name) if op == "copy" else e.add(op, value, name=name)
+        return e.add(op, value, name=name)
 
     def _total(self, e: Transaction, path: str) -> NodeId:
         """An empty junction that is read instead of the op."""

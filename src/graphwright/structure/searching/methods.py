@@ -56,8 +56,8 @@ def gates(t: Trials) -> SearchOutcome:
     """Independent gates on all candidates, trained with the weights under a penalty; then retrained without gates.
 
     Half of the budget is for the search, the first tenth of it for weights alone. Each candidate is penalised by a
-    share of the task's loss of the step: it stays if the loss would increase by more without it. Candidates with weights
-    are penalised more.
+    share of the task's loss of the step: it stays if the loss would increase by more without it. The penalty of
+    candidates with weights is larger.
     """
     p, steps = t.start.fork(), t.budget // 2
     gate_of = t.candidates.gate(p)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from graphwright.graph.analysis import reachable
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM
@@ -143,7 +144,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
     if p.specs(source)[0] == p.spec(junction):
         return False
     for node in p.consumers(source):
-        if p.op(node) == "linear" and p.operands(node)[0].node == source:
+        if traits(p.op(node)).contracts == "out_in" and p.operands(node)[0].node == source:
             weight = origin(p, p.operands(node)[1])
             if weight is not None and p.op(weight) == PARAM and carried(p, node, junction):
                 return True

@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.program import EmptySelection, Value
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
@@ -90,7 +91,7 @@ def _replace(e: Transaction, reader: Reader, matrix: Matrix, factors: Factors, c
                                e.add("cast", c, dtype=dtype, name=p.free_name(f"{p.path(c)}.cast"))
                                for c in cores]  # fmt: skip
     chain = _ChainBuilder(e, path)
-    if reader.op == "linear":
+    if traits(reader.op).contracts == "out_in":
         x, wide, *bias = operands
         made = _linear(chain, x, factors, widened[dtype.name], bias[0] if bias else None)
     else:
@@ -268,13 +269,13 @@ def _readers(p: Program, node: NodeId) -> list[NodeId]:
     """Readers of a core, looking through casts."""
     found = []
     for reader in p.consumers(node):
-        found += _readers(p, reader) if p.op(reader) == "cast" else [reader]
+        found += _readers(p, reader) if traits(p.op(reader)).casts else [reader]
     return found
 
 
 def _region(p: Program, base: str, end: NodeId, cores: dict[str, NodeId]) -> _Region:
     """Walk back from the end of a chain to its input. Raises: UsageError if the input is not a single value."""
-    known = {*cores.values(), *(n for core in cores.values() for n in p.consumers(core) if p.op(n) == "cast")}
+    known = {*cores.values(), *(n for core in cores.values() for n in p.consumers(core) if traits(p.op(n)).casts)}
     prefix, inner, entering, bias = f"{p.path(end)}.", [], [], None
     stack = [end]
     while stack:
@@ -287,7 +288,7 @@ def _region(p: Program, base: str, end: NodeId, cores: dict[str, NodeId]) -> _Re
             if p.path(value).startswith(prefix) and p.op(value.node) != PARAM:
                 inner.append(value.node)
                 stack.append(value.node)
-            elif node == end and (p.op(node), port) in (("linear", 2), ("add", 1)):
+            elif node == end and (port == traits(p.op(node)).addend or (port == 1 and traits(p.op(node)).sums)):
                 bias = value
             else:
                 entering.append(value)

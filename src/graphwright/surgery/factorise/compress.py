@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.ops import traits
 from graphwright.report import plain
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
 from graphwright.surgery.calibration import MissingCalibration
@@ -157,7 +158,7 @@ def _methods(method: str, calibration: Calibration | None) -> list[str]:
 
 def _subject(p: Program, m: Matrix, gram: np.ndarray | None, names: list[str], options: CompressOptions) -> _Subject:
     w = values(p, m.key)
-    table = any(r.op == "embedding" for r in m.readers)
+    table = any(traits(r.op).lookup for r in m.readers)
     usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
     if not usable:
         raise UsageError("only low-rank factors can replace an embedding table", where=m.path, got=names[0],

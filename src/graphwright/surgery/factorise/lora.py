@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.ops import traits
 from graphwright.program import EmptySelection, Value
 from graphwright.program.kinds import PARAM
 from graphwright.program.readers import lead
@@ -40,7 +41,7 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         raise UsageError("the rank of a branch must be >= 1", where="rank", got=rank)
     matrices, _ = find_matrices(program, where)
     for m in matrices:
-        if len(m.readers) != 1 or m.readers[0].op != "linear":
+        if len(m.readers) != 1 or traits(m.readers[0].op).contracts != "out_in":
             got = ", ".join(r.op for r in m.readers)
             raise UsageError("a branch needs a weight that one linear map reads", where=m.path, got=got)
     rng = np.random.default_rng(seed)

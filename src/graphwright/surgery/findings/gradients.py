@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.ops import OPS, get
+from graphwright.ops import OPS, get, traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.gates import Gates
@@ -69,7 +69,8 @@ def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
 
 def _open(p: Program, w: Wiring, i: int) -> bool:
     node = w.nodes[i]
-    return w.differentiable(i) and not (w.ops[i] == "scale_gradient" and p.attrs(node)["scale"] == 0)
+    row = OPS.get(w.ops[i])
+    return w.differentiable(i) and not (row is not None and row.stops_gradient(p.attrs(node)))
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
@@ -77,7 +78,7 @@ def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
-    if w.ops[i] == "mul" and len(values) == 2:
+    if traits(w.ops[i]).multiplies and len(values) == 2:
         shut = {1 - k for k, v in enumerate(values) if _frozen_zero(p, v.node) or _closed(p, node, v)}
     return [w.at[v.node] for k, v in enumerate(values) if k not in shut and p.specs(v.node)[v.port].dtype.is_float]
 
@@ -137,11 +138,12 @@ def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
 
 
 def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
-    if p.op(node) == "stop_gradient" or (p.op(node) == "scale_gradient" and p.attrs(node)["scale"] == 0):
+    row = OPS.get(p.op(node))
+    if row is not None and row.stops_gradient(p.attrs(node)):
         yield bypassed(p, node, keeps=True)
-    elif p.op(node) == "mul" and any(_closed(p, node, v) for v in p.operands(node)):
+    elif traits(p.op(node)).multiplies and any(_closed(p, node, v) for v in p.operands(node)):
         yield Fix(f"let the gate {p.path(node)} train", lambda e: e.set_gate(node, "soft"), edges=1)
-    elif p.op(node) == "mul":
+    elif traits(p.op(node)).multiplies:
         gates = [v.node for v in p.operands(node) if _frozen_zero(p, v.node) and p.op(v.node) == PARAM]
         for gate in gates:
             what = f"let {p.path(gate)} train, so that it opens"
@@ -240,21 +242,20 @@ def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
             return False
         edge, reader = readers[0], p.graph.target(readers[0])
         op, port = p.op(reader), p.edge_port(edge)
-        if op == "sdpa":
+        if traits(op).attention:
             return port == 1
-        if op == "batch_norm_train":
+        if traits(op).batch_statistics:
             return port == 0
         if op in KINDS:
             return False
         row = get(op)
-        bias = row.traits.addend == port or (op == "conv" and port == 2)
+        bias = row.traits.addend == port or (row.traits.contracts == "window" and port == 2)
         passes = row.view is not None or row.traits.convert or bias or row.traits.sums
         if not (passes or p.is_junction(reader)):
             return False
         here = reader
 
 
-_NORMS = frozenset({"rms_norm", "layer_norm", "group_norm", "batch_norm", "batch_norm_train", "softmax"})
 _LEAST_ROWS = 8
 
 
@@ -368,18 +369,14 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
     """The only linear map that reads a linear map, through elementwise ops; or None."""
     while True:
         readers = p.consumers(node)
-        if len(readers) != 1 or p.op(readers[0]) in KINDS or p.op(readers[0]) in _NORMS:
+        if len(readers) != 1 or p.op(readers[0]) in KINDS or traits(p.op(readers[0])).normalises:
             return None
         node = readers[0]
-        if p.op(node) == "linear":
+        if traits(p.op(node)).contracts == "out_in":
             return node if p.graph.source(p.in_edges(node)[0]) != node else None
         row = OPS.get(p.op(node))
         if row is None or row.arity != 1 or not (row.traits.elementwise or row.view is not None):
             return None
-
-
-SQUASHED = {"cross_entropy": "softmax", "bce_with_logits": "sigmoid"}
-"""Losses that take logits, and the op that each applies itself."""
 
 
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:
@@ -389,11 +386,11 @@ def double_softmax(d: Diagnosis) -> Iterator[Finding]:
     """
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
-        scores = p.in_edges(node)[0] if w.ops[i] in SQUASHED and p.in_edges(node) else None
+        scores = p.in_edges(node)[0] if traits(w.ops[i]).applies and p.in_edges(node) else None
         if scores is None or p.edge_port(scores) != 0:
             continue
         squash = p.graph.source(scores)
-        if p.op(squash) == SQUASHED[w.ops[i]] and p.operands(squash):
+        if p.op(squash) == traits(w.ops[i]).applies and p.operands(squash):
             yield Finding.of(
                 p,
                 "double_softmax",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.errors import GraphwrightError
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import KINDS
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
@@ -112,16 +112,16 @@ def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
     start, size = 0, None
     while True:
         op = p.op(value.node)
-        if op == "linear":
+        if traits(op).contracts == "out_in":
             return value.node, start, size if size is not None else int(p.spec(value).shape[-1])
         if op in KINDS or op not in OPS:
             return None
         row, attrs = OPS[op], p.attrs(value.node)
-        if op == "slice" and size is None and attrs["step"] == 1:
+        if row.traits.slices and size is None and attrs["step"] == 1:
             if attrs["axis"] % len(p.spec(value).shape) != len(p.spec(value).shape) - 1:
                 return None
             start, size = attrs["start"], attrs["size"]
-        elif not (op in _BETWEEN or (row.view is not None and op != "slice") or row.traits.convert):
+        elif not (op in _BETWEEN or (row.view is not None and not row.traits.slices) or row.traits.convert):
             return None
         value = p.operands(value.node)[0]
 
@@ -134,9 +134,10 @@ def _read_by(p: Program, node: NodeId) -> NodeId | None:
             return None
         node = readers[0]
         op = p.op(node)
-        if op == "linear":
+        if traits(op).contracts == "out_in":
             return node
-        if op in KINDS or op not in OPS or not (OPS[op].view is not None or OPS[op].traits.convert) or op == "slice":
+        row = OPS.get(op)
+        if row is None or not (row.view is not None or row.traits.convert) or row.traits.slices:
             return None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.ops import OPS
+from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, KINDS, PARAM
 from graphwright.program.weights import as_array
@@ -32,7 +32,7 @@ def passes_sum(p: Program, node: NodeId) -> bool:
     row = None if op in KINDS else OPS.get(op)
     if row is None:
         return False
-    gated = op == "mul" and any(p.op(v.node) in (PARAM, CONST, GATE) and _one(p, v) for v in p.operands(node))
+    gated = traits(op).multiplies and any(p.op(v.node) in (PARAM, CONST, GATE) and _one(p, v) for v in p.operands(node))
     return row.traits.convert or row.traits.sums or row.traits.nary or gated
 
 
@@ -226,8 +226,8 @@ def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
     """Whether an edge is zero by design until training: through a trained gate, or a zero matrix."""
     node = p.graph.source(edge)
     operands = p.operands(node)
-    gated = passes_sum(p, node) and p.op(node) == "mul"
-    matrix = p.op(node) == "linear" and p.op(operands[1].node) == PARAM
+    gated = passes_sum(p, node) and traits(p.op(node)).multiplies
+    matrix = traits(p.op(node)).contracts == "out_in" and p.op(operands[1].node) == PARAM
     return gated or (matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any())
 
 

@@ -13,6 +13,7 @@ from graphwright.graph.analysis import dominators
 from graphwright.models.assembly import validate as validate_model
 from graphwright.models.health import non_finite
 from graphwright.models.open import EMBEDDING, TIED_HEAD
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM, STORED
@@ -245,7 +246,7 @@ def features(p: Program, node: NodeId) -> int:
 
 def _axis(p: Program, node: NodeId) -> int | None:
     rank = len(p.spec(node).shape)
-    return rank - 1 if rank < 4 else 1 if p.op(node) in ("conv", "conv_transpose") else None
+    return rank - 1 if rank < 4 else 1 if traits(p.op(node)).channels_first else None
 
 
 def _finding(

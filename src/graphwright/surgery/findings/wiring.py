@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program
 
-VALUELESS = frozenset({"full_like", "size", "iota", "uniform", "normal", "gumbel", "randint"})
+VALUELESS = frozenset(name for name, row in OPS.items() if row.traits.valueless)
 """Ops whose result depends on the shape of their operands, not on the values."""
 
 

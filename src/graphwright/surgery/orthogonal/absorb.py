@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from graphwright.ops import traits
 from graphwright.surgery.errors import NotAbsorbable
 from graphwright.surgery.matrices import find_matrices, values
 
@@ -81,9 +82,6 @@ def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Mat
     return list(found.values())
 
 
-ARRANGING = {"unflatten", "flatten", "reshape", "permute", "cast"}
-
-
 class Neighbour(NamedTuple):
     """The map that absorbs P: `o` after values (side 1, columns), `k` beside queries (side 0, rows)."""
 
@@ -93,24 +91,26 @@ class Neighbour(NamedTuple):
 
 def neighbour(p: Program, matrix: Matrix) -> Neighbour:
     """The map that can absorb the factor P of a matrix. Raises: NotAbsorbable naming the op in between."""
-    if len(matrix.readers) != 1 or matrix.readers[0].op != "linear":
+    if len(matrix.readers) != 1 or traits(matrix.readers[0].op).contracts != "out_in":
         raise _refusal(matrix, "several readers" if len(matrix.readers) != 1 else matrix.readers[0].op)
     node = matrix.readers[0].node
     if len(p.operands(node)) > 2:
         raise _refusal(matrix, "bias")
     node, port = _next_op(p, matrix, node)
-    if p.op(node) != "sdpa" or port == 1:
+    if not traits(p.op(node)).attention or port == 1:
         raise _refusal(matrix, f"{p.op(node)} {p.path(node)}")
     if port == 2:
         end, at = _next_op(p, matrix, node)
-        if p.op(end) != "linear" or at != 0:
+        if traits(p.op(end)).contracts != "out_in" or at != 0:
             raise _refusal(matrix, f"{p.op(end)} {p.path(end)}")
         return Neighbour(_read_by(p, end), 1)
     source = p.operands(node)[1].node
-    while p.op(source) in ARRANGING:
+    while traits(p.op(source)).rearranges or traits(p.op(source)).casts:
         source = p.operands(source)[0].node
-    if p.op(source) != "linear" or len(p.operands(source)) > 2:
-        raise _refusal(matrix, f"{p.op(source)} {p.path(source)}" if p.op(source) != "linear" else "bias")
+    if traits(p.op(source)).contracts != "out_in" or len(p.operands(source)) > 2:
+        raise _refusal(
+            matrix, f"{p.op(source)} {p.path(source)}" if traits(p.op(source)).contracts != "out_in" else "bias"
+        )
     keys = _read_by(p, source)
     if keys.shape[0] != matrix.shape[0]:
         raise _refusal(matrix, "several query heads on a key head")
@@ -153,7 +153,8 @@ def _next_op(p: Program, matrix: Matrix, node: NodeId) -> tuple[NodeId, int]:
         if len(edges) != 1:
             raise _refusal(matrix, f"several readers of {p.path(node)}")
         node = p.graph.target(edges[0])
-        if p.op(node) not in ARRANGING:
+        row = traits(p.op(node))
+        if not row.rearranges and not row.casts:
             return node, p.edge_port(edges[0])
 
 

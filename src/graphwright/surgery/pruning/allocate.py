@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
-from graphwright.ops.terms import atoms, resized, resolve
+from graphwright.ops.axes import atoms, resized, resolve
 from graphwright.program import Value
 from graphwright.program.cost import Size, counted, ones, op_flops, size
 from graphwright.surgery.budgets import AtMost, Latency, Ratio
@@ -24,7 +24,7 @@ from graphwright.surgery.measure import speed
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.ops.terms import Atom, Term
+    from graphwright.ops.axes import Atom, Term
     from graphwright.program import Program
     from graphwright.surgery.budgets import SizeBudget
     from graphwright.surgery.pruning.branches import ResidualBranch

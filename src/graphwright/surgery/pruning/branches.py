@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.kinds import INPUT, PARAM
 from graphwright.surgery.calibration import Stream, input_dependent
@@ -56,7 +57,7 @@ def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> l
             computed = [n for n in nodes if n in moving and p.op(n) != INPUT]
             if not computed or not any(p.op(n) == PARAM for n in nodes) or not (inside is None or nodes <= set(inside)):
                 continue
-            kind = "attention" if any(p.op(n) == "sdpa" for n in nodes) else "mlp"
+            kind = "attention" if any(traits(p.op(n)).attention for n in nodes) else "mlp"
             start = min(computed, key=rank.__getitem__)
             found.append(ResidualBranch(p.path(edge), kind, edge, frozenset(nodes), start))
     return found

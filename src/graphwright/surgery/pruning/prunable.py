@@ -11,7 +11,8 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops.terms import Atom, spread
+from graphwright.ops import traits
+from graphwright.ops.axes import Atom, spread
 from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
@@ -24,11 +25,10 @@ from graphwright.surgery.matrices import finite
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
-    from graphwright.ops.terms import Term
+    from graphwright.ops.axes import Term
     from graphwright.program import Program
     from graphwright.program.axes.axes import AxisGroup
 
-PRODUCTS = ("linear", "matmul", "conv")
 NEURONS = ("neurons", "channels", "units")
 """Default kinds: inner units of MLPs, channels between convolutions."""
 Where = str | Selection | Iterable[NodeId]
@@ -58,7 +58,7 @@ class Consumer:
     def matrix(self, p: Program, dtype: str = "float64") -> np.ndarray:
         """The weights as [out, columns]."""
         w = p.weights.array(self.key).to_numpy(dtype)
-        return w.T if self.op == "matmul" else w.reshape(len(w), -1)
+        return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
     def stored(self, p: Program) -> np.ndarray:
         """The weights as [out, columns], float32 (float64 if stored so), mostly without a copy."""
@@ -66,12 +66,12 @@ class Consumer:
 
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
         """A matrix [out, columns] in the shape in which this product's weights are stored."""
-        return np.ascontiguousarray(matrix.T if self.op == "matmul" else matrix.reshape(like))
+        return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
     def rows(self, p: Program, x: NDArray) -> np.ndarray:
         """The product's input as rows [rows, columns]; see `as_float`."""
         a = as_float(x)
-        if self.op != "conv":
+        if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
 
@@ -97,14 +97,14 @@ def consumers(group: AxisGroup) -> list[Consumer] | None:
 
 def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int, int], ...]) -> Consumer | None:
     op, operands, attrs = p.op(node), p.operands(node), dict(p.attrs(node))
-    if op not in PRODUCTS or [port for port, _ in ends] != [0, 1] or attrs.get("groups", 1) != 1:
+    if not traits(op).contracts or [port for port, _ in ends] != [0, 1] or attrs.get("groups", 1) != 1:
         return None
     weight, dim = origin(p, operands[1]), ends[1][1]
-    if weight is None or p.op(weight) != PARAM or (op == "matmul" and len(p.spec(weight).shape) != 2):
+    if weight is None or p.op(weight) != PARAM or (traits(op).contracts == "in_out" and len(p.spec(weight).shape) != 2):
         return None
     shape = p.spec(weight).sizes
     indices = unit_indices(group, group.axes.solution.dims[Value(weight)][dim])
-    window = prod(shape[2:]) if op == "conv" else 1
+    window = prod(shape[2:]) if traits(op).contracts == "window" else 1
     columns = (indices[:, :, None] * window + np.arange(window)).reshape(len(indices), -1)
     bias = origin(p, operands[2]) if len(operands) > 2 else None
     key = p.key(bias) if bias is not None and p.op(bias) == PARAM else None

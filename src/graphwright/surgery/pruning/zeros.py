@@ -11,24 +11,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.ops import get
-from graphwright.ops.terms import atoms
+from graphwright.ops import get, traits
+from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL
-from graphwright.surgery.pruning.prunable import PRODUCTS, prunable, unit_indices
+from graphwright.surgery.pruning.prunable import prunable, unit_indices
 
 if TYPE_CHECKING:
     from graphwright.program import Program
     from graphwright.surgery.pruning.prunable import PrunableAxis, Where
-
-KEEPS_ZERO = frozenset(
-    ("relu", "silu", "gelu", "tanh", "neg", "abs", "sqrt", "sin", "erf", "expm1", "log1p", "leaky_relu", "elu")
-)
-"""Functions with f(0) = 0."""
 
 
 def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
@@ -88,11 +83,11 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
         ins = [found.get(v) for v in operands]
         known = [z for z in ins if z is not None]
         made: np.ndarray | None = None
-        if op in PRODUCTS:
+        if traits(op).contracts:
             made = _zero_rows(p, axis, operands, op)
-        elif op in ("mul", "swiglu"):
+        elif traits(op).annihilated:
             made = np.logical_or.reduce(known) if known else None
-        elif op == "sdpa":
+        elif traits(op).attention:
             made = found.get(operands[2])
         elif known and len(known) == len(ins) and _keeps_zero(op):
             made = np.logical_and.reduce(known)
@@ -104,14 +99,7 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
 def _keeps_zero(op: str) -> bool:
     """Whether zero operands give a zero result."""
     row = get(op)
-    return (
-        op in KEEPS_ZERO
-        or row.traits.sums
-        or row.traits.nary
-        or op == "sub"
-        or row.view is not None
-        or row.traits.convert
-    )
+    return row.traits.keeps_zero or row.view is not None or row.traits.convert
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
@@ -121,7 +109,7 @@ def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: st
         source = origin(p, operand)
         if source is None or p.op(source) != PARAM:
             return None
-        dim = (1 if op == "matmul" else 0) if port == 0 else 0
+        dim = (1 if traits(op).contracts == "in_out" else 0) if port == 0 else 0
         term = dims[Value(source)][dim]
         if not set(axis.group.atoms) <= set(atoms(term)):
             return None

@@ -14,17 +14,15 @@ from graphwright.array.vm.encode.operands import (
     all_f32,
     bits,
     elementwise,
-    encoder,
     row_of,
     table_of,
-    workspace,
+    vm_form,
 )
 
 _WORTH = 16
 """Queries from which on to widen all keys and values takes little beside the attention to them."""
 
 
-@workspace("sdpa", "sdpa_backward")
 def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
     """Float32 for what is bfloat16: the operands but for the extra ones, then the results."""
     if outs[0].dtype is not bfloat16:
@@ -33,8 +31,8 @@ def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     return [View(float32, v.shape, row_major(v.shape)) for v in (*ins[:3], *ins[3 + count :], *outs)]
 
 
-@encoder("sdpa", "sdpa_backward")
-def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(work=_wide)
+def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     """Of bfloat16 by float32 copies, the results rounded: `outs` goes on with these."""
     given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
     outs, work = outs[:results], outs[results:]
@@ -43,7 +41,7 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
         if any(v.dtype is not bfloat16 for v in (*stored, *outs)) or ins[0].shape[2] < _WORTH:
             return None
         wide, made = work[: len(stored)], work[len(stored) :]
-        inner = _sdpa(made, [*wide[:3], *ins[3 : 3 + given], *wide[3:]], attrs)
+        inner = SDPA.encode(made, [*wide[:3], *ins[3 : 3 + given], *wide[3:]], attrs)
         before = [elementwise(Code.WIDEN, to, [v]) for to, v in zip(wide, stored, strict=True)]
         after = [elementwise(Code.NARROW, to, [v]) for to, v in zip(outs, made, strict=True)]
         parts = [*before, inner, *after]
@@ -69,8 +67,8 @@ def _sdpa(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     return [head, *table_of(cells)]
 
 
-@encoder("kv_append")
-def _kv_append(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def KV_APPEND(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     cache, rows, start = ins
     out = outs[0]
     if not all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
@@ -81,8 +79,8 @@ def _kv_append(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, An
     return None if before is None else [*before, row]
 
 
-@encoder("kv_append_paged")
-def _kv_append_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def KV_APPEND_PAGED(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     pool, rows, table, lengths = ins
     out = outs[0]
     if not all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
@@ -95,8 +93,8 @@ def _kv_append_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[s
     return None if before is None else [*before, row]
 
 
-@encoder("sdpa_paged")
-def _sdpa_paged(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def SDPA_PAGED(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     q, k, v, table, lengths = ins
     packed = all(view.packed for view in (q, outs[0], table, lengths))
     if not packed or not all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):

@@ -7,94 +7,83 @@ from typing import Any
 
 from graphwright.array.dtype import bfloat16, bool_, float32, int64
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.fuse import Member, encode_group
+from graphwright.array.vm.encode.fuse import Member, encode_group, f32
 from graphwright.array.vm.encode.operands import (
-    ENCODERS,
     MOST_ROWS,
     Encoder,
     Row,
     View,
+    VmForm,
     all_f32,
     bits,
     elementwise,
-    encoder,
     row_of,
+    vm_form,
 )
 
-_NAMES = ("copy", "neg", "abs", "sign", "floor", "exp", "log", "sqrt", "rsqrt", "reciprocal")
-_UNARY = {op: Code[op.upper()] for op in (*_NAMES, "tanh", "sigmoid", "erf", "relu", "silu")}
-_UNARY["round_bf16"] = Code.ROUND
-_BINARY = {op: Code[op.upper()] for op in ("sub", "mul", "div", "minimum", "maximum", "swiglu", "add_silu")}
-_COMPARISONS = {op: Code[op.upper()] for op in ("eq", "ne", "lt", "le")}
-_TURNED = {"gt": Code.LT, "ge": Code.LE}
-"""Comparisons that are another one of the operands turned around."""
+
+def pointwise(code: Code) -> VmForm:
+    """The form of an op that is one instruction on float32, with bfloat16 operands widened tile by tile."""
+    return VmForm(_encoder(code), code=code)
 
 
-def _pointwise(op: str, code: Code) -> Encoder:
+def _encoder(code: Code) -> Encoder:
     def encode(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
         if all_f32(*outs, *ins):
             return elementwise(code, outs[0], ins)
         dtypes = [view.dtype for view in (*outs, *ins)]
         narrow = all(dtype in (float32, bfloat16) for dtype in dtypes)
-        return encode_group(outs[0].shape, [Member(op, outs, ins, attrs, dtypes)]) if narrow else None
+        return encode_group(outs[0].shape, [Member(f32(code), outs, ins, attrs, dtypes)]) if narrow else None
 
     return encode
 
 
-def _compared(code: Code, way: int = 1) -> Encoder:
-    return lambda outs, ins, attrs: (
-        elementwise(code, outs[0], ins[::way]) if all_f32(*ins) and outs[0].dtype is bool_ else None
+def compared(code: Code, *, swapped: bool = False) -> VmForm:
+    """The form of a comparison of float32; swapped if the instruction compares the second operand with the first."""
+    return VmForm(
+        lambda outs, ins, attrs: (
+            elementwise(code, outs[0], ins[::-1] if swapped else ins)
+            if all_f32(*ins) and outs[0].dtype is bool_
+            else None
+        )
     )
 
 
-ENCODERS.update({op: _pointwise(op, code) for op, code in {**_UNARY, **_BINARY}.items()})
-ENCODERS.update({op: _compared(code) for op, code in _COMPARISONS.items()})
-ENCODERS.update({op: _compared(code, -1) for op, code in _TURNED.items()})
-
-
-@encoder("add")
 def _add(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of floats; and of a few int64, which counters and keys of generators are."""
+    """Add floats; or a few int64, such as counters and keys of generators."""
     if all(view.dtype is int64 for view in (*outs, *ins)):
         return elementwise(Code.ADD_I64, outs[0], ins) if outs[0].size <= MOST_ROWS else None
-    return _pointwise("add", Code.ADD)(outs, ins, attrs)
+    return _encoder(Code.ADD)(outs, ins, attrs)
 
 
-@encoder("gelu")
-def _gelu(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    return _pointwise("gelu", Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+ADD = VmForm(_add, code=Code.ADD)
 
 
-@encoder("where")
-def _where(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(limit=1 << 17)
+def GELU(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    return _encoder(Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+
+
+@vm_form()
+def WHERE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     fits = ins[0].dtype is bool_ and all_f32(outs[0], *ins[1:])
     return elementwise(Code.WHERE, outs[0], ins) if fits else None
 
 
-@encoder("full_like")
-def _fill(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def FULL_LIKE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     return elementwise(Code.FILL, outs[0], [], bits(float(attrs["value"]))) if all_f32(outs[0]) else None
 
 
-@encoder("cast")
-def _cast(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Between bfloat16 and float32."""
-    code = _CASTS.get((ins[0].dtype, outs[0].dtype))
-    return None if code is None else elementwise(code, outs[0], ins)
-
-
-_CASTS = {(bfloat16, float32): Code.WIDEN, (float32, bfloat16): Code.NARROW}
-
-
-@encoder("size")
-def _size(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def SIZE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     return [row_of(Code.PUT_I64, outs[0].address, ins[0].shape[attrs["axis"]])]
 
 
-@encoder("junction")
-def _junction(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def JUNCTION(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     if len(ins) < 3:
-        return _pointwise("junction", Code.ADD if len(ins) == 2 else Code.COPY)(outs, ins, attrs) if ins else None
+        return _encoder(Code.ADD if len(ins) == 2 else Code.COPY)(outs, ins, attrs) if ins else None
     if not all_f32(*outs, *ins):
         return None
     rows = elementwise(Code.ADD, outs[0], ins[:2])
@@ -150,17 +139,17 @@ def _kept(x: View, gone: set[int], out: View) -> tuple[int, ...]:
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 
 
-@encoder("sum")
-def _sum(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(limit=1 << 24)
+def SUM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, bits(1.0))
 
 
-@encoder("mean")
-def _mean(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(limit=1 << 24)
+def MEAN(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     count = ins[0].size // max(outs[0].size, 1)
     return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, bits(float(count)))
 
 
-@encoder("amax")
-def _amax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(limit=1 << 24)
+def AMAX(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     return _reduction(outs[0], ins[0], attrs["axes"], Code.AMAX_ROWS, None)

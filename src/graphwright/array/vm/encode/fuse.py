@@ -13,16 +13,27 @@ from typing import Any, NamedTuple
 
 from graphwright.array.dtype import bfloat16, float32
 from graphwright.array.vm.code import ZEROS, Code
-from graphwright.array.vm.encode.operands import ENCODERS, MOST_ROWS, Row, View, along, merged, places, row_of, spread
+from graphwright.array.vm.encode.moves import CAST, COPY
+from graphwright.array.vm.encode.operands import (
+    MOST_ROWS,
+    Row,
+    View,
+    VmForm,
+    all_f32,
+    along,
+    elementwise,
+    merged,
+    places,
+    row_of,
+    spread,
+)
 from graphwright.array.vm.encode.share import operand_cells
 
 TILE, TILES = 1024, 16
 """Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
 TILE_BYTES = 4 * TILE
-BY_ROW = frozenset({"rms_norm", "softmax"})
-"""Ops whose results depend on the row of their first operand at the same place."""
-TOGETHER = {("add", "silu"): "add_silu"}
-"""Members that are one row where nothing else reads the first one's result."""
+TOGETHER: dict[tuple[Code | None, Code | None], Code] = {(Code.ADD, Code.SILU): Code.ADD_SILU}
+"""Pairs of instructions that one row does, where nothing else reads the first result."""
 LONGEST = 4 * TILE
 """Elements of a row that may be a tile."""
 _NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
@@ -37,7 +48,7 @@ class Inner(NamedTuple):
 class Member(NamedTuple):
     """One op of a group, its operands views or inner values."""
 
-    op: str
+    form: VmForm
     outs: Sequence[View | Inner]
     ins: Sequence[View | Inner]
     attrs: Mapping[str, Any]
@@ -55,6 +66,11 @@ class _Tiles(NamedTuple):
     jumps: tuple[int, ...]
     cols: int
     steps: tuple[int, ...]
+
+
+def f32(code: Code) -> VmForm:
+    """The form of one instruction on float32."""
+    return VmForm(lambda outs, ins, attrs: elementwise(code, outs[0], ins) if all_f32(*outs, *ins) else None, code=code)
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
@@ -91,7 +107,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
     """Rows that run the members tile by tile; None if the layouts allow no tiles."""
     if 0 in shape:
         return []
-    by_row = any(m.op in BY_ROW for m in members)
+    by_row = any(m.form.by_row for m in members)
     most = tiles_for(shape, by_row)
     members = _in_f32(_written_once(_together(members), most), most)
     tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)], by_row)
@@ -120,12 +136,12 @@ def _together(members: Sequence[Member]) -> list[Member]:
     """The members, with pairs that one row does as one."""
     made: list[Member] = []
     for n, m in enumerate(members):
-        op = TOGETHER.get((made[-1].op, m.op)) if made else None
+        code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
         passed = made[-1].outs[0] if made else None
         alone = isinstance(passed, Inner) and list(m.ins) == [passed] and not _read(passed, members[n + 1 :])
-        if op and alone and m.dtypes[0] is float32:
+        if code is not None and alone and m.dtypes[0] is float32:
             first = made.pop()
-            m = Member(op, m.outs, first.ins, first.attrs, (m.dtypes[0], *first.dtypes[1:]))
+            m = Member(f32(code), m.outs, first.ins, first.attrs, (m.dtypes[0], *first.dtypes[1:]))
         made.append(m)
     return made
 
@@ -177,24 +193,24 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
             continue
         (out,), narrow, ins, busy = m.outs, m.dtypes[0] is bfloat16, list[View | Inner](), set[int]()
         plain = isinstance(out, View) or not narrow
-        if m.op == "cast" and plain and (narrow or isinstance(m.ins[0], View)):  # one row does it
+        if m.form is CAST and plain and (narrow or isinstance(m.ins[0], View)):  # one row does it
             made.append(m)
             continue
         for v, dtype in zip(m.ins, m.dtypes[1:], strict=True):
             if dtype is bfloat16 and isinstance(v, View):
                 if v not in wide:
                     wide[v] = _free(spare, wide, busy)
-                    made.append(Member("cast", [wide[v]], [v], {}, (float32, bfloat16)))
+                    made.append(Member(CAST, [wide[v]], [v], {}, (float32, bfloat16)))
                 v = wide[v]
                 busy.add(v.tile)
             ins.append(v)
         target = _free(spare, wide, busy) if narrow and isinstance(out, View) else out
-        op = "copy" if m.op == "cast" else m.op
-        made.append(Member(op, [target], ins, m.attrs, _widened(m.dtypes)))
+        form = COPY if m.form is CAST else m.form
+        made.append(Member(form, [target], ins, m.attrs, _widened(m.dtypes)))
         if target is not out:
-            made.append(Member("cast", [out], [target], {}, (bfloat16, float32)))
+            made.append(Member(CAST, [out], [target], {}, (bfloat16, float32)))
         elif narrow:
-            made.append(Member("round_bf16", [out], [out], {}, (float32, float32)))
+            made.append(Member(f32(Code.ROUND), [out], [out], {}, (float32, float32)))
         for v in [v for v in wide if isinstance(out, View) and v.address == out.address]:
             del wide[v]
     return made
@@ -243,7 +259,7 @@ def _body(
                 moves.append((v.address + at[k] * dtype.itemsize, jumps[k] * dtype.itemsize))
                 fake.append(View(dtype, (cols,), (steps[k],), n))
                 k += 1
-        made = ENCODERS[m.op](fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
+        made = m.form.encode(fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
         assert made is not None, "an op of a group has a form for one axis"
         for row in made:
             for cell in operand_cells(row):

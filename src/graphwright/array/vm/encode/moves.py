@@ -7,11 +7,11 @@ from typing import Any
 
 from graphwright.array.dtype import bfloat16, float32, int64
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, encoder, merged, row_of, spread
+from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, elementwise, merged, row_of, spread, vm_form
 
 
-@encoder("copy")
-def _copy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def COPY(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     """As elementwise, else up to four axes; of bfloat16 where two of them are always copied together."""
     out, x = outs[0], ins[0]
     if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
@@ -38,8 +38,8 @@ def _pairs(view: View) -> View:
     return View(float32, shape, strides, view.address)
 
 
-@encoder("embedding")
-def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def EMBEDDING(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     """Of a table whose rows are whole words of 4 bytes, whatever they stand for."""
     table, ids = ins
     size = table.dtype.itemsize
@@ -57,8 +57,8 @@ def _embedding(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, An
     return [row_of(Code.GATHER_ROWS, *head, ids.address, rows)]
 
 
-@encoder("embedding_backward")
-def _embedding_backward(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def EMBEDDING_BACKWARD(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grad, ids = ins
     if not all_f32(outs[0], grad) or ids.dtype is not int64 or not all(v.packed for v in (outs[0], grad, ids)):
         return None
@@ -66,8 +66,8 @@ def _embedding_backward(outs: Sequence[View], ins: Sequence[View], attrs: Mappin
     return [row_of(Code.ADD_ROWS, ids.size, cols, outs[0].address, 4 * cols, rows, grad.address, 4 * cols, ids.address)]
 
 
-@encoder("rope")
-def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def ROPE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     x, cos, sin = ins
     if not all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
         return None
@@ -80,10 +80,20 @@ def _rope(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
     return [row_of(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
 
 
-@encoder("rope_table")
-def _rope_table(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def ROPE_TABLE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     positions, frequencies = ins
     if not all_f32(*outs, frequencies) or not all(view.packed for view in (*outs, *ins)):
         return None
     head = (positions.size, frequencies.size, *(view.address for view in (*outs, *ins)))
     return [row_of(Code.ROPE_TABLE, *head, bits(float(attrs["scale"])))]
+
+
+@vm_form()
+def CAST(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    """Between bfloat16 and float32."""
+    code = _CASTS.get((ins[0].dtype, outs[0].dtype))
+    return None if code is None else elementwise(code, outs[0], ins)
+
+
+_CASTS = {(bfloat16, float32): Code.WIDEN, (float32, bfloat16): Code.NARROW}

@@ -1,8 +1,9 @@
-"""What encoders are made of: operands, the table of encoders, and how axes of several operands are walked together."""
+"""Vocabulary of VM forms: operands, rows of code, and how the axes of several operands are walked together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from struct import pack, unpack
 from typing import Any, NamedTuple
@@ -41,29 +42,47 @@ class View(NamedTuple):
         return is_row_major(self.shape, self.strides)
 
 
-ENCODERS: dict[str, Encoder] = {}
-WORK: dict[str, Workspace] = {}
-"""Of some ops: memory that their code works in besides the scratch."""
+@dataclass(frozen=True, slots=True, eq=False)
+class VmForm:
+    """How the VM runs an op: the `vm` cell of its row.
+
+    The form answers the planner, from layouts alone, and the binder, with addresses.
+
+    Attributes:
+        encode: (results and workspace, operands, attributes) -> rows of code, or None for dtypes or layouts that only
+            another kernel can do.
+        work: (results, operands, attributes) -> views of the memory that the code needs beside its scratch.
+        code: the instruction of a form that is one float32 row per tile.
+        by_row: the results depend on the row of the first operand at the same index.
+        limit: bytes of operands and results from which on ATen's kernel is faster; None if it never is.
+    """
+
+    encode: Encoder
+    work: Workspace | None = None
+    code: Code | None = None
+    by_row: bool = False
+    limit: int | None = None
+
+    def workspace(self, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
+        """Views, without addresses, of the memory that the code needs beside its scratch."""
+        return [] if self.work is None else self.work(outs, ins, attrs)
+
+    def rows(
+        self, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any], work: Sequence[View] | None = None
+    ) -> list[Row] | None:
+        """Return rows that compute `outs` from `ins`, or None if the form does not cover these layouts and dtypes.
+
+        Args:
+            work: the memory that `workspace` asks for; needed only for rows that will run.
+        """
+        return self.encode([*outs, *(self.workspace(outs, ins, attrs) if work is None else work)], ins, attrs)
 
 
-def encoder(*ops: str) -> Callable[[Encoder], Encoder]:
-    """Enter a function as the encoder of ops."""
-
-    def enter(function: Encoder) -> Encoder:
-        ENCODERS.update(dict.fromkeys(ops, function))
-        return function
-
-    return enter
-
-
-def workspace(*ops: str) -> Callable[[Workspace], Workspace]:
-    """Enter a function as what says which memory ops work in; their encoders find it behind the results."""
-
-    def enter(function: Workspace) -> Workspace:
-        WORK.update(dict.fromkeys(ops, function))
-        return function
-
-    return enter
+def vm_form(
+    *, work: Workspace | None = None, by_row: bool = False, limit: int | None = None
+) -> Callable[[Encoder], VmForm]:
+    """Make an encoder the form of an op."""
+    return lambda encode: VmForm(encode, work, by_row=by_row, limit=limit)
 
 
 def row_of(code: Code, *cells: int) -> Row:

@@ -13,12 +13,12 @@ from graphwright.array.vm.encode.operands import (
     Row,
     View,
     all_f32,
-    encoder,
     matrix,
     merged,
     places,
     row_of,
     spread,
+    vm_form,
 )
 
 
@@ -35,8 +35,8 @@ def _product(a: View, b: View, out: View, init: int = 0) -> Row:
     )  # fmt: skip
 
 
-@encoder("linear")
-def _linear(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def LINEAR(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     x, w, *bias = ins
     if not all_f32(*outs, x, *bias) or not outs[0].packed or 0 in outs[0].shape:
         return None
@@ -73,8 +73,8 @@ def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scal
     return row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)
 
 
-@encoder("linear_int8")
-def _linear_int8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def LINEAR_INT8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     x, w, scales, *bias = ins
     fits = all_f32(*outs, x, scales, *bias) and w.dtype is int8 and attrs["group"] == GROUP
     if not fits or not all(view.packed for view in (outs[0], w, scales, *bias)):
@@ -87,8 +87,8 @@ def _linear_int8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, 
     return [_by_rows(Code.ROWS_I8 if _few(m, w) else Code.PANELS_I8, a, w, outs[0], bias, scales.address)]
 
 
-@encoder("matmul")
-def _matmul(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def MATMUL(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     a, b = ins
     out = outs[0]
     if not all_f32(*outs, *ins) or not out.packed or 0 in out.shape:

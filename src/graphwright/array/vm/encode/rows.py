@@ -7,11 +7,11 @@ from typing import Any
 
 from graphwright.array.dtype import int64
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import Row, View, all_f32, along, bits, encoder, matrix, merged, row_of
+from graphwright.array.vm.encode.operands import Row, View, all_f32, along, bits, matrix, merged, row_of, vm_form
 
 
-@encoder("softmax")
-def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(by_row=True)
+def SOFTMAX(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grid = matrix(ins[0])
     if grid is None or not all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
         return None
@@ -19,8 +19,8 @@ def _softmax(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
     return [row_of(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
 
 
-@encoder("rms_norm")
-def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form(by_row=True)
+def RMS_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     grid = matrix(ins[0])
     plain = len(ins) == 2 and not attrs["unit_offset"]
     if grid is None or not plain or not all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
@@ -31,8 +31,8 @@ def _rms_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any
     return [row_of(Code.RMS_NORM, *head, ins[0].address, 4 * jump, 1, *cells)]
 
 
-@encoder("layer_norm")
-def _layer_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def LAYER_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     """Over one axis or several that are one in memory."""
     x, *scale = ins
     lead = len(x.shape) - attrs["rank"]
@@ -51,8 +51,8 @@ def _layer_norm(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, A
     return [row_of(Code.LAYER_NORM, *head, x.address, 4 * jump, 1, *affine, bits(attrs["eps"]))]
 
 
-@encoder("cross_entropy", "cross_entropy_backward")
-def _cross_entropy(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm_form()
+def CROSS_ENTROPY(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     scores, targets, *rest = ins
     grid = matrix(scores)
     fits = all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed

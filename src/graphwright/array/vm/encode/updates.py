@@ -7,16 +7,15 @@ from typing import Any
 
 from graphwright.array.vm.code import SPARE, Code
 from graphwright.array.vm.encode.operands import (
-    ENCODERS,
-    Encoder,
     Row,
     View,
+    VmForm,
     all_f32,
     bits,
     copied,
-    encoder,
     row_of,
     table_of,
+    vm_form,
 )
 
 Attrs = Mapping[str, Any]
@@ -32,8 +31,8 @@ def _rmsprop_moments(attrs: Attrs) -> tuple[bool, ...]:
 
 def _step(
     code: Code, numbers: Sequence[str], flags: Sequence[str], moments: Callable[[Attrs], tuple[bool, ...]]
-) -> Encoder:
-    """Encoder of a step.
+) -> VmForm:
+    """Form of an optimizer step.
 
     Args:
         numbers, flags: attributes in cells 4 and following, and as bits of cell 9.
@@ -59,31 +58,29 @@ def _step(
             table += [0] * (4 - len(places))
         return rows + table_of(table)
 
-    return encode
+    return VmForm(encode)
 
 
 _ADAM = ("beta1", "beta2", "eps", "weight_decay")
-ENCODERS["adam_step"] = _step(Code.ADAM, _ADAM, ("maximize", "amsgrad"), _adam_moments)
-ENCODERS["adamw_step"] = _step(Code.ADAMW, _ADAM, ("maximize", "amsgrad"), _adam_moments)
-ENCODERS["sgd_step"] = _step(
+ADAM = _step(Code.ADAM, _ADAM, ("maximize", "amsgrad"), _adam_moments)
+ADAMW = _step(Code.ADAMW, _ADAM, ("maximize", "amsgrad"), _adam_moments)
+SGD = _step(
     Code.SGD,
     ("momentum", "dampening", "weight_decay"),
     ("maximize", "nesterov"),
     lambda attrs: (bool(attrs["momentum"]),),
 )
-ENCODERS["rmsprop_step"] = _step(
-    Code.RMSPROP, ("alpha", "eps", "weight_decay", "momentum"), ("maximize", "centered"), _rmsprop_moments
-)
-ENCODERS["lion_step"] = _step(Code.LION, ("beta1", "beta2", "weight_decay"), ("maximize",), lambda attrs: (True,))
+RMSPROP = _step(Code.RMSPROP, ("alpha", "eps", "weight_decay", "momentum"), ("maximize", "centered"), _rmsprop_moments)
+LION = _step(Code.LION, ("beta1", "beta2", "weight_decay"), ("maximize",), lambda attrs: (True,))
 _muon = _step(
     Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("maximize", "nesterov"), lambda attrs: (True,)
 )
 
 
-@encoder("muon_step")
-def _muon_step(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+@vm_form()
+def MUON(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
     """Matrices that fit, with two of their squares, into the scratch."""
-    rows = _muon(outs, ins, attrs)
+    rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
     shapes = [view.shape for view in outs[:n]]
     if rows is None or any(8 * (r * c + min(r, c) ** 2) > SPARE or not r * c for r, c in shapes):
@@ -96,8 +93,8 @@ def _muon_step(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[
     return rows
 
 
-@encoder("ema_step")
-def _average(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+@vm_form()
+def EMA(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
     tau, *members = ins
     if not all_f32(*outs, *members) or not all(view.packed for view in (*outs, *members)):
         return None

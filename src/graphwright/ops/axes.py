@@ -1,20 +1,28 @@
-"""Dimensions as terms, and their unification: what a dimension is made of once the ops around it have spoken.
+"""Axis equations: how the dimensions of an op's operands and results are tied together.
+
+The `axes` cell of an op takes one `AxesUse` and returns the dimensions of the results as terms. On the way it joins
+terms, states where a dimension ends (`summed` where zero units leave no trace, `mixed` where they do, `frozen` where
+the size cannot change) and which attributes are sizes.
+Dimensions couple by these rules alone, never by equal size or name.
 
 A term is an atom, a product of terms (major first: a reshape) or a chain of terms (a concatenation). Atoms are joined
-by union-find; one that turns out to be made of others is linked to that term. Invariant: joined terms have one size.
+by union-find; an atom that is found to consist of others links to that term. Invariant: joined terms have equal sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from graphwright.array.spec import Dim
+from graphwright.errors import ShapeError
 
 
+# -- terms -------------------------------------------------------------------------------------------------------------
 class Atom:
     """A dimension that nothing has split yet. `link` is what it was found to be, another atom or a term."""
 
@@ -251,3 +259,183 @@ def text(term: Term, names: Mapping[Atom, str]) -> str:
     if isinstance(term, Product):
         return " × ".join(f"({text(f, names)})" if isinstance(f, Chain) else text(f, names) for f in term.factors)
     return " + ".join(text(p, names) for p in term.parts)
+
+
+# -- one use of an op --------------------------------------------------------------------------------------------------
+Dims = tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AxisFact:
+    """What a row says of a dimension beside its joins.
+
+    Attributes:
+        fact: `frozen`, `end` (of the program), `mixed`, `summed` or `kind`.
+        term: the dimension.
+        text: the reason, or which kind.
+        ends: (operand, dimension) that a sum runs over.
+    """
+
+    fact: str
+    term: Term
+    text: str = ""
+    ends: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How removing zeros is made exact: `eps` and the scale are multiplied by D/d and √(D/d) for a size from D to d."""
+
+    term: Term
+    port: int
+    attr: str
+    offset: float
+
+
+@dataclass(slots=True)
+class AxesUse:
+    """One use of an op in a program, as its row sees it.
+
+    Attributes:
+        ins: dimensions of the operands.
+        shapes: of the results.
+        attrs: of the op.
+        stored: per operand, whether it is a weight as it is stored, but for a cast.
+        tables: per operand, whether it is a constant of the program, whose numbers an edit can change.
+        ranges: per operand, the axis whose places its integers name, if that is known.
+        notes, corrections: what the row said.
+        lookups: (axis, operand) whose numbers name places of the axis.
+        sizes: attribute -> term, or terms, that it is the size of.
+        result_ranges: per result, as `ranges`.
+    """
+
+    ins: Sequence[Dims]
+    shapes: Sequence[tuple[Dim, ...]]
+    attrs: Mapping[str, Any]
+    stored: Sequence[bool]
+    ranges: Sequence[Term | None]
+    tables: Sequence[bool] = ()
+    notes: list[AxisFact] = field(default_factory=list)
+    corrections: list[Correction] = field(default_factory=list)
+    lookups: list[tuple[Term, int]] = field(default_factory=list)
+    sizes: dict[str, Any] = field(default_factory=dict)
+    result_ranges: dict[int, Term | None] = field(default_factory=dict)
+
+    def same(self, a: Term, b: Term) -> None:
+        """Join two dimensions; where no common split exists, both are frozen."""
+        if not same(a, b):
+            for term in (a, b):
+                self.frozen(term, "splits it at places that do not fit together")
+
+    def frozen(self, term: Term, why: str) -> None:
+        """The size is bound: `why` goes on "the op ..."."""
+        self.notes.append(AxisFact("frozen", term, why))
+
+    def mixed(self, term: Term, why: str) -> None:
+        """Removing a unit is not the same as setting it to zero here."""
+        self.notes.append(AxisFact("mixed", term, why))
+
+    def summed(self, term: Term, *ends: tuple[int, int]) -> None:
+        """The dimension ends in a sum over these (operand, dimension): a zero leaves no trace."""
+        ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
+        self.notes.append(AxisFact("summed", term, "", ends))
+
+    def kind(self, term: Term, name: str) -> None:
+        """What the dimension is called in the field."""
+        self.notes.append(AxisFact("kind", term, name))
+
+    def fresh(self, n: Dim, why: str = "") -> Term:
+        """A dimension that nothing else determines; frozen if `why` says so."""
+        made = Atom(n)
+        if why:
+            self.frozen(made, why)
+        return made
+
+
+AxesRule = Callable[[AxesUse], Sequence[Dims]]
+
+
+def broadcast(u: AxesUse) -> Sequence[Dims]:
+    """Operands with broadcasting: equal dimensions join, one of size 1 joins nothing."""
+    return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
+
+
+def broadcast_dims(u: AxesUse, operands: Sequence[Dims], shape: Sequence[Dim]) -> Dims:
+    """The dimensions of a result of this shape: equal ones join, one of size 1 joins nothing."""
+    result: list[Term] = []
+    for back in range(len(shape), 0, -1):
+        here = [dims[-back] for dims in operands if len(dims) >= back]
+        full = [t for t in here if size(t) == shape[-back]] or [u.fresh(shape[-back])]
+        for other in full[1:]:
+            u.same(full[0], other)
+        result.append(full[0])
+    return tuple(result)
+
+
+def identity(u: AxesUse) -> Sequence[Dims]:
+    """The operand's dimensions, and the axis its integers index."""
+    u.result_ranges[0] = u.ranges[0]
+    return [u.ins[0]]
+
+
+def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
+    """The operand's dimensions; the size of those that an attribute names (or of the last ones) cannot change."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x = u.ins[0]
+        for axis in range(len(x) - last, len(x)) if last else axes_of(u.attrs[attr], len(x)):
+            u.frozen(x[axis], why)
+        return [x for _ in u.shapes]
+
+    return rule
+
+
+def resized_last(why: str) -> AxesRule:
+    """Leading dimensions pass; the last ones, which the op resizes or slides a window over, are frozen."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x, rank = u.ins[0], len(u.attrs.get("kernel") or u.attrs.get("sizes") or u.attrs.get("widths") or ())
+        lead = len(x) - rank
+        moved = [i for i in range(lead, len(x)) if "widths" not in u.attrs or any(u.attrs["widths"][i - lead])]
+        for i in moved:
+            u.frozen(x[i], why)
+        out = tuple(u.fresh(u.shapes[0][i], why) if i in moved else t for i, t in enumerate(x))
+        return [out for _ in u.shapes]
+
+    return rule
+
+
+def along_axis(why: str) -> AxesRule:
+    """The operand's dimensions; along `axis`, every result depends on all entries."""
+
+    def rule(u: AxesUse) -> Sequence[Dims]:
+        x = u.ins[0]
+        u.mixed(x[axis_of(u.attrs["axis"], len(x))], why)
+        for extra in u.ins[1:]:
+            broadcast_dims(u, (x, extra), [size(t) for t in x])
+        return [x]
+
+    return rule
+
+
+def indexed(u: AxesUse, axis: Term, port: int) -> None:
+    """Join an axis with the axis that the integers of an operand index, or freeze it if that is unknown."""
+    if (source := u.ranges[port]) is not None and size(source) == size(axis):
+        u.same(axis, source)
+    else:
+        u.frozen(axis, "reads it by number")
+
+
+# -- axis numbers ------------------------------------------------------------------------------------------------------
+def axis_of(axis: int, rank: int) -> int:
+    """Normalise an axis to 0..rank-1. Raises: ShapeError."""
+    if not -rank <= axis < rank:
+        raise ShapeError("axis out of range", expected=f"-{rank}..{rank - 1}", got=axis)
+    return axis % rank
+
+
+def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """Normalise reduction axes to sorted numbers 0..rank-1; None means all. Raises: ShapeError."""
+    if axes is None:
+        return tuple(range(rank))
+    return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))

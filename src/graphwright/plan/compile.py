@@ -15,18 +15,18 @@ from graphwright.array import CPU, Device, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.planning.buckets import Buckets
 from graphwright.plan.planning.plan_builder import walking
 from graphwright.plan.planning.planner import make_plan, uncollected
+from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.program import Program, check_feeds, record
 from graphwright.program.derived.rewrite import patched
 
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
     from graphwright.plan.plan import Plan
-    from graphwright.plan.running.workspace import Bound, Workspace
+    from graphwright.plan.running.executable import BoundCall, Executable
     from graphwright.program import TraceRecorder
-    from graphwright.program.derived.rewrite import Place
+    from graphwright.program.derived.rewrite import PatchPoint
 
 _LIMIT = 32
 """Plans kept per program, and traces per compiled function; the one unused for longest goes first."""
@@ -65,7 +65,7 @@ def compile_program(
     layout: str = "reuse",
     watch: Sequence[str] = (),
     executor: str = "aten",
-    patch: Sequence[Place] = (),
+    patch: Sequence[PatchPoint] = (),
     device: Device | str = CPU,
     remat: int | None = None,
     poison: bool = False,
@@ -79,7 +79,7 @@ def compile_program(
         freeze: casts of weights are made once per weight version instead of in every run.
         rewrites: "exact", "fast" or "none", see `Options`; `plan.rewrites` lists what was done.
         layout: "reuse" or "naive".
-        watch: names of nodes whose values `Workspace.watched(name)` gives after a run.
+        watch: names of nodes whose values `Executable.watched(name)` gives after a run.
         executor: "aten", "vm", "auto" or "capture", see `Options`.
         device: where it runs. Weights that it only reads are copied there once; those that it writes move there.
         remat: most bytes of the arena; values are computed again until it fits, else BudgetImpossible.
@@ -148,7 +148,7 @@ class CompiledProgram:
         mask: str | None = None,
     ) -> None:
         self.program, self.outputs = program, outputs
-        self.buckets = None if buckets is None else Buckets(program, buckets, mask)
+        self.buckets = None if buckets is None else PaddingBuckets(program, buckets, mask)
         self.options = {"freeze": freeze, "executor": executor, "device": Device.parse(device)}
         self._latest: tuple[Plan, int] | None = None
 
@@ -168,7 +168,7 @@ class CompiledProgram:
         plan, seen = self._latest or (None, -1)
         if plan is None or seen != changes.count or not plan.guarded_fresh:
             return None
-        space = plan.workspace()
+        space = plan.executable()
         arrays = space.fitting(map(feeds.get, plan.inputs), len(feeds))
         return None if arrays is None else space.step(arrays)
 
@@ -213,14 +213,14 @@ class CompiledFunction:
         if entry is None or arrays is None:
             tensors = [as_tensor(a) for a in args]
             entry = self._latest = self._entry(tuple(t.spec for t in tensors))
-            return entry.shape(entry.workspace.run(dict(zip(entry.names, tensors, strict=True))))
-        return entry.shape(entry.workspace.step(arrays))
+            return entry.shape(entry.executable.run(dict(zip(entry.names, tensors, strict=True))))
+        return entry.shape(entry.executable.step(arrays))
 
     def plan(self, *args: Any) -> Plan:
         """The plan for arguments of these shapes."""
-        return self._entry(tuple(as_tensor(a).spec for a in args)).workspace.plan
+        return self._entry(tuple(as_tensor(a).spec for a in args)).executable.plan
 
-    def bind(self, *args: Any) -> Bound:
+    def bind(self, *args: Any) -> BoundCall:
         """Arguments of these shapes as memory to write to and results as memory to read: a run is one call.
 
         >>> import numpy as np, graphwright as gw
@@ -232,9 +232,9 @@ class CompiledFunction:
         """
         return self.plan(*args).bind()
 
-    def workspace(self, *args: Any) -> Workspace:
+    def executable(self, *args: Any) -> Executable:
         """The memory in which arguments of these shapes are run."""
-        return self._entry(tuple(as_tensor(a).spec for a in args)).workspace
+        return self._entry(tuple(as_tensor(a).spec for a in args)).executable
 
     def _entry(self, specs: tuple[Spec, ...]) -> _Entry:
         key = (specs, modes())
@@ -258,7 +258,7 @@ class _Entry:
         self.program, self.dependencies = program, recorder.dependencies
         self.names = [program.path(n) for n in program.inputs()]
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
-        self.workspace = plan_for(program, specs, **options).new_workspace(shared=True)
+        self.executable = plan_for(program, specs, **options).new_executable(shared=True)
         self.mode: tuple[Any, ...] = ()
         self.seen = -1
         self._result, self._one = result, isinstance(result, Tensor)
@@ -271,7 +271,7 @@ class _Entry:
             return None
         if self._facts and any(fact() != value for fact, value in self._facts):
             return None
-        return self.workspace.fitting(args, len(args))
+        return self.executable.fitting(args, len(args))
 
     @property
     def fresh(self) -> bool:
@@ -282,7 +282,7 @@ class _Entry:
             return False
         if any(fact() != value for fact, value in self._facts):
             return False
-        return all(p.version == version for p, version in self.dependencies.values()) and self.workspace.plan.fresh
+        return all(p.version == version for p, version in self.dependencies.values()) and self.executable.plan.fresh
 
     def shape(self, outputs: Mapping[str, NDArray]) -> Any:
         """Outputs in the form that the function returned them."""

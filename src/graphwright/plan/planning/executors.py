@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.array import CPU, Spec
 from graphwright.array.vm.code import STORED
-from graphwright.array.vm.encode import ENCODERS, View, encode, work_of
-from graphwright.array.vm.encode.fuse import BY_ROW
+from graphwright.array.vm.encode.operands import View
 from graphwright.ops import get
+from graphwright.ops.expansion import vm_form
 from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("auto", "vm", "aten", "capture")
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
-LIMITS = {"gelu": 1 << 17, "sum": 1 << 24, "mean": 1 << 24, "amax": 1 << 24}
-"""Bytes of operands and results from which on ATen's kernel of an op is faster."""
 FLOPS_LIMIT = 16_000_000
 """Of products and attention where a core has no vectors of 64 bytes: the VM's tiles are made for them."""
 _DENSE = 16  # operations per byte from which on an op is bound by computing
 
 
-class Choice(NamedTuple):
+class ExecutorChoice(NamedTuple):
     """What runs an instruction, and why not the VM."""
 
     executor: str
     why: str = ""
 
 
-Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], Choice]
+Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]
 """(instruction, slots of its results, slots of its operands) -> what runs it."""
 
 
 def chooser(executor: str, device: Device) -> Chooser:
     """What chooses the executor of an instruction."""
     if executor in (ATEN, CAPTURE) or device != CPU:
-        plain = Choice(ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else "")
+        plain = ExecutorChoice(
+            ATEN, "the CPU has no graphs to capture" if executor == CAPTURE and device == CPU else ""
+        )
         return lambda instr, outs, ins: plain
     if not on_vm(executor, device):
-        unbuilt = Choice(ATEN, "the VM is not built: graphwright warmup")
+        unbuilt = ExecutorChoice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.machine import wide_vectors
 
@@ -74,22 +74,24 @@ def _say() -> None:
 
 def may_join(instr: Instr) -> bool:
     """True if an instruction computes each element of its one result from elements, or the row, at the same place."""
-    traits = get(instr.op).traits
-    by_place = traits.elementwise or traits.nary or instr.op in BY_ROW
-    return by_place and len(instr.outs) == 1 and not traits.update
+    op = get(instr.op)
+    traits = op.traits
+    by_place = traits.elementwise or traits.nary or (op.vm is not None and op.vm.by_row)
+    return by_place and op.vm is not None and len(instr.outs) == 1 and not traits.update
 
 
-def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> Choice:
-    if instr.op not in ENCODERS:
-        return Choice(ATEN, "the VM has no such op")
-    code = encode(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
+def _choice(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot], limited: bool, wide: bool) -> ExecutorChoice:
+    form = vm_form(get(instr.op))
+    if form is None:
+        return ExecutorChoice(ATEN, "the VM has no such op")
+    code = form.rows([view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
     if code is None:
-        return Choice(ATEN, "no VM form for these dtypes or layouts")
+        return ExecutorChoice(ATEN, "no VM form for these dtypes or layouts")
     if code and code[0][0] in STORED:  # of any size: what bounds it is memory, or no other kernel reads these weights
-        return Choice(VM)
+        return ExecutorChoice(VM)
     if limited and (why := _large(instr, [s.spec for s in (*ins, *outs)], wide)):
-        return Choice(ATEN, why)
-    return Choice(VM)
+        return ExecutorChoice(ATEN, why)
+    return ExecutorChoice(VM)
 
 
 def view_of(slot: Slot) -> View:
@@ -99,13 +101,16 @@ def view_of(slot: Slot) -> View:
 
 def work_of_vm(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
     """What the VM's code for an instruction works in, besides its scratch."""
-    work = work_of(instr.op, [view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
+    form = vm_form(get(instr.op))
+    assert form is not None, "the plan chose the VM where the op has a form"
+    work = form.workspace([view_of(s) for s in outs], [view_of(s) for s in ins], instr.attrs)
     return tuple([Spec(view.shape, view.dtype) for view in work])
 
 
 def _large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
     """Why ATen is faster on an instruction of this size, or nothing."""
-    limit = LIMITS.get(instr.op)
+    form = get(instr.op).vm
+    limit = None if form is None else form.limit
     if limit is not None:
         moved = sum(spec.nbytes for spec in specs)
         return f"large: {moved / 2**20:.1f} MiB" if moved > limit else ""

@@ -1,4 +1,4 @@
-"""Workspace: the memory a plan runs in and the calls bound to it. After the first run nothing is allocated."""
+"""Executable: the memory a plan runs in and the calls bound to it. After the first run nothing is allocated."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from graphwright.autograd import Tensor
 from graphwright.errors import ComputeError, GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, place_of
-from graphwright.plan.plan import Part
+from graphwright.plan.plan import PlanSlice
 from graphwright.plan.running.arena import fill
-from graphwright.plan.running.binding import Binding
+from graphwright.plan.running.kernels import BoundKernels
 from graphwright.plan.running.override import OverrideFailed
 from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import PARAM, STATE
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphwright.plan.running.transfer import Given
 
 
-class Bound:
+class BoundCall:
     """Inputs and outputs as numpy arrays that stay where they are; calling it runs on what lies in the inputs.
 
     Attributes:
@@ -36,14 +36,14 @@ class Bound:
         outputs: output name -> array that every run overwrites.
 
     It runs as planned, also after an edit of a program. Used by one thread at a time.
-    Raises, when called: StalePlan, ComputeError as `Workspace.run`.
+    Raises, when called: StalePlan, ComputeError as `Executable.run`.
     """
 
     # the call is an attribute: where all is one native call it is that call itself, with no code of Python before it
     __slots__ = ("__call__", "inputs", "outputs")
     __call__: Callable[[], None]
 
-    def __init__(self, space: Workspace) -> None:
+    def __init__(self, space: Executable) -> None:
         space.leave_shared()  # what the caller wrote must stay there
         space.pinned = True  # its memory is in others' hands now
         self.inputs: dict[str, np.ndarray] = {}
@@ -65,7 +65,7 @@ class _Run:
 
     __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
 
-    def __init__(self, space: Workspace, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+    def __init__(self, space: Executable, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
         self._space, self._inputs, self._outputs, self._single = space, inputs, outputs, False
         self.native: Any = None
         self._look()
@@ -96,11 +96,11 @@ class _Run:
         self._space.execute()
 
 
-class StaleLease(ComputeError):
+class StaleBorrow(ComputeError):
     """A leased result was read after the next run had begun."""
 
 
-class Lease(Storage):
+class BorrowedStorage(Storage):
     """An arena as one run's results see it."""
 
     __slots__ = ()
@@ -110,13 +110,13 @@ class Lease(Storage):
 
     @property
     def memory(self) -> Any:
-        """The arena. Raises: StaleLease once it was used again."""
+        """The arena. Raises: StaleBorrow once it was used again."""
         if self.closed:
-            raise StaleLease("this result was leased, and its memory was used again", fix="copy() it, or lease=False")
+            raise StaleBorrow("this result was leased, and its memory was used again", fix="copy() it, or borrow=False")
         return super().memory
 
 
-class Workspace(Binding):
+class Executable(BoundKernels):
     """One arena and the calls bound to its addresses; used by one thread at a time.
 
     Args:
@@ -132,21 +132,21 @@ class Workspace(Binding):
     _fits: list[list[Any]]
     """Per input the array that fitted last, its spec, and the dtype of numpy that fits."""
 
-    def run(self, feeds: Mapping[str, Any] | Part, *, lease: bool = False) -> dict[str, Any]:
+    def run(self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False) -> dict[str, Any]:
         """Copy the feeds in, run, give the outputs out.
 
         Args:
             feeds: array or tensor per input, of the plan's specs; or a part of the plan, `plan[i:j]`, which runs on
                 what the slots hold: `set` gives inputs before the first part, `value` reads.
-            lease: give views of the arena instead of copies; reading them after the next run raises StaleLease.
+            borrow: give views of the arena instead of copies; reading them after the next run raises StaleBorrow.
         Returns: name -> NDArray; nothing for a part.
         Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
         """
-        if isinstance(feeds, Part):
+        if isinstance(feeds, PlanSlice):
             self._run_part(feeds)
             return {}
-        arrays = None if lease else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
-        return self._run(lambda: self._checked(feeds), lease) if arrays is None else self.step(arrays)
+        arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
+        return self._run(lambda: self._checked(feeds), borrow) if arrays is None else self.step(arrays)
 
     def _take(self, plan: Plan) -> None:
         super()._take(plan)
@@ -160,7 +160,7 @@ class Workspace(Binding):
             count: how many were given, of any name.
         """
         fits = self._fits
-        if count != len(fits) or self._leases:  # a leased value lies in the arena that the inputs are written to
+        if count != len(fits) or self._borrowed:  # a leased value lies in the arena that the inputs are written to
             return None
         arrays: list[Given] = []
         for value, known in zip(values, fits, strict=True):
@@ -185,7 +185,7 @@ class Workspace(Binding):
         self._begin()
         try:
             fed = self._fed
-            if fed is None or self.safe or self.watching or self._leases or changes.count != self._seen:
+            if fed is None or self.safe or self.watching or self._borrowed or changes.count != self._seen:
                 return self._run_held(lambda: arrays, False)
             pointed = self._pointed
             if pointed is None or not all(map(is_, arrays, pointed)):  # else they are read where they were
@@ -200,33 +200,33 @@ class Workspace(Binding):
         """Tell the native call where the inputs lie, which it copies."""
         self._pointed = arrays if all([point(arrays[i]) for i, point in self._points]) else None
 
-    def _run(self, feeds: Callable[[], Sequence[Given]], lease: bool) -> dict[str, Any]:
+    def _run(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, Any]:
         self._begin()
         try:
-            return self._run_held(feeds, lease)
+            return self._run_held(feeds, borrow)
         finally:
             self._end()
 
-    def _run_held(self, feeds: Callable[[], Sequence[Given]], lease: bool) -> dict[str, Any]:
+    def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, Any]:
         if self.stale:
             self.refresh()
         if not self.safe:
-            return self._run_bound(feeds(), lease)
+            return self._run_bound(feeds(), borrow)
         arrays, written = feeds(), {key: self.variables[key] for key in self.plan.arranged.written}
         if self._before is None:
             self._before = Snapshot(written)
         else:
             self._before.take(written)
         try:
-            return self._run_bound(arrays, lease)
+            return self._run_bound(arrays, borrow)
         except BaseException as error:  # an interrupt in the commit too
             self._before.put_back(written)
             if isinstance(error, StepTorn):
                 raise error.failure from error.__cause__
             raise
 
-    def _run_bound(self, arrays: Sequence[Given], lease: bool) -> dict[str, Any]:
-        self.end_lease()  # what was leased is read by now
+    def _run_bound(self, arrays: Sequence[Given], borrow: bool) -> dict[str, Any]:
+        self.end_borrow()  # what was leased is read by now
         if self.poison and self._arena is not None:
             for chunk in self._arena.chunks:
                 fill(chunk)
@@ -239,7 +239,7 @@ class Workspace(Binding):
                 if feed is not None:
                     feed(array)
             self.execute()
-        if lease:
+        if borrow:
             return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
         return {name: take() for name, take in self._takes.items()}
 
@@ -250,7 +250,7 @@ class Workspace(Binding):
                 where=self.plan.program.name,
                 expected="one run at a time",
                 got="a second one before the first has ended",
-                fix="Workspace(plan) per thread",
+                fix="Executable(plan) per thread",
             )
         if self._shared is not None and not self._shared.enter(self):
             self.leave_shared()  # another plan runs right now
@@ -264,16 +264,16 @@ class Workspace(Binding):
         if not self._in_arena(view) or self.device != CPU:
             return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
         chunk = view.storage
-        if id(chunk) not in self._leases:
-            self._leases[id(chunk)] = Lease(chunk)
-        return NDArray(self._leases[id(chunk)], view.dtype, view.shape, view.strides, view.offset)
+        if id(chunk) not in self._borrowed:
+            self._borrowed[id(chunk)] = BorrowedStorage(chunk)
+        return NDArray(self._borrowed[id(chunk)], view.dtype, view.shape, view.strides, view.offset)
 
     def _in_arena(self, array: NDArray) -> bool:
         """True for memory of the arena, as it is or leased."""
         chunks = self._arena.chunks if self._arena is not None else ()
-        return any(array.storage is known for known in (*chunks, *self._leases.values()))
+        return any(array.storage is known for known in (*chunks, *self._borrowed.values()))
 
-    def _run_part(self, part: Part) -> None:
+    def _run_part(self, part: PlanSlice) -> None:
         """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
         if part.plan is not self.plan:
             raise UsageError(
@@ -409,7 +409,7 @@ class Workspace(Binding):
                 where=self.plan.program.name,
                 expected="what the last run of this plan left in the arena",
                 got="the arena that plans share, in use by others",
-                fix="Workspace(plan), which has memory of its own",
+                fix="Executable(plan), which has memory of its own",
             )
 
     def watched(self, name: str) -> NDArray:

@@ -15,11 +15,11 @@ from graphwright.ops import get
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.plan.planning.plan_builder import Ledger
+    from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.table import Instr
 
 
-class Commit:
+class StateCommit:
     """The order of instructions with every state written.
 
     Args:
@@ -37,7 +37,7 @@ class Commit:
     """
 
     def __init__(
-        self, ledger: Ledger, order: np.ndarray, outputs: Mapping[str, int], watched: Mapping[str, int], run: Any
+        self, ledger: PlanBuilder, order: np.ndarray, outputs: Mapping[str, int], watched: Mapping[str, int], run: Any
     ) -> None:
         self.ledger, self.order, self.run = ledger, order, run
         self.outputs, self.watched = dict(outputs), dict(watched)

@@ -27,7 +27,7 @@ class BucketMismatch(ComputeError):
     """Padding changed results on the valid part: the program needs a mask, or no buckets."""
 
 
-class Buckets:
+class PaddingBuckets:
     """Sizes to pad to, by named size of the inputs.
 
     Args:
@@ -59,9 +59,9 @@ class Buckets:
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
 
-    def now(self) -> Buckets:
+    def now(self) -> PaddingBuckets:
         """These, or after an edit of the program new ones that have checked nothing. Raises: as when they were made."""
-        return self if self._version == self.program.version else Buckets(self.program, self.sizes, self.mask)
+        return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
         """Feeds as arrays with the mask among them, and the named sizes. Raises: FeedError."""

@@ -13,14 +13,15 @@ import numpy as np
 
 from graphwright.array import CPU, NDArray, WriteCount, backend
 from graphwright.array.backend import queued_failure
-from graphwright.array.vm.encode import View, copy_row, encode
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
+from graphwright.array.vm.encode.operands import View, copy_row
 from graphwright.array.vm.encode.share import cut
 from graphwright.autograd import changes
 from graphwright.errors import ComputeError
+from graphwright.ops import expansion, get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory
 from graphwright.plan.plan import StalePlan
-from graphwright.plan.planning.executor import VM
+from graphwright.plan.planning.executors import VM
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_builder import walking
 from graphwright.plan.planning.planner import uncollected
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
     from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.arranged import Arranged
-    from graphwright.plan.planning.fusion import Stretch
+    from graphwright.plan.planning.buffer_layout import BufferLayout
+    from graphwright.plan.planning.fusion import FusionRegion
+    from graphwright.plan.running.executable import BorrowedStorage
     from graphwright.plan.running.override import Override
     from graphwright.plan.running.transfer import Given
-    from graphwright.plan.running.workspace import Lease
     from graphwright.plan.table import Instr
 
 _NOTHING, _UNKNOWN = cut(()), cut(())
@@ -48,13 +49,13 @@ _NOTHING, _UNKNOWN = cut(()), cut(())
 ViewOf = Callable[[int], NDArray]
 
 
-class Code:
+class VmCode:
     """Rows by instruction and by stretch of fusion groups, kept from plan to plan of one ledger."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
-        self._parts: dict[Stretch, dict[tuple[int, int], list[Cut]]] = {}
-        self._within: dict[int, Stretch] = {}
+        self._parts: dict[FusionRegion, dict[tuple[int, int], list[Cut]]] = {}
+        self._within: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of a plan's instructions from one place to another; those of a whole group with its first.
@@ -86,7 +87,7 @@ class Code:
         self._parts.clear()
         self._within.clear()
 
-    def _parts_of(self, stretch: Stretch) -> dict[tuple[int, int], list[Cut]]:
+    def _parts_of(self, stretch: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
         """What is known of a stretch; another one that had some of its instructions is of no plan any more."""
         if stretch not in self._parts:
             for q in stretch.instrs:
@@ -96,7 +97,7 @@ class Code:
             self._parts[stretch] = {}
         return self._parts[stretch]
 
-    def _of_part(self, arranged: Arranged, stretch: Stretch, start: int, stop: int, at: ViewOf) -> list[Cut]:
+    def _of_part(self, arranged: BufferLayout, stretch: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
         """Rows of some instructions of a stretch; those of a group of which not all are there, by themselves."""
         numbers = stretch.instrs[start:stop]
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
@@ -107,7 +108,7 @@ class Code:
                 code[first - start : last - start] = [rows, *[_NOTHING] * (last - first - 1)]
         return self._filled(arranged, numbers, code, at)
 
-    def _filled(self, arranged: Arranged, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
+    def _filled(self, arranged: BufferLayout, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
         """Rows of instructions, with those made that are not there."""
         made = list(code)
         for i in [i for i, rows in enumerate(code) if rows is _UNKNOWN] if _UNKNOWN in code else ():
@@ -115,7 +116,7 @@ class Code:
         return made
 
 
-def _group(arranged: Arranged, stretch: Stretch, first: int, last: int, at: ViewOf) -> Cut:
+def _group(arranged: BufferLayout, stretch: FusionRegion, first: int, last: int, at: ViewOf) -> Cut:
     ledger = arranged.ledger
 
     def operand(slot: int) -> View | Inner:
@@ -126,7 +127,9 @@ def _group(arranged: Arranged, stretch: Stretch, first: int, last: int, at: View
     for instr in instrs:
         dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
         outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
-        members.append(Member(instr.op, outs, ins, instr.attrs, dtypes))
+        form = get(instr.op).vm
+        assert form is not None, "the plan groups instructions that the VM runs"
+        members.append(Member(form, outs, ins, instr.attrs, dtypes))
     rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
     assert rows is not None, "the plan made a group where there are tiles"
     return cut(rows)
@@ -138,7 +141,8 @@ def _addressed(array: NDArray) -> View:
 
 def _rows(instr: Instr, at: ViewOf) -> Cut:
     outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-    rows = encode(instr.op, outs, ins, instr.attrs, work)
+    form = expansion.vm_form(get(instr.op))
+    rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
     assert rows is not None, "the plan chose the VM where it has a form"
     return cut(rows)
 
@@ -161,8 +165,8 @@ def _gone(before: np.ndarray, after: np.ndarray) -> set[int]:
     return set(before[start : len(before) - stop].tolist()) - set(after[start : len(after) - stop].tolist())
 
 
-class Binding:
-    """Memory and calls of a plan, for a `Workspace` to run.
+class BoundKernels:
+    """Memory and calls of a plan, for a `Executable` to run.
 
     Attributes:
         overridden: whether it heeds `plan.override`.
@@ -201,7 +205,7 @@ class Binding:
         self._ends: list[int] | None = None
         self._singles: dict[int, list[Any]] = {}
         self._arena: Arena | None = None
-        self._leases: dict[int, Lease] = {}
+        self._borrowed: dict[int, BorrowedStorage] = {}
         self._views: dict[int, NDArray] = {}
         self._feeds: list[Callable[[Given], object] | None] = []
         self._takes: dict[str, Callable[[], NDArray]] = {}
@@ -210,7 +214,7 @@ class Binding:
         self.watching = False
         self._memory: dict[int, Storage] = {}
         self._bound_calls: dict[int, list[Any]] = {}
-        self._code = Code()
+        self._code = VmCode()
         self._segments: dict[Any, Any] = {}
         self._readers: dict[int, Callable[[], NDArray]] = {}
         self._writers: dict[int, Callable[[Given], object]] = {}
@@ -306,15 +310,15 @@ class Binding:
             self._shared = None
             self.forget_arena()
 
-    def end_lease(self) -> None:
+    def end_borrow(self) -> None:
         """Make leased results of the last run stale."""
-        for lease in self._leases.values():
-            lease.close()
-        self._leases.clear()
+        for borrow in self._borrowed.values():
+            borrow.close()
+        self._borrowed.clear()
 
     def forget_arena(self) -> None:
         """Let go of the arena; the next run binds anew."""
-        self.end_lease()
+        self.end_borrow()
         self._arena, self._seen = None, -1
         self._calls, self._sizes, self._ends, self._singles, self._feeds, self._takes = [], [], None, {}, [], {}
         self._fed, self._points, self._pointed = None, [], None
@@ -553,7 +557,7 @@ class Binding:
             calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
         else:
             outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
-            if instr.op == "copy" and ins[0].device != outs[0].device:
+            if get(instr.op).traits.convert and ins[0].device != outs[0].device:
                 calls = [partial(self._kernels.copy, outs[0], ins[0])]
             else:
                 calls = self._kernel(instr, outs, ins, work)
@@ -563,12 +567,12 @@ class Binding:
         """Calls of a kernel; one that waits in a queue knows which node it fails for."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         plan, row = self.plan, self.plan.arranged.ledger.rows.get(instr.node)
         path = plan.path(instr.node) if row is None else row.path  # of a plan from before an edit
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
-            return list(kernels.bind(instr.op, outs, ins, instr.attrs, work))
+            return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         finally:
             queued_failure.reset(known)
 

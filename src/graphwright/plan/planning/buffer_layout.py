@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from graphwright.plan.planning.passes import ALIGN
+
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.plan.planning.fusion import Fusion
-    from graphwright.plan.planning.plan_builder import Ledger
-    from graphwright.plan.planning.records import Row
+    from graphwright.plan.planning.plan_builder import PlanBuilder
+    from graphwright.plan.planning.records import NodeRecord
 
 
 class Patched(NamedTuple):
@@ -26,7 +28,7 @@ class Patched(NamedTuple):
         return f"{self.kind}: {self.why} ({self.rows} rows looked at)"
 
 
-class Arranged:
+class BufferLayout:
     """What native loops made of a ledger: numbers of instructions and buffers, see `graphwright.plan.planning.passes`.
 
     Attributes:
@@ -71,7 +73,7 @@ class Arranged:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: PlanBuilder,
         order: np.ndarray,
         home: np.ndarray,
         first: np.ndarray,
@@ -87,7 +89,7 @@ class Arranged:
         self.ledger, self.order, self.home, self.first, self.last = ledger, order, home, first, last
         self.offsets, self.used, self.total, self.bound = offsets, used, total, bound
         self.ends = ends
-        self._rows: dict[NodeId, Row] | None = None
+        self._rows: dict[NodeId, NodeRecord] | None = None
         self.fusion = fusion
         self.turn, self.slots, self.roots = ledger.turn, len(ledger.slots), roots
         slots, buffers, weights = ledger.slots, ledger.buffers, ledger.program.weights
@@ -101,13 +103,13 @@ class Arranged:
         self.written = [buffers[slots[state].buffer][2] for state, _ in ledger.writes().values()]
 
     @property
-    def rows(self) -> dict[NodeId, Row]:
+    def rows(self) -> dict[NodeId, NodeRecord]:
         """Rows of the ledger when the plan was made; put together when first asked for."""
         if self._rows is None:
             self._rows = self.ledger.rows_at(self.turn)
         return self._rows
 
-    def moved_since(self, before: Arranged) -> np.ndarray:
+    def moved_since(self, before: BufferLayout) -> np.ndarray:
         """Marks the buffers of an earlier plan of the ledger that lie elsewhere now."""
         count = len(before.home)
         home, elsewhere = self.home[:count], np.zeros(len(self.home), np.bool_)
@@ -117,3 +119,17 @@ class Arranged:
     def place(self, buffer: int) -> int:
         """The buffer in whose memory a buffer lies."""
         return int(self.home[buffer])
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes a buffer takes: a multiple of 64; scalars 8, so that graphs of scalars stay small."""
+    return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
+
+
+def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give every living buffer (last >= 0) a place of its own, in order; returns offsets and the bytes."""
+    offsets, top = np.full(len(sizes), -1, np.int64), 0
+    for b in np.flatnonzero(last >= 0):
+        offsets[b] = -(-top // ALIGN) * ALIGN
+        top = int(offsets[b] + sizes[b])
+    return offsets, top

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graphwright.array import Layout
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.ops import OPS, get
-from graphwright.plan.planning.executor import VM, may_join, work_of_vm
-from graphwright.plan.planning.layout import aligned
+from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.executors import VM, may_join, work_of_vm
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
     from graphwright.ops import Op
-    from graphwright.plan.planning.executor import Choice, Chooser
-    from graphwright.plan.planning.records import Row
+    from graphwright.plan.planning.executors import Chooser, ExecutorChoice
+    from graphwright.plan.planning.records import NodeRecord
     from graphwright.plan.table import Instr, Slot
 
 LARGEST = 1 << 50
@@ -27,7 +27,7 @@ class TooLarge(Exception):
     """A value of more bytes than `LARGEST`; the planner says which."""
 
 
-class Packed(NamedTuple):
+class PackedSpec(NamedTuple):
     """A value that lies row by row: bytes, those taken in an arena, dtype, layout, and the number of these two."""
 
     nbytes: int
@@ -37,7 +37,7 @@ class Packed(NamedTuple):
     number: int
 
 
-class Form(NamedTuple):
+class Lowering(NamedTuple):
     """What instructions of one op on operands of the same layouts have in common.
 
     Attributes:
@@ -49,13 +49,13 @@ class Form(NamedTuple):
     """
 
     number: int
-    choice: Choice
+    choice: ExecutorChoice
     joins: bool
     scratch: tuple[Spec, ...]
     inplace: tuple[tuple[int, int], ...]
 
 
-class Alike:
+class Signature:
     """What rows of one op, with the same attributes, specs and layouts of what they read, have in common.
 
     Attributes:
@@ -75,15 +75,15 @@ class Alike:
         op: Op,
         does: int,
         specs: tuple[Spec, ...],
-        made: list[Packed],
+        made: list[PackedSpec],
         copied: tuple[int, ...],
         shown: Layout | None,
     ) -> None:
         self.op, self.does, self.specs, self.made, self.copied, self.shown = op, does, specs, made, copied, shown
-        self.form: Form | None = None
+        self.form: Lowering | None = None
 
 
-class Forms:
+class LoweringTable:
     """Forms by op, attributes and the numbers of operands' dtypes and layouts.
 
     Args:
@@ -96,12 +96,12 @@ class Forms:
 
     def __init__(self, choose: Chooser, workspace: Callable[..., Sequence[Spec]]) -> None:
         self._choose, self._workspace = choose, workspace
-        self.all: list[Form] = []
-        self._known: dict[Any, Form] = {}
+        self.all: list[Lowering] = []
+        self._known: dict[Any, Lowering] = {}
         self._numbers: dict[tuple[Any, Layout], int] = {}
         self._shapes: list[tuple[Any, Layout]] = []
-        self._packed: dict[Spec, Packed] = {}
-        self._alike: dict[Any, Alike] = {}
+        self._packed: dict[Spec, PackedSpec] = {}
+        self._alike: dict[Any, Signature] = {}
         self._does: dict[Any, int] = {}
 
     def number(self, dtype: Any, layout: Layout) -> int:
@@ -111,7 +111,7 @@ class Forms:
             self._shapes.append((dtype, layout))
         return found
 
-    def packed(self, spec: Spec) -> Packed:
+    def packed(self, spec: Spec) -> PackedSpec:
         """A value of known sizes that lies row by row. Raises: TooLarge."""
         found = self._packed.get(spec)
         if found is None:
@@ -119,10 +119,10 @@ class Forms:
                 raise TooLarge
             layout = Layout(spec.sizes, row_major(spec.sizes))
             number = self.number(spec.dtype, layout)
-            found = self._packed[spec] = Packed(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)
+            found = self._packed[spec] = PackedSpec(spec.nbytes, aligned(spec.nbytes), spec.dtype, layout, number)
         return found
 
-    def alike(self, row: Row, dims: Mapping[str, int], shapes: Sequence[int]) -> Alike:
+    def alike(self, row: NodeRecord, dims: Mapping[str, int], shapes: Sequence[int]) -> Signature:
         """What a row shares with others; `shapes` are the numbers of all slots."""
         text = repr(row.attrs) if row.attrs else ""  # 0.0, -0.0, 0 and False differ
         reads = tuple([shapes[s] for s in row.reads])
@@ -133,16 +133,16 @@ class Forms:
             dtypes, layouts = ([self._shapes[n][i] for n in reads] for i in (0, 1))
             does = self._does.setdefault((row.op, text, specs), len(self._does))
             if op.view is not None:
-                found = Alike(op, does, specs, [], (), op.view(layouts[0], row.attrs))
+                found = Signature(op, does, specs, [], (), op.view(layouts[0], row.attrs))
             else:
                 narrow = any(dtypes[place] is not specs[0].dtype for place in op.traits.narrow)
                 places = range(len(reads)) if narrow else op.row_major(len(reads))
                 copied = tuple([place for place in places if not adjacent(layouts[place])])
-                found = Alike(op, does, specs, [self.packed(s) for s in specs], copied, None)
+                found = Signature(op, does, specs, [self.packed(s) for s in specs], copied, None)
             self._alike[key] = found
         return found
 
-    def of(self, instr: Instr, slots: Sequence[Slot], numbers: Sequence[int]) -> Form:
+    def of(self, instr: Instr, slots: Sequence[Slot], numbers: Sequence[int]) -> Lowering:
         """The form of an instruction; `numbers` are those of the slots."""
         ins, outs = instr.ins, instr.outs
         key = (instr.op, repr(instr.attrs) if instr.attrs else "", len(ins), *[numbers[s] for s in (*ins, *outs)])
@@ -157,7 +157,7 @@ class Forms:
                 scratch = tuple(self._workspace(instr.op, [s.spec for s in made], [s.spec for s in read], instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             alike = tuple([(out, place) for out, place in pairs if numbers[outs[out]] == numbers[ins[place]]])
-            found = self._known[key] = Form(len(self.all), choice, native and may_join(instr), scratch, alike)
+            found = self._known[key] = Lowering(len(self.all), choice, native and may_join(instr), scratch, alike)
             self.all.append(found)
         return found
 

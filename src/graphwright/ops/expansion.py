@@ -1,0 +1,317 @@
+"""Run an op by its expansion where a backend has no kernel of its name.
+
+The `expand` cell runs once on traced specs, which gives a list of steps. On a backend, the steps' kernels are bound one
+after the other, with planned scratch for inner values (`workspace`, `bind`, `needs`: the calls of a `Backend`, for any
+op). On the VM, an elementwise expansion becomes one loop over tiles (`vm_form`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphwright.array.backend import Attrs, Backend, Call, Needs, backend
+from graphwright.array.device import CPU
+from graphwright.array.dtype import bool_, float32, float64, int64
+from graphwright.array.layout import Layout, is_row_major
+from graphwright.array.ndarray import NDArray
+from graphwright.array.spec import Spec
+from graphwright.array.vm.encode.fuse import TILES, Inner, Member, encode_group
+from graphwright.array.vm.encode.operands import Row, View, VmForm
+from graphwright.ops.casting import is_cast, target_dtype
+from graphwright.ops.registry import Op, get
+
+
+class Step(NamedTuple):
+    """One use of a simpler op; operands and results are numbers of values."""
+
+    row: Op
+    ins: tuple[int, ...]
+    attrs: Attrs
+    outs: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Expansion:
+    """An op as steps.
+
+    Attributes:
+        specs: of all values; the first `operands` of them are the op's operands.
+        constants: value -> its number.
+        results: values that are the op's results.
+    """
+
+    operands: int
+    specs: list[Spec]
+    steps: list[Step] = field(default_factory=list)
+    constants: dict[int, float] = field(default_factory=dict)
+    results: tuple[int, ...] = ()
+
+    def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
+        """Root of a value -> the last step that reads it; `roots` maps views to the value whose memory they share."""
+        last = {roots[v]: n for n, step in enumerate(self.steps) for v in (*step.outs, *step.ins)}
+        return last | {roots[v]: len(self.steps) for v in self.results}
+
+
+class _Traced:
+    """An operand of `expand`: a spec that records the ops applied to it."""
+
+    def __init__(self, tracer: _Tracer, value: int) -> None:
+        self.tracer, self.value, self.spec = tracer, value, tracer.made.specs[value]
+        self.shape, self.dtype, self.ndim = self.spec.shape, self.spec.dtype, len(self.spec.shape)
+
+    @staticmethod
+    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object) -> Any:
+        return next(o for o in operands if isinstance(o, _Traced)).tracer.record(row, operands, attrs)
+
+    def __add__(self, other: Any) -> Any:
+        return self.tracer.record(get("add"), (self, other), {})
+
+    def __radd__(self, other: Any) -> Any:
+        return self.tracer.record(get("add"), (other, self), {})
+
+    def __sub__(self, other: Any) -> Any:
+        return self.tracer.record(get("sub"), (self, other), {})
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.tracer.record(get("sub"), (other, self), {})
+
+    def __mul__(self, other: Any) -> Any:
+        return self.tracer.record(get("mul"), (self, other), {})
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.tracer.record(get("mul"), (other, self), {})
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.tracer.record(get("div"), (self, other), {})
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self.tracer.record(get("div"), (other, self), {})
+
+    def __neg__(self) -> Any:
+        return self.tracer.record(get("neg"), (self,), {})
+
+
+class _Tracer:
+    def __init__(self, ins: Sequence[Spec], kernels: frozenset[str]) -> None:
+        self.made, self.kernels = Expansion(len(ins), list(ins)), kernels
+
+    def record(self, row: Op, operands: Sequence[Any], attrs: Attrs) -> Any:
+        """Append a step, casts of its operands before it; an op without a kernel is expanded in turn."""
+        values = self._operands(row, operands)
+        if row.view is None and row.name not in self.kernels and row.expand is not None:
+            return row.expand([_Traced(self, v) for v in values], attrs)
+        first = len(self.made.specs)
+        self.made.specs += row.specs([self.made.specs[v] for v in values], attrs)
+        outs = tuple(range(first, len(self.made.specs)))
+        self.made.steps.append(Step(row, tuple(values), attrs, outs))
+        results = tuple(_Traced(self, v) for v in outs)
+        return results[0] if len(results) == 1 else results
+
+    def _operands(self, row: Op, operands: Sequence[Any]) -> list[int]:
+        kinds = []
+        for o in operands:
+            if isinstance(o, _Traced):
+                kinds.append((o.dtype, "array" if o.shape else "scalar0d"))
+            else:
+                kinds.append((bool_ if isinstance(o, bool) else int64 if isinstance(o, int) else float64, "python"))
+        target, values = target_dtype(row, kinds, None), []
+        for port, (o, (dtype, _)) in enumerate(zip(operands, kinds, strict=True)):
+            if not isinstance(o, _Traced):
+                kind = target or (float32 if dtype is float64 else dtype)
+                self.made.constants[len(self.made.specs)] = o
+                values.append(len(self.made.specs))
+                self.made.specs.append(Spec((), kind))
+            elif is_cast(row, port, dtype, target):
+                values.append(self.record(get("cast"), (o,), {"dtype": target}).value)
+            else:
+                values.append(o.value)
+        return values
+
+
+def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: frozenset[str]) -> Expansion:
+    """Trace the expansion of an op down to ops that have kernels."""
+    assert row.expand is not None
+    tracer = _Tracer(ins, kernels)
+    found = row.expand([_Traced(tracer, i) for i in range(len(ins))], attrs)
+    tracer.made.results = tuple(t.value for t in (found if isinstance(found, tuple) else (found,)))
+    return tracer.made
+
+
+# -- on a backend ------------------------------------------------------------------------------------------------------
+class _Planned(NamedTuple):
+    """An expansion with its scratch.
+
+    Attributes:
+        at: value -> the slot that holds it.
+        copies: (step, operand) -> the slot of a row-major copy.
+        work: step -> the slots of its kernel's scratch.
+    """
+
+    made: Expansion
+    slots: list[Spec]
+    at: dict[int, int]
+    copies: dict[tuple[int, int], int]
+    work: list[list[int]]
+
+
+class _Slots:
+    """Scratch by spec; a released slot is used again for the same spec."""
+
+    def __init__(self) -> None:
+        self.specs: list[Spec] = []
+        self.free: dict[Spec, list[int]] = {}
+
+    def take(self, spec: Spec) -> int:
+        if left := self.free.get(spec):
+            return left.pop()
+        self.specs.append(spec)
+        return len(self.specs) - 1
+
+    def release(self, slot: int) -> None:
+        self.free.setdefault(self.specs[slot], []).append(slot)
+
+
+def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
+    made, slots = expansion(row, ins, attrs, kernels.kernels()), _Slots()
+    roots = list(range(len(made.specs)))
+    packed = {v: v >= made.operands for v in range(len(made.specs))}  # the layout of an operand is not known here
+    for step in made.steps:
+        if step.row.view is not None:
+            roots[step.outs[0]] = roots[step.ins[0]]
+            packed[step.outs[0]] = False
+    last, at, copies, work = made.last_uses(roots), dict[int, int](), dict[tuple[int, int], int](), []
+    for n, step in enumerate(made.steps):
+        needed = (
+            range(1) if step.row.view is not None else [p % len(step.ins) for p in step.row.row_major(len(step.ins))]
+        )
+        for port in needed:
+            if not packed[step.ins[port]]:
+                copies[n, port] = slots.take(made.specs[step.ins[port]])
+        scratch: list[int] = []
+        if step.row.view is None:
+            at |= {v: slots.take(made.specs[v]) for v in step.outs}
+            specs = [made.specs[v] for v in step.outs], [made.specs[v] for v in step.ins]
+            scratch = [slots.take(s) for s in kernels.workspace(step.row.name, *specs, step.attrs)]
+            for slot in (*scratch, *(copies[n, port] for port in needed if (n, port) in copies)):
+                slots.release(slot)
+        work.append(scratch)
+        for value, slot in at.items():
+            if last[value] == n:
+                slots.release(slot)
+    return _Planned(made, slots.specs, at, copies, work)
+
+
+def expanded(row: Op, kernels: Backend) -> bool:
+    """True if a backend runs an op by its expansion."""
+    return row.expand is not None and row.view is None and row.name not in kernels.kernels()
+
+
+def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Specs of the scratch that an op needs beside its results."""
+    if expanded(row, kernels):
+        return _planned(row, kernels, ins, attrs).slots
+    return kernels.workspace(row.name, outs, ins, attrs)
+
+
+def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+    """Host requirements of an op, or of all the steps of its expansion."""
+    if not expanded(row, kernels):
+        return kernels.needs(row.name, outs, ins, attrs)
+    made, reads, asked = expansion(row, ins, attrs, kernels.kernels()), set[int](), []
+    for step in (s for s in made.steps if s.row.view is None):
+        specs = [made.specs[v] for v in step.outs], [made.specs[v] for v in step.ins]
+        asked.append(found := kernels.needs(step.row.name, *specs, step.attrs))
+        reads |= {step.ins[port] for port in found.reads}
+    return Needs(
+        tuple(sorted(v for v in reads if v < made.operands)),
+        any(a.answers for a in asked) or any(v >= made.operands for v in reads),
+        any(a.allocates for a in asked),
+        next((a.fallback for a in asked if a.fallback), ""),
+    )
+
+
+def bind(
+    row: Op, kernels: Backend, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
+) -> list[Call]:
+    """Bind the kernel of an op, or those of its expansion, to arrays; `work` is what `workspace` asks for."""
+    if not expanded(row, kernels):
+        return kernels.bind(row.name, outs, ins, attrs, work)
+    planned = _planned(row, kernels, [a.spec for a in ins], attrs)
+    made, calls = planned.made, list[Call]()
+    arrays: dict[int, NDArray] = dict(enumerate(ins))
+    arrays |= {value: work[slot] for value, slot in planned.at.items()}
+    for value, number in made.constants.items():
+        arrays[value] = held = kernels.empty((), made.specs[value].dtype)
+        for fill in kernels.bind("full_like", [held], [held], {"value": number}, ()):
+            fill()
+
+    def copied(target: NDArray, source: NDArray) -> NDArray:
+        calls.extend(kernels.bind("copy", [target], [source], {}, ()))
+        return target
+
+    for n, step in enumerate(made.steps):
+        given = [arrays[v] for v in step.ins]
+        for port in range(len(given)):
+            slot = planned.copies.get((n, port))
+            if slot is not None and not is_row_major(given[port].shape, given[port].strides):
+                given[port] = copied(work[slot], given[port])
+        if step.row.view is not None:
+            base = given[0]
+            layout = step.row.view(Layout(base.shape, base.strides), step.attrs)
+            assert layout is not None, f"{step.row.name}: no view of a contiguous array"
+            arrays[step.outs[0]] = NDArray(
+                base.storage, base.dtype, layout.shape, layout.strides, base.offset + layout.offset
+            )
+            continue
+        scratch = [work[slot] for slot in planned.work[n]]
+        calls += kernels.bind(step.row.name, [arrays[v] for v in step.outs], given, step.attrs, scratch)
+    for out, value in zip(outs, made.results, strict=True):
+        copied(out, arrays[value])
+    return calls
+
+
+# -- on the VM ---------------------------------------------------------------------------------------------------------
+@cache
+def vm_form(row: Op) -> VmForm | None:
+    """The op's own form; or, for an elementwise op without a kernel, a loop over its expansion."""
+    if row.vm is not None or not row.traits.elementwise or not expanded(row, backend(CPU)):
+        return row.vm
+    return VmForm(lambda outs, ins, attrs: _fused(row, outs, ins, attrs))
+
+
+_numbers: dict[float, np.ndarray] = {}  # float32, kept alive: rows of code hold their addresses
+
+
+def _fused(row: Op, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+    made = expansion(row, [Spec(v.shape, v.dtype) for v in ins], attrs, backend(CPU).kernels())
+    out, last = outs[0], made.last_uses(range(len(made.specs)))
+    for step in made.steps:
+        result = made.specs[step.outs[0]]
+        if step.row.vm is None or not step.row.traits.elementwise or result.shape != out.shape:
+            return None
+    if len(made.results) != 1 or made.results[0] < made.operands:
+        return None
+    if any(spec.dtype not in (float32, bool_) for spec in made.specs):
+        return None
+    held: dict[int, View | Inner] = dict(enumerate(ins))
+    for value, number in made.constants.items():
+        kept = _numbers.setdefault(number, np.array(number, np.float32))
+        held[value] = View(float32, (), (), kept.ctypes.data)
+    free, members = list(range(TILES - 1, -1, -1)), []
+    for n, step in enumerate(made.steps):
+        (value,) = step.outs
+        if value != made.results[0] and not free:
+            return None
+        held[value] = out if value == made.results[0] else Inner(free.pop())
+        assert step.row.vm is not None
+        dtypes = [made.specs[v].dtype for v in (*step.outs, *step.ins)]
+        members.append(Member(step.row.vm, [held[value]], [held[v] for v in step.ins], step.attrs, dtypes))
+        for v in {*step.ins, value}:
+            if last[v] == n and isinstance(tile := held[v], Inner):
+                free.append(tile.tile)
+    return encode_group(out.shape, members)

@@ -1,0 +1,97 @@
+"""Generated functions of the public surface: Tensor methods, `nn.functional` functions and activation modules.
+
+An op asks for them with its cells `method`, `functional` and `module`; its operands, attributes and defaults make the
+signature, the first paragraph of its docstring the documentation. `scripts/write_stubs.py` writes the same signatures
+as `.pyi` files for type checkers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from inspect import cleandoc
+from typing import Any
+
+from graphwright.ops.call import call
+from graphwright.ops.registry import OPS, Op
+
+
+def methods() -> dict[str, Callable[..., Any]]:
+    """Name -> method of a tensor, for each op with a `method` cell."""
+    return {name: _compiled(row, name, ("self", *row.operands[1:])) for name, row in _with("method")}
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """Name -> function of tensors, for each op with a `functional` cell."""
+    return {name: _compiled(row, name, row.operands) for name, row in _with("functional")}
+
+
+def modules(base: type) -> dict[str, type]:
+    """Name -> module class, for each op with a `module` cell.
+
+    Args:
+        base: reads the class attribute `op`, and takes the op's attributes as keywords of `__init__`.
+    """
+    return {name: _module(row, name, base) for name, row in _with("module")}
+
+
+def _module(row: Op, name: str, base: type) -> type:
+    cells: dict[str, Any] = {"op": row.name, "__doc__": _doc(row), "__module__": base.__module__}
+    if row.attrs:
+        source = f"def __init__(self{_defaults(row)}):\n    base.__init__(self, {_passed(row)})"
+        cells["__init__"] = _run(source, "__init__", base=base)
+    return type(name, (base,), cells)
+
+
+def _compiled(row: Op, name: str, operands: tuple[str, ...]) -> Callable[..., Any]:
+    given = ", ".join([repr(row.name), *operands, *([_passed(row)] if row.attrs else [])])
+    made = _run(f"def {name}({', '.join(operands)}{_defaults(row)}):\n    return call({given})", name, call=call)
+    made.__doc__ = _doc(row)
+    return made
+
+
+def _run(source: str, name: str, **scope: Any) -> Callable[..., Any]:
+    exec(source, scope)
+    return scope[name]
+
+
+def _with(cell: str) -> Iterator[tuple[str, Op]]:
+    return ((name, row) for row in OPS.values() if (name := getattr(row, cell)) is not None)
+
+
+def _defaults(row: Op, types: bool = False) -> str:
+    kinds = {name: f": {type(value).__name__} = " if types else "=" for name, value in row.attrs.items()}
+    return "".join(f", {name}{kinds[name]}{value!r}" for name, value in row.attrs.items())
+
+
+def _passed(row: Op) -> str:
+    return ", ".join(f"{name}={name}" for name in row.attrs)
+
+
+def _doc(row: Op) -> str:
+    return cleandoc(row.doc).split("\n\n")[0]
+
+
+def method_stubs() -> str:
+    """Signatures of `methods()`, as lines of a class body."""
+    return _stubs("method", lambda row: ", ".join(["self", *(f"{o}: Any" for o in row.operands[1:])]))
+
+
+def function_stubs() -> str:
+    """Signatures of `functions()`, as lines of a module."""
+    return _stubs("functional", lambda row: ", ".join(f"{o}: Tensor" for o in row.operands))
+
+
+def module_stubs(base: str) -> str:
+    """Signatures of `modules(base)`, as lines of a module."""
+    lines = []
+    for name, row in _with("module"):
+        init = f"\n    def __init__(self{_defaults(row, types=True)}) -> None: ..." if row.attrs else ""
+        lines.append(f'class {name}({base}):\n    """{_doc(row)}"""{init}')
+    return "\n\n".join(lines)
+
+
+def _stubs(cell: str, operands: Callable[[Op], str]) -> str:
+    return "\n".join(
+        f'def {name}({operands(row)}{_defaults(row, types=True)}) -> Tensor:\n    """{_doc(row)}"""'
+        for name, row in _with(cell)
+    )

@@ -1,0 +1,69 @@
+"""An op without a kernel gives the same values by its expansion, on a backend and on the VM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from op_cases import draws
+
+from graphwright.array import CPU, backend, from_numpy
+from graphwright.array.vm.encode.operands import View
+from graphwright.array.vm.running.segment import VmSegment
+from graphwright.ops import OPS, compute, expansion
+
+KERNELS = backend(CPU)
+
+
+class Without:
+    """The CPU backend without one kernel."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(KERNELS, attribute)
+
+    def kernels(self) -> frozenset[str]:
+        return KERNELS.kernels() - {self.name}
+
+    def bind(self, name: str, *given: Any) -> Any:
+        assert name != self.name
+        return KERNELS.bind(name, *given)
+
+
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.expand is not None])
+def test_an_expansion_is_bound_in_place_of_a_kernel(name: str) -> None:
+    row, kernels = OPS[name], Without(name)
+    for inputs, attrs in draws(name):
+        arrays = [from_numpy(x) for x in inputs]
+        given = [a.spec for a in arrays]
+        specs = row.specs(given, attrs)
+        work = [KERNELS.empty(s.sizes, s.dtype) for s in expansion.workspace(row, kernels, specs, given, attrs)]
+        outs = [KERNELS.empty(s.sizes, s.dtype) for s in specs]
+        calls = expansion.bind(row, kernels, outs, arrays, attrs, work)
+        for _ in range(2):  # bound calls run any number of times
+            for run in calls:
+                run()
+        for mine, other in zip(outs, compute(row, arrays, attrs), strict=True):
+            np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "elu", "sech", "swiglu", "silu", "bce_with_logits"])
+def test_an_elementwise_expansion_is_one_loop_on_the_vm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, kernels = OPS[name], Without(name)
+    monkeypatch.setattr(expansion, "backend", lambda device: kernels)
+    rng = np.random.default_rng(0)
+    arrays = [from_numpy(rng.normal(size=(40, 70)).astype("f4")) for _ in row.operands]
+    out = from_numpy(np.zeros((40, 70), "f4"))
+    views = [View(a.dtype, a.shape, a.strides, KERNELS.address(a)) for a in (out, *arrays)]
+    attrs = row.complete({})
+    rows = expansion._fused(row, views[:1], views[1:], attrs)
+    if name in ("elu", "bce_with_logits"):  # expm1 and log1p have no form
+        assert rows is None
+        return
+    assert rows is not None
+    VmSegment([rows])()
+    (other,) = compute(row, arrays, attrs)
+    np.testing.assert_allclose(out.to_numpy(), other.to_numpy(), rtol=3e-6, atol=3e-6)
