@@ -60,7 +60,7 @@ PENALTIES: list[Callable[[], Any]] = [
 
 
 @pytest.mark.parametrize("make", PENALTIES)
-def test_what_cannot_be_is_refused_when_it_is_made(make: Callable[[], Any]):
+def test_invalid_arguments_are_refused_at_construction(make: Callable[[], Any]):
     with pytest.raises(UsageError):
         make()
 

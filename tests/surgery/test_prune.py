@@ -82,7 +82,7 @@ def test_every_number_of_the_report_can_be_recomputed(pruned):
         assert facts["nats"] == pytest.approx(tiny_all(_logits(p, HELD), HELD), rel=1e-5)
         assert facts["perplexity"] == pytest.approx(math.exp(facts["nats"]))
         assert facts["tokens_per_s"] == pytest.approx(1e3 / facts["ms_per_token"])
-    assert report.rung == (1, model.export_plan().rung)
+    assert report.export_level == (1, model.export_plan().rung)
     assert report.journal == model.program.journal.hash
     assert report.calibration["tokens"] == 8192
     for step in report.steps:
@@ -95,7 +95,7 @@ def tiny_all(logits: np.ndarray, ids: np.ndarray) -> float:
     return tiny_llama.loss(logits, ids, np.ones((len(ids), ids.shape[1] - 1), bool))
 
 
-def test_the_errors_of_a_step_are_those_of_the_two_programs(pruned):
+def test_the_errors_of_a_step_match_the_two_programs(pruned):
     """The last step: layers before it are as they are in the pruned program, its own product as it was."""
     model, before, report = pruned
     step = report.steps[-1]
@@ -137,7 +137,7 @@ def test_undo_brings_back_every_byte_and_the_model_runs_on(pruned):
     assert model.program.hash() == after
 
 
-def test_nothing_is_no_edit():
+def test_an_empty_pruning_makes_no_edit():
     model = opened()
     report = model.prune(sg.Ratio(0.0), data(512), timed=False)
     assert report.empty
@@ -146,7 +146,7 @@ def test_nothing_is_no_edit():
     assert report.after == report.before
 
 
-def test_steps_one_by_one_are_all_at_once_and_a_plan_changes_nothing():
+def test_steps_one_by_one_match_the_whole_plan_and_a_plan_changes_nothing():
     one, two = opened().program, opened().program
     before = one.hash()
     plan = sg.prune(one, sg.Ratio(0.25), data(2048), dry_run=True, timed=False)
@@ -164,7 +164,7 @@ def test_steps_one_by_one_are_all_at_once_and_a_plan_changes_nothing():
     assert plan.report.to_json()["layers"][0]["name"] == plan.steps[0].name
 
 
-def test_a_step_whose_group_was_edited_is_refused_and_nothing_happens():
+def test_a_step_whose_group_was_edited_is_refused():
     p = opened().program
     plan = sg.prune(p, sg.Ratio(0.25), data(1024), dry_run=True, timed=False)
     with p.edit("meanwhile") as e:
@@ -175,7 +175,7 @@ def test_a_step_whose_group_was_edited_is_refused_and_nothing_happens():
     assert p.hash() == before
 
 
-def test_layers_are_scored_on_what_the_pruned_ones_before_them_give():
+def test_layers_are_scored_on_the_outputs_of_pruned_layers():
     plans = [sg.prune(opened().program, sg.Ratio(0.3), data(2048), dry_run=True, timed=False, recipe="units",
                       scope="layer", method="obs", sequential=s) for s in (True, False)]  # fmt: skip
     assert [s.name for s in plans[0].steps] == ["layers.0.mlp.neurons", "layers.1.mlp.neurons"]
@@ -200,7 +200,7 @@ def test_restoring_is_never_worse_in_any_layer():
 
 
 @pytest.mark.deep
-def test_each_option_changes_what_is_done():
+def test_each_option_changes_the_plan():
     """Every public argument but the seed of a method that draws nothing."""
 
     def made(**options: Any) -> tuple[Any, ...]:
@@ -239,7 +239,7 @@ def test_sizes_are_multiples_and_protected_layers_stay():
 @pytest.mark.parametrize(
     ("kind", "ragged"), [("kv_groups", False), ("queries", False), ("heads", True), ("head_dim", False)]
 )
-def test_heads_go_whole_equally_or_singly(kind, ragged):
+def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     model = opened()
     report = sg.prune(model, sg.Ratio(0.06), data(1024), kinds=(kind,), recipe="units", timed=False)
     assert report.steps
@@ -247,7 +247,7 @@ def test_heads_go_whole_equally_or_singly(kind, ragged):
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
 
 
-def test_a_target_out_of_reach_says_how_far_one_gets():
+def test_an_unreachable_target_reports_the_nearest_figure():
     p = opened().program
     with pytest.raises(sg.BudgetUnreachable) as caught:
         sg.prune(p, sg.Ratio(0.9), data(512), timed=False)
@@ -255,7 +255,7 @@ def test_a_target_out_of_reach_says_how_far_one_gets():
     assert len(p.journal) == 0
 
 
-def test_what_cannot_be_pruned_is_refused_before_anything_runs():
+def test_invalid_requests_are_refused_before_anything_runs():
     p = opened().program
     with pytest.raises(NothingToPrune):
         sg.prune(p, sg.Ratio(0.1), data(512), where="embed")

@@ -43,7 +43,7 @@ def family(name: str, qwen, kind: str):
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f8", 1e-10), ("f4", 1e-5)])
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_units_that_were_pruned_are_as_if_they_were_zero(name, kind, tolerance, qwen):
+def test_pruned_units_equal_zeroed_units(name, kind, tolerance, qwen):
     p, cal, feeds = family(name, qwen, kind)
     plan = sg.prune(p, sg.Ratio(0.25), cal, restore=False, recipe="units", timed=False, dry_run=True)
     assert plan.steps
@@ -57,7 +57,7 @@ def test_units_that_were_pruned_are_as_if_they_were_zero(name, kind, tolerance, 
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_restored_weights_and_biases_bring_the_outputs_nearer(name, qwen):
+def test_restored_weights_and_biases_reduce_the_output_error(name, qwen):
     p, cal, _ = family(name, qwen, "f4")
     feeds = cal.feeds(p, held=True)[0]
     dense, errors = outputs(p, feeds), []
@@ -74,7 +74,7 @@ def test_restored_weights_and_biases_bring_the_outputs_nearer(name, qwen):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_sizes_are_counted_before_the_cut_as_they_are_after_it(name, qwen):
+def test_predicted_sizes_match_the_cut_program(name, qwen):
     p, _, _ = family(name, qwen, "f4")
     rng = np.random.default_rng(0)
     kinds = ("neurons", "channels", "kv_groups", "head_dim") if name == "qwen2" else ("neurons", "channels")
@@ -101,7 +101,7 @@ def test_a_budget_of_the_whole_program_is_met_within_one_unit(target):
     assert report.reached["after"] == left
 
 
-def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
+def test_a_latency_budget_is_measured_on_cut_programs(monkeypatch):
     from graphwright.surgery.pruning import allocate as goal
 
     asked = []
@@ -117,7 +117,7 @@ def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
     assert len(asked) > 3
 
 
-def test_modules_are_the_branches_of_the_residual_path(qwen):
+def test_modules_are_branches_of_the_residual_path(qwen):
     p = gw.open(qwen).program
     found = residual_branches(p)
     assert [(m.name, m.kind) for m in found] == [
@@ -129,7 +129,7 @@ def test_modules_are_the_branches_of_the_residual_path(qwen):
     assert keys == own
 
 
-def test_the_first_module_to_go_is_the_best_of_all(monkeypatch):
+def test_the_first_removed_module_is_the_best_one(monkeypatch):
     p = gpt2_like(layers=6, seed=4)
     feeds = sg.Calibration(IDS, 256).feeds(p)
     found = residual_branches(p)
@@ -146,7 +146,7 @@ def test_the_first_module_to_go_is_the_best_of_all(monkeypatch):
     assert value == pytest.approx(losses[best.name], rel=1e-6)
 
 
-def test_the_shortlist_turns_the_stream_least():
+def test_the_shortlist_rotates_the_stream_least():
     from graphwright.surgery.pruning.branches import rotation
 
     p = gpt2_like(layers=2)

@@ -54,7 +54,7 @@ class DifferentiableGraph:
         schedule: TemperatureSchedule | Mapping[str, TemperatureSchedule] | None = None,
     ) -> None:
         if not isinstance(program, Program):
-            raise UsageError("not a program", where="program", got=type(program).__name__)
+            raise UsageError("program is invalid", expected="a Program", got=type(program).__name__)
         whole("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
@@ -282,7 +282,7 @@ class DifferentiableGraph:
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         if not hasattr(policy, "propose"):
-            raise UsageError("not a threshold or policy", where="by", got=repr(by))
+            raise UsageError("by is invalid", expected="a number, or an object with propose(view)", got=repr(by))
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:

@@ -206,9 +206,9 @@ class JointOptimizer:
         within("logit_limit", logit_limit, 0, above=True)
         within("clip", 1 if clip is None else clip, 0, above=True)
         if isinstance(penalties, str) or not isinstance(penalties, Sequence) or not all(map(callable, penalties)):
-            raise UsageError("penalties is no list of functions of Terms", where="penalties", got=repr(penalties))
+            raise UsageError("penalties is invalid", expected="a list of functions of Terms", got=repr(penalties))
         if policy is not None and not hasattr(policy, "propose"):
-            raise UsageError("the policy has no method propose", where="policy", got=repr(policy))
+            raise UsageError("policy is invalid", expected="an object with propose(view)", got=repr(policy))
         self.view, self.task, self.penalties = view, task, tuple(penalties)
         self.mode, self.turns, self.clip = mode, turns, clip
         self.policy: Proposes = Policy() if policy is None else policy

@@ -76,7 +76,7 @@ def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
     if not 0 < p0 < 1:
         raise UsageError("p0 is out of range", expected="0 < p0 < 1", got=p0)
     if not temperature > 0:
-        raise UsageError("the temperature is not positive", got=temperature)
+        raise UsageError("the temperature is out of range", expected="a number > 0", got=temperature)
     if not LEAST <= p0 <= MOST:
         warn(f"p0 = {p0} was clipped to [{LEAST}, {MOST}]: closer to 0 or 1 a gate hardly learns", ClippedStart, 2)
         p0 = min(max(p0, LEAST), MOST)

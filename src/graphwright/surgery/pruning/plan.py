@@ -123,7 +123,7 @@ class PruneReport(ReportBase):
         steps: see `PruneStep`.
         before, after: {parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s}, on
             held-out windows, times only if requested; programs that score no tokens have {drift, ms_per_run}.
-        rung: export level before and after; None without a model.
+        export_level: before and after; None without a model.
         calibration: sizes, seed and hashes of the windows on both sides.
         settings: the `PruneOptions`.
         attempts: shares of attention modules that were tried, with their losses on the calibration data.
@@ -137,7 +137,7 @@ class PruneReport(ReportBase):
     steps: tuple[PruneStep, ...]
     before: dict[str, Any]
     after: dict[str, Any]
-    rung: tuple[int | None, int | None] | None
+    export_level: tuple[int | None, int | None] | None
     calibration: dict[str, Any]
     settings: dict[str, Any]
     attempts: list[dict[str, Any]] = field(default_factory=list)
@@ -172,8 +172,8 @@ class PruneReport(ReportBase):
                 a, b = self.before.get(name), self.after[name]
                 share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
                 lines.append(f"  {label:<14}{_number(a)} => {_number(b)}{share}")
-        if self.rung is not None:
-            lines.append(f"  {'export level':<14}{self.rung[0]} => {self.rung[1]}")
+        if self.export_level is not None:
+            lines.append(f"  {'export level':<14}{self.export_level[0]} => {self.export_level[1]}")
         tried = [f"{a['share']:g}: {a['given_up'] or format(a['calibration_loss'], '.4f')}" for a in self.attempts]
         lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]

@@ -154,7 +154,7 @@ def prune(
         steps=tuple(made.steps),
         before=before,
         after=measured(made.program) if made.steps else dict(before),
-        rung=None if model is None else (_export_level(model, p), _export_level(model, made.program)),
+        export_level=None if model is None else (_export_level(model, p), _export_level(model, made.program)),
         calibration=calibration.to_json(),
         settings=chosen.to_json(),
         attempts=[a.to_json() for a in pruner.attempts],
