@@ -277,8 +277,8 @@ def choices() -> Figure:
         rule = Sampling(**fields)
         operands = z, np.array([rule.numbers()], "f4"), np.array([rule.keys(0, 9)]), np.full((1, 1, 2), -1, "i4")
         outs = [from_numpy(np.zeros(1, np.int64)), from_numpy(np.zeros_like(z))]
-        work = [empty(s.sizes, s.dtype) for s in backend(CPU).workspace("choose", (), (), {})]
-        (ours,) = backend(CPU).bind("choose", outs, [from_numpy(x) for x in operands], {}, work)
+        work = [empty(s.sizes, s.dtype) for s in backend(CPU).workspace("sample_token", (), (), {})]
+        (ours,) = backend(CPU).bind("sample_token", outs, [from_numpy(x) for x in operands], {}, work)
 
         def theirs(processors: list[Any] = processors) -> Any:
             ids, scores = torch.zeros(1, 1, dtype=torch.long), torch.from_numpy(z)

@@ -19,7 +19,7 @@ import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import Recipe
+from graphwright.evolve.layers.candidate import TrainingGenes
 from graphwright.evolve.seeds import wilson
 
 PARTS = ("xor", "ablation", "hybrid", "gradients", "inherited", "data", "layers", "cart", "ppo", "double_pole",
@@ -237,7 +237,7 @@ def add_pairs(figure: Figure, who: str, unit: str, pairs: np.ndarray) -> None:
 def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
     """Steps of a widened net until 95 % of the validation digits are right: its weights inherited, and fresh."""
     task, s, rng = ev.tasks.digits(seed=seed), ev.Layers(), np.random.default_rng(seed)
-    recipe = Recipe.of(s.lr, s.optimizer, task.loss)
+    training = TrainingGenes.of(s.lr, s.optimizer, task.loss)
     b = gw.Builder("digits")
     x = b.input("x", ("B", 64))
     for name, (i, o) in (("hidden", (64, 16)), ("out", (16, 10))):
@@ -245,13 +245,13 @@ def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
         x = b.linear(x, weight, b.param(f"{name}.bias", np.zeros(o, np.float32)), name=name)
         x = b.relu(x) if name == "hidden" else x
     b.output(x, "y")
-    mother = b.build()
-    opt = train.optimizer(mother, recipe)
-    train.fit(task, mother, opt, recipe, s, rng, train.Seats())
+    fitter_parent = b.build()
+    opt = train.optimizer(fitter_parent, training)
+    train.fit(task, fitter_parent, opt, training, s, rng, train.StepCache())
     counts = []
     for fresh in (False, True):
-        child, moments = mother.fork("child"), train.moments(opt)
-        own = train.optimizer(child, recipe)
+        child, moments = fitter_parent.fork("child"), train.moments(opt)
+        own = train.optimizer(child, training)
         train.restore(own, moments)
         with child.edit("widen") as e:
             ev.mutations.widen(e, ev.mutations.widths(child)[0], np.random.default_rng(seed), 8)
@@ -260,10 +260,10 @@ def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
                 for key in list(child.weights):
                     shape = child.weights[key].shape
                     e.set_weight(key, drawn(rng, *shape) if len(shape) == 2 else np.zeros(shape, np.float32))
-            own = train.optimizer(child, recipe)
-        seats, stream, done = train.Seats(), np.random.default_rng(1000 + seed), 0
+            own = train.optimizer(child, training)
+        seats, stream, done = train.StepCache(), np.random.default_rng(1000 + seed), 0
         while done < most and train.measure(task, child, task.valid)[0] < 0.95:
-            train.fit(task, child, own, recipe, replace(s, steps=every), stream, seats)
+            train.fit(task, child, own, training, replace(s, steps=every), stream, seats)
             done += every
         counts.append(done)
     return counts[0], counts[1]

@@ -25,9 +25,9 @@ from graphwright import evolve as ev
 from graphwright.array.population.deal import Parents
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
 from graphwright.array.population.table import Past
-from graphwright.evolve import program
-from graphwright.evolve.genomes import columns_of, genome, with_room
-from graphwright.evolve.species import Nursery
+from graphwright.evolve.neurons import program
+from graphwright.evolve.neurons.genomes import columns_of, genome, with_room
+from graphwright.evolve.neurons.species import Breeder
 
 os.environ.setdefault("TQDM_DISABLE", "1")  # neat-python shows a bar for each generation
 try:
@@ -81,7 +81,7 @@ def sigmoid49(z: float) -> float:
 
 def node_evals(genome: ev.Genome) -> list[tuple[int, float, list[tuple[int, float]]]]:
     """A genome in order: node, bias, and what it reads, as neat-python has it; only what an output needs."""
-    by_target: dict[int, list[ev.Link]] = {}
+    by_target: dict[int, list[ev.LinkGene]] = {}
     for link in genome.links:
         if link.open:
             by_target.setdefault(link.dst, []).append(link)
@@ -277,12 +277,12 @@ def layered(hidden: int, seed: int = 0, inputs: int = 8, count: int = 150) -> tu
     out = inputs + 1
     ids = [list(range(inputs)), *(list(range(out + 1 + k * half, out + 1 + (k + 1) * half)) for k in (0, 1)), [out]]
     for g in range(count):
-        links: list[ev.Link] = []
+        links: list[ev.LinkGene] = []
         for stack, below, above in zip(stacks, ids[:-1], ids[1:], strict=True):
             for row, node in zip(stack[g].tolist(), above, strict=True):
                 for weight, source in zip(row, [*below, inputs], strict=True):
-                    links.append(ev.Link(10_000 + len(links), source, node, 0, True, weight))
-        nodes = [ev.Node(out, "identity"), *(ev.Node(n, "tanh") for n in ids[1] + ids[2])]
+                    links.append(ev.LinkGene(10_000 + len(links), source, node, 0, True, weight))
+        nodes = [ev.NodeGene(out, "identity"), *(ev.NodeGene(n, "tanh") for n in ids[1] + ids[2])]
         genomes.append(ev.Genome(inputs, 1, tuple(nodes), tuple(links)))
     return columns_of(genomes), stacks
 
@@ -426,13 +426,13 @@ def mutation() -> Figure:
         start: dict[str, Any] = {"start": "random", "burst": hidden, "split_link": 1.0, "add_link": 0.0}
         run = ev.Evolution(ev.Task(x, x[:, 0], "mse", split="same"), None, ev.NEAT(**start), seed=0)
         genes, table, registry = run.genes, run.table, with_room(run.registry, 100_000)
-        nursery = Nursery(ev.NEAT(split_link=0.1, add_link=0.0, weights=0.0), 8, 1, 0)
+        nursery = Breeder(ev.NEAT(split_link=0.1, add_link=0.0, weights=0.0), 8, 1, 0)
 
         def breed(genes: Any = genes, registry: Any = registry, nursery: Any = nursery) -> Any:
             return nursery.breed(genes, np.zeros(150), alone, registry, 1)
 
         child, births, _ = breed()
-        past, made = Past(genes, table, births.mother), tabulate(child, 8, 1)
+        past, made = Past(genes, table, births.fitter_parent), tabulate(child, 8, 1)
         taken = per_call({
             "children": breed,
             "table, patched": lambda c=child, p=past: tabulate(c, 8, 1, p),

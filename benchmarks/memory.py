@@ -13,9 +13,9 @@ OURS = (
 import torch
 from graphwright.models.bundled import pydoc_split
 from graphwright.models.open import config_from, create
-from graphwright.models.train import Recipe, Trainer
+from graphwright.models.train import TrainOptions, Trainer
 model = create(config_from(CONFIG))
-trainer = Trainer(model, pydoc_split()[0], Recipe(steps=3, batch=16, window=256))
+trainer = Trainer(model, pydoc_split()[0], TrainOptions(steps=3, batch=16, window=256))
 from graphwright.array.vm.machine import build
 build()  # loaded code is no memory of the step, as torch's is none of the peers'
 out["before_mib"] = peak_mib()

@@ -16,7 +16,7 @@ from benchmarks.harness import Figure
 from graphwright import nn, optim
 from graphwright.array.cpu import tensor_allocations
 from graphwright.array.memory_pool import Block, MemoryPool
-from graphwright.array.sim.driver import SimDriver
+from graphwright.testing.simulated_device import SimDriver
 
 SHAPES = tuple(int(2**e) for e in np.linspace(10, 22, 12))
 """Bytes, 1 KiB to 4 MiB."""

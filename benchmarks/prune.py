@@ -27,7 +27,7 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.models.bundled import pydoc_split
-from graphwright.models.model import need_tokenizer
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import next_token_nats
 

@@ -1,7 +1,7 @@
-"""Which skips does a chain of blocks need? A teacher has three; students find them by gates, growth, a softmax, chance,
-evolution.
+"""Find the skips of a chain of blocks: a teacher has three, and students search by gates, growth, a softmax relaxation,
+random choice and evolution.
 
-A block is tanh(W h + b); the student begins with weights of its own and is shown what each block of the teacher gives.
+A block is tanh(W h + b). The student has its own initial weights and learns the output of each block of the teacher.
 Every method has the same number of training steps, retraining included. `python examples/architecture_search.py` runs
 three seeds and prints a table for each.
 """

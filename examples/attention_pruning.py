@@ -1,7 +1,7 @@
-"""Twelve edges of an attention of four tokens, five of which carry signal; then the heads of a real model.
+"""Prune the twelve edges of an attention of four tokens, five of which carry signal; then the heads of a real model.
 
-Each token is the mean of three others, every message behind a gate; gates and weights are trained together, and every
-ten steps all terms of the loss are printed. `python examples/attention_pruning.py`, in a minute.
+Each token is the mean of three others, and every edge has a gate. Gates and weights are trained together, and every ten
+steps all terms of the loss are printed. `python examples/attention_pruning.py` takes a minute.
 """
 
 import argparse

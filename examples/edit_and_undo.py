@@ -1,4 +1,4 @@
-"""Which residual branches does a model need? Cut each in turn, measure bits per byte, undo.
+"""Find the residual branches that a model needs: cut each in turn, measure bits per byte, undo.
 
 `python examples/edit_and_undo.py` takes the bundled model and 8000 characters of text that comes with Python;
 `--model DIR --text FILE` takes yours.

@@ -1,6 +1,6 @@
 """NEAT finds a network for XOR from bare inputs and outputs; its champion is a Program like any other.
 
-`python examples/evolve_xor.py` tries 20 seeds, then shows how one champion came to be, and trains it further.
+`python examples/evolve_xor.py` runs 20 seeds, then shows the ancestors of a champion, and trains it further.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A generative adversarial net for a ring of points: what `detach` is for.
+"""A generative adversarial net for a ring of points: an example of `detach`.
 
 The discriminator's step sees `fake.detach()`, so no gradient reaches the generator; the generator's step runs through
 both nets and its optimizer touches the generator alone. `python examples/gan.py` prints how the points spread.

@@ -1,7 +1,7 @@
-"""Time as an operand: a closed-form continuous-time net (CfC) beside an RNN of equal size that does not see the clock.
+"""Time as an input: a closed-form continuous-time net (CfC) compared with an RNN of equal size without times.
 
-Readings of a sine come at irregular times, and the next one is to be told; bits come as runs, and their parity is to be
-told at the end, for 4 bits, then 6, then 8. `python examples/irregular_time.py` trains 3 seeds of each.
+Task 1: predict the next sample of a sine at irregular times. Task 2: predict the parity of bits given as runs, for 4
+bits, then 6, then 8. `python examples/irregular_time.py` trains 3 seeds of each.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""What orthogonalising a model's attention costs: exactly split, or without its stretch.
+"""Orthogonalise the attention of a model, as an exact split or without the remaining factor.
 
-`python examples/orthogonalisation.py` takes the bundled model; `--model DIR` takes yours. For each method: how
-orthogonal the weights are, their condition number before and after, what a perturbation of the input becomes, and how
-far the logits move, with the stretch kept as a node of its own and without it.
+`python examples/orthogonalisation.py` takes the bundled model; `--model DIR` takes yours. For each method: the error of
+orthogonality, the condition number before and after, the gain of a perturbation of the input, and the change of the
+logits, with the remaining factor as a node and without it.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def compared(directory: str, where: str, tokens: int) -> dict[str, float]:
     moved["polar, per head, absorb"] = report.drift.relative
     p.undo()
     assert p.hash() == start, "undo brings back every byte"
-    print("\nWithout its stretch the model is another one; with it as a node, or in the next weight, it is the same.")
+    print("\nWithout the remaining factor the model changes; with it as a node, or in the next weight, it does not.")
     return moved
 
 

@@ -1,7 +1,7 @@
-"""A checkpoint through the whole workshop: load, run, save, break and mend, orthogonalise, compress, prune, export.
+"""A checkpoint through all features: load, run, save, damage and repair, orthogonalise, compress, prune, export.
 
-Each step checks what it claims against something else, says what it cost, and is undone byte for byte before the next.
-`python examples/pipeline.py` takes the bundled model; give it a checkpoint directory to take yours.
+Each step is checked by an independent computation, prints its cost, and is undone byte for byte before the next.
+`python examples/pipeline.py` takes the bundled model, or a checkpoint directory.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Workshop:
         for before in self.model.directory.glob("*.safetensors"):
             after = self.place / "untouched" / before.name
             assert before.read_bytes() == after.read_bytes()
-        yield f"untouched: rung {receipt.rung}, the same bytes"
+        yield f"untouched: export level {receipt.level}, the same bytes"
 
     def mend(self) -> Iterator[str]:
         mended = 0
@@ -103,12 +103,12 @@ class Workshop:
                 self.undo()
 
     def export(self) -> Iterator[str]:
-        for name, prefer in (("stock class", "stock"), ("true size", "size")):
+        for name, prefer in (("original class", "original"), ("true size", "size")):
             receipt = self.model.export(self.place / prefer, prefer=prefer)
             size = sum(f.stat().st_size for f in (self.place / prefer).glob("*.safetensors"))
             error = receipt.check["export_error"]["max_rel"]
             assert receipt.confirmed
-            yield f"{name}: rung {receipt.rung}, {size:,} bytes, transformers' logits within {error:.0e}"
+            yield f"{name}: export level {receipt.level}, {size:,} bytes, transformers' logits within {error:.0e}"
             if self.quick:
                 break
         self.undo()

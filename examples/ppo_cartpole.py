@@ -1,7 +1,7 @@
 """Proximal policy optimisation on CartPole: reinforcement learning by gradients, on the same tensors.
 
-Eight carts at once, 128 steps, then 4 rounds over the batch in 4 parts; advantages by GAE(0.95). An episode that is cut
-off at 500 steps goes on in the value function, one that falls does not. Source: Schulman et al. 2017, "Proximal Policy
+Eight carts at once, 128 steps, then 4 rounds over the batch in 4 parts; advantages by GAE(0.95). A truncated episode
+bootstraps from the value function, one that falls does not. Source: Schulman et al. 2017, "Proximal Policy
 Optimization Algorithms". `python examples/ppo_cartpole.py` prints the mean return of 100 unseen starts.
 """
 
@@ -51,7 +51,7 @@ def advantages(rewards: Array, values: Array, after: Array, fell: Array, over: A
 
 
 class Carts:
-    """Episodes that begin anew by themselves."""
+    """Episodes that restart automatically."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.env, self.rng = CartPole(), rng

@@ -1,7 +1,7 @@
 """Give a model a gated skip, train it, export it for transformers, and verify the export.
 
 The skip is y += sigmoid(g) * (W x), around one block. W starts at zero, so nothing changes until it is trained.
-`python examples/skip_and_export.py --out skipped` needs the extra hf for the proof.
+`python examples/skip_and_export.py --out skipped` needs the extra hf for the check.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import numpy as np
 import graphwright as gw
 from graphwright.models.bundled import pydoc_split
 from graphwright.models.export.verify import verify
-from graphwright.models.train import Recipe, Trainer
+from graphwright.models.train import Trainer, TrainOptions
 
 
 def add_gated_skip(p: gw.Program, source: str, target: str, name: str) -> None:
@@ -44,9 +44,9 @@ def main() -> None:
     add_gated_skip(p, "layers.0.out", "layers.2.out", "layers.2.skip")
     assert np.array_equal(model.logits(ids), logits), "a zero projection changes no bit"
 
-    recipe = Recipe(steps=2, batch=2, window=32, lr=3e-4, warmup=1)
+    recipe = TrainOptions(steps=2, batch=2, window=32, lr=3e-4, warmup=1)
     if not args.quick:
-        recipe = Recipe(steps=args.steps, batch=12, window=256, lr=1e-4, warmup=5, floor=0.1)
+        recipe = TrainOptions(steps=args.steps, batch=12, window=256, lr=1e-4, warmup=5, floor=0.1)
     with p.edit(f"train {recipe.steps} steps", tool="skip_and_export.py"):
         result = Trainer(model, train_text, recipe).run()
     norm = float(np.linalg.norm(p.weights["layers.2.skip.weight"].numpy()))

@@ -1,5 +1,5 @@
-"""Train the byte-level Llama that lies in the package, on the text of `pydoc_data.topics`, and write it as a Hugging
-Face directory with its card and `training.json`.
+"""Train the bundled byte-level Llama on the text of `pydoc_data.topics`, and write it as a Hugging Face directory with
+its model card and `training.json`.
 
     python examples/train_bundled.py --out pydoc-llama            # 700 steps, about 5 minutes on 2 cores
     python examples/train_bundled.py --out /tmp/try --steps 20    # to see it work

@@ -1,4 +1,4 @@
-"""A training step in the usual lines, run eagerly and as one plan beside each other: equal bits, and the time of both.
+"""A training step, run eagerly and as one plan: equal bits, and the time of both.
 
 `python examples/train_step.py` takes 50 steps of a classifier of six gated blocks.
 """
@@ -61,7 +61,7 @@ def main() -> None:
 
     steppers, nets = {}, {}
     for how in ("eager", "compiled"):
-        gw.manual_seed(0)  # both start alike
+        gw.manual_seed(0)  # equal initial weights
         nets[how] = Classifier(width, blocks, classes=64)
         step = training_step(nets[how], optim.AdamW(nets[how], lr=3e-3))
         steppers[how] = gw.compile(step, executor="aten") if how == "compiled" else step

@@ -135,7 +135,7 @@ def recipe() -> str:
 
 
 def ladder() -> str:
-    """What `export_plan` says of six structures of the bundled model: rungs, bytes, and the one that is taken."""
+    """What `export_plan` says of six structures of the bundled model: levels, bytes, and the chosen level."""
     model = gw.open("bundled")
     p = model.program
 
@@ -162,26 +162,26 @@ def ladder() -> str:
     rows: dict[str, Any] = {"as it was opened": (model.export_plan(), 1)}
     for name, make in edits.items():
         make()
-        rows[name] = (model.export_plan(), model.export_plan(prefer="size").rung)
+        rows[name] = (model.export_plan(), model.export_plan(prefer="size").level)
         p.undo()
     return _ladder(rows)
 
 
 def _ladder(rows: dict[str, Any]) -> str:
     left, wide, high = 310, 104, 40
-    heads = ("as it was", "another config", "zeros", "sizes per layer", "generated code")
+    heads = ("unchanged", "another config", "zeros", "generated code")
     colours = {"taken": "#1a7f37", "exact": "#a7e3b4", "inexact": "#fff3b8", "not": "#eaeef2"}
-    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">rung {i + 1}</text>'
+    parts = [f'<text x="{left + wide * i + 4}" y="20" class="n">level {1 + i + (i > 2)}</text>'
              f'<text x="{left + wide * i + 4}" y="36">{head}</text>' for i, head in enumerate(heads)]  # fmt: skip
     for k, (name, (plan, smaller)) in enumerate(rows.items()):
         y = 46 + high * k
         parts.append(f'<text x="6" y="{y + 21}">{name}</text>')
-        for r in plan.rungs:
-            kind = "taken" if r.rung == plan.rung else "exact" if r.exact else "inexact" if r.possible else "not"
-            why = escape(r.reasons[0]["reason"] if r.reasons else f"{r.bytes:,} bytes of weights")
-            x, ink = left + wide * (r.rung - 1), "#ffffff" if kind == "taken" else "#24292f"
+        for column, r in enumerate(plan.levels):
+            kind = "taken" if r.level == plan.level else "exact" if r.exact else "inexact" if r.possible else "not"
+            why = escape(r.reasons[0].reason if r.reasons else f"{r.bytes:,} bytes of weights")
+            x, ink = left + wide * column, "#ffffff" if kind == "taken" else "#24292f"
             said = f"{r.bytes / 2**20:.2f} MiB" if r.possible else ""
-            ring = ' stroke="#0969da" stroke-width="3"' if r.rung == smaller != plan.rung else ""
+            ring = ' stroke="#0969da" stroke-width="3"' if r.level == smaller != plan.level else ""
             parts.append(f"<g><title>{why}</title>"
                          f'<rect x="{x + 3}" y="{y}" width="{wide - 6}" height="{high - 8}" rx="4" '
                          f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '

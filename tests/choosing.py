@@ -1,4 +1,4 @@
-"""The choice of the next id by numpy, rule after rule and with whole sorts: the oracle of the op `choose`."""
+"""The choice of the next id by numpy, rule after rule and with whole sorts: the oracle of the op `sample_token`."""
 
 from __future__ import annotations
 

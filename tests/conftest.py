@@ -15,6 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers on two cores: spinn
 import pytest
 from hypothesis import HealthCheck, settings
 
+import graphwright.testing.simulated_device  # noqa: F401  # makes the device kind `sim` available
+
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("dev", max_examples=15, deadline=None, suppress_health_check=_quiet)
 settings.register_profile("ci", max_examples=15, deadline=None, derandomize=True, suppress_health_check=_quiet)
@@ -56,8 +58,7 @@ def sim():
     """The backend of a fresh simulated device `sim`, which goes with the test."""
     from graphwright.array import Device
     from graphwright.array.backend import use
-    from graphwright.array.sim import SimBackend
-    from graphwright.array.sim.driver import SimDriver
+    from graphwright.testing.simulated_device import SimBackend, SimDriver
 
     device = Device("sim")
     made = SimBackend(device, SimDriver(device))

@@ -12,7 +12,7 @@ from typing import Any
 import graphwright as gw
 
 FROZEN = Path(__file__).parent / "public_api.txt"
-PARTS = ("Structure", "Editable", "Atomic", "Decoded", "TensorBase", "Operators")  # bases that are no public classes
+PARTS = ("Structure", "Editable", "Atomic", "Decoded", "TensorBase", "OpMethods")  # bases that are no public classes
 MODULES = (
     "amp",
     "errors",

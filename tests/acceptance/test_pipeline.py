@@ -95,7 +95,7 @@ def test_2_run() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_3_save_untouched(kind: str, tmp_path: Path) -> None:
     receipt = opened(kind).export(tmp_path / "out", check="none")
-    assert receipt.rung == 1
+    assert receipt.level == 1
     assert payloads(tmp_path / "out") == payloads(tiny_llama.directory(kind))
     np.testing.assert_array_equal(theirs(tmp_path / "out"), theirs(tiny_llama.directory(kind)))
 
@@ -169,7 +169,7 @@ def test_7_prune_and_10_export(tmp_path: Path) -> None:
     report = sg.prune(model, sg.Ratio(0.3), cal, recipe="default" if DEEP else "units")
     assert accuracy(p) >= was - 0.01
     assert report.reached["after"] <= 0.7 * report.reached["before"]
-    for prefer in ("stock", "size"):
+    for prefer in ("original", "size"):
         receipt = model.export(tmp_path / prefer, prefer=prefer, check="auto" if DEEP else "none")
         assert not DEEP or receipt.check["export_error"]["max_rel"] <= 1e-5
     assert off(theirs(tmp_path / "stock"), logits(p)) <= 1e-5  # what went is zero there: masked is smaller
@@ -205,7 +205,7 @@ def test_11_the_other_files_are_pruned_and_exported_as_well(kind: str, tmp_path:
     model = opened(kind)
     report = sg.prune(model, sg.Ratio(0.2), data(512), recipe="units", restore=False, timed=False)
     assert report.steps
-    model.export(tmp_path / "out", rung=3, check="none")
+    model.export(tmp_path / "out", level=3, check="none")
     bound = BF16 if kind == "bf16" else 1e-5
     assert off(theirs(tmp_path / "out"), logits(model.program)) <= bound
     assert {tag for tag, _, _ in payloads(tmp_path / "out").values()} == ({"BF16"} if kind == "bf16" else {"F32"})

@@ -1,4 +1,4 @@
-"""Which op runs in which dtype under autocast: against torch.autocast, in eager and in traces."""
+"""The dtype of every op under autocast: against torch.autocast, eagerly and in traces."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WIDE = {"softmax", "sum", "exp"}
 
 
 @pytest.mark.parametrize("name", CASTS)
-def test_result_dtypes_are_those_of_torch(name):
+def test_result_dtypes_match_torch(name):
     mine, theirs = CASTS[name]
     x = t(4, 4)
     with amp.autocast(), torch.autocast("cpu", torch.bfloat16):
@@ -95,7 +95,7 @@ def test_modes_nest_and_are_restored():
     assert autocast_dtype() is None
 
 
-def test_another_thread_is_not_in_the_mode():
+def test_autocast_does_not_reach_another_thread():
     seen = []
     with amp.autocast():
         worker = threading.Thread(target=lambda: seen.append(autocast_dtype()))
@@ -104,7 +104,7 @@ def test_another_thread_is_not_in_the_mode():
     assert seen == [None]
 
 
-def test_a_weight_that_changes_inside_is_cast_again():
+def test_a_weight_changed_inside_autocast_is_cast_again():
     w, x = Parameter(from_numpy(np.ones((2, 2), np.float32))), t(2, 2)
     with amp.autocast():
         before = call("linear", x, w).data.to_numpy("float32")
@@ -113,7 +113,7 @@ def test_a_weight_that_changes_inside_is_cast_again():
     np.testing.assert_array_equal(after, 2 * before)
 
 
-def test_gradients_come_back_in_the_dtype_of_the_weight():
+def test_gradients_have_the_dtype_of_the_weight():
     w = Parameter(from_numpy(np.ones((2, 2), np.float32)))
     with amp.autocast():
         loss = call("linear", t(3, 2), w).sum()
@@ -122,6 +122,6 @@ def test_gradients_come_back_in_the_dtype_of_the_weight():
 
 
 @pytest.mark.parametrize("wrong", ["float32", "int64"])
-def test_only_16_bit_floats(wrong):
+def test_autocast_refuses_other_dtypes(wrong):
     with pytest.raises(DTypeError), amp.autocast(wrong):
         pass

@@ -1,4 +1,4 @@
-"""Loss scaling: the factor's trace by the book, eager and as state in a plan; skipped steps leave everything alone."""
+"""Loss scaling: the scale over time, eagerly and as state in a plan; skipped steps change nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parameter() -> Parameter:
 
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_scripted_infinities_give_the_exact_trace_and_torch_s_weights(compiled, clip):
+def test_scripted_infinities_match_torch(compiled, clip):
     p, theirs = parameter(), torch.tensor([1.0, 2.0], requires_grad=True)
     opt, scaler = AdamW([p], 0.1), GradScaler(8.0, growth_interval=2)
     other, reference = torch.optim.AdamW([theirs], 0.1), torch.amp.GradScaler("cpu", 8.0, growth_interval=2)
@@ -58,7 +58,7 @@ def test_scripted_infinities_give_the_exact_trace_and_torch_s_weights(compiled, 
         assert run.traces == 1
 
 
-def test_gradients_that_float16_loses_arrive_with_a_scale():
+def test_small_float16_gradients_survive_with_a_scale():
     def gradient(scaler: GradScaler) -> float:
         p = Parameter(from_numpy(np.full((1, 1), 1e-4, np.float32)))
         opt = AdamW([p])
@@ -72,7 +72,7 @@ def test_gradients_that_float16_loses_arrive_with_a_scale():
     assert gradient(GradScaler(2.0**14)) == pytest.approx(1e-8, rel=1e-2)
 
 
-def test_without_it_everything_passes_through():
+def test_a_disabled_scaler_does_nothing():
     p = parameter()
     scaler = GradScaler(enabled=False)
     loss = (p * p).sum()
@@ -87,12 +87,12 @@ def test_without_it_everything_passes_through():
     assert opt.state_of(p).steps.item() == 1
 
 
-def test_calls_out_of_order_are_told():
+def test_calls_out_of_order_are_refused():
     p = parameter()
     opt, scaler = AdamW([p]), GradScaler()
     with pytest.raises(UsageError, match="backward"):
         scaler.unscale_(opt)
-    with pytest.raises(UsageError, match="nothing was unscaled"):
+    with pytest.raises(UsageError, match="without a step"):
         scaler.update()
     scaler.scale((p * p).sum()).backward()
     scaler.unscale_(opt)

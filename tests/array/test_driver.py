@@ -9,7 +9,7 @@ import pytest
 
 from graphwright.array import Device
 from graphwright.array.memory_pool import DeviceFull, Driver, DriverError
-from graphwright.array.sim.driver import InjectedFault, RuleBroken, SimDriver
+from graphwright.testing.simulated_device import InjectedFault, RuleBroken, SimDriver
 
 DRIVERS: dict[str, Callable[[], Driver]] = {"sim": SimDriver}
 """Makers of drivers for the conformance tests; those of real devices join them where there is one."""
@@ -124,7 +124,7 @@ def test_unordered_use_of_memory_by_two_streams_is_found() -> None:
     back = host(bytes(8))
     for use in (lambda d, a, s: d.fill(a + 4, 2, 8, s), lambda d, a, s: d.copy(back, a, 8, s)):
         d, a, s = two()
-        with pytest.raises(RuleBroken, match="orders the two"):
+        with pytest.raises(RuleBroken, match="without a wait"):
             use(d, a, s)
         d.wait(s, d.record(0))
         use(d, a, s)
@@ -157,7 +157,7 @@ def test_memory_that_queued_work_uses_is_not_freed() -> None:
         d.free(a)
     d.synchronize()
     d.free(a)
-    with pytest.raises(RuleBroken, match="no memory"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.fill(a, 5, 4)
     b = d.alloc(100)
     for low, count in ((b, 101), (b - 1, 2), (b + 50, 51)):
@@ -172,14 +172,14 @@ def test_a_capture_allows_launches_only() -> None:
     for forbidden in (lambda: d.alloc(4), lambda: d.free(a), d.synchronize, lambda: d.begin_capture(0)):
         with pytest.raises(RuleBroken, match="captures"):
             forbidden()
-    with pytest.raises(RuleBroken, match="no memory"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.fill(a + 4096, 0, 4)  # an address that was not there before
     d.fill(a, 1, 4)
     graph = d.instantiate(d.end_capture(0))
     with pytest.raises(RuleBroken):
         d.end_capture(0)
     d.free(a)
-    with pytest.raises(RuleBroken, match="no memory"):
+    with pytest.raises(RuleBroken, match=r"not allocated|no allocation"):
         d.replay(graph, 0)
 
 

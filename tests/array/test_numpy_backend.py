@@ -220,6 +220,9 @@ class NumpyBackend:
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         return None
 
+    def has_kernel(self, name: str) -> bool:
+        return name in KERNELS
+
     def kernels(self) -> frozenset[str]:
         return frozenset(KERNELS)
 

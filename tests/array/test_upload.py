@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from graphwright.array import DTYPES, Device, NDArray, bfloat16, from_numpy, upload
 from graphwright.array.memory_pool import MOST_ARRAYS, MOST_BYTES, chunks
-from graphwright.array.sim import SimBackend
+from graphwright.testing.simulated_device import SimBackend
 
 SIM = Device("sim")
 ITEMS = 213_304

@@ -1,4 +1,4 @@
-"""einsum against numpy's on written and random equations, and its gradients."""
+"""einsum against numpy on written and random equations, and its gradients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EQUATIONS = [
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
-def test_einsum_is_numpys(equation: str) -> None:
+def test_einsum_matches_numpy(equation: str) -> None:
     operands = arrays(equation)
     assert_close(einsum(equation, *map(tensor, operands)), np.einsum(equation, *operands), rtol=1e-12, atol=1e-13)
 
@@ -89,11 +89,11 @@ def test_sizes_of_one_broadcast_and_empty_axes_sum_to_zero() -> None:
         ("ij,kk->i", ShapeError),  # a diagonal of a matrix that is not square
     ],
 )
-def test_what_cannot_be_meant_is_refused(equation: str, error: type) -> None:
+def test_invalid_equations_are_refused(equation: str, error: type) -> None:
     with pytest.raises(error):
         einsum(equation, tensor(np.ones((2, 3))), tensor(np.ones((2, 3))))
 
 
-def test_whole_numbers_have_no_matrix_product() -> None:
+def test_einsum_refuses_integers() -> None:
     with pytest.raises(DTypeError):
         einsum("ij,jk->ik", tensor([[1]]), tensor([[1]]))

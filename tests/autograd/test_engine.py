@@ -1,4 +1,4 @@
-"""The tape and backward: fan-in, depth, errors that leave gradients alone."""
+"""The tape and backward: fan-in, depth, and errors that leave gradients unchanged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def leaf(*values: float) -> Tensor:
     return tensor(np.array(values), requires_grad=True)
 
 
-def test_the_same_operand_twice_counts_twice() -> None:
+def test_an_operand_used_twice_gets_both_gradients() -> None:
     x = leaf(3.0)
     (x * x).backward(tensor(np.array([1.0])))
     assert grad_of(x).tolist() == [6.0]
@@ -44,7 +44,7 @@ def test_the_same_operand_twice_counts_twice() -> None:
     assert grad_of(y).tolist() == [2.0]
 
 
-def test_a_diamond_is_walked_once_per_node() -> None:
+def test_a_diamond_visits_each_node_once() -> None:
     calls = []
     row = OPS["tanh"]
     vjp = vjp_of("tanh")
@@ -66,7 +66,7 @@ def test_a_diamond_is_walked_once_per_node() -> None:
     assert np.allclose(grad_of(x).numpy(), 1024 * (1 - np.tanh([0.3, -0.2]) ** 2))
 
 
-def test_fan_in_of_many_readers_and_of_results_of_one_op() -> None:
+def test_gradients_of_many_readers_and_of_several_results_are_summed() -> None:
     rng = np.random.default_rng(0)
     gradcheck(lambda x: sum((x * k for k in range(1, 9)), x), [rng.normal(size=4)])
 
@@ -86,10 +86,10 @@ def test_a_chain_of_100_000_needs_no_recursion() -> None:
         y = y + 1.0
     y.sum().backward()
     assert grad_of(x).tolist() == [1.0]
-    del y  # the tape of a chain is taken down without recursion too
+    del y  # the tape of a chain is freed without recursion too
 
 
-def test_two_losses_on_one_trunk_are_their_sum() -> None:
+def test_two_losses_on_one_trunk_give_the_gradient_of_their_sum() -> None:
     x, w = leaf(0.3, -0.4), leaf(2.0)
 
     def trunk() -> Tensor:
@@ -104,7 +104,7 @@ def test_two_losses_on_one_trunk_are_their_sum() -> None:
     assert all(np.allclose(a, b.numpy(), rtol=1e-12) for a, b in zip(apart, together, strict=True))
 
 
-def test_a_second_backward_needs_the_graph_kept() -> None:
+def test_a_second_backward_needs_retain_graph() -> None:
     x = leaf(2.0)
     y = (x * x).sum()
     y.backward(retain_graph=True)
@@ -115,7 +115,7 @@ def test_a_second_backward_needs_the_graph_kept() -> None:
     assert grad_of(x).tolist() == [8.0]
 
 
-def test_only_one_element_needs_no_seed() -> None:
+def test_several_elements_need_an_initial_gradient() -> None:
     x = leaf(1.0, 2.0)
     with pytest.raises(GradShapeRequired):
         (x * 2.0).backward()
@@ -126,7 +126,7 @@ def test_only_one_element_needs_no_seed() -> None:
     assert grad_of(x).tolist() == [2.0, 2.0]
 
 
-def test_backward_without_a_tape_says_so() -> None:
+def test_backward_without_a_tape_raises() -> None:
     with pytest.raises(NoTape):
         tensor([1.0]).backward()
     x = leaf(1.0)
@@ -150,7 +150,7 @@ def test_integers_cannot_require_gradients() -> None:
 @pytest.mark.parametrize(
     "name", [n for n, row in OPS.items() if row.vjp is not None and (row.saves.inputs or row.saves.outputs)]
 )
-def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
+def test_backward_refuses_an_overwritten_saved_value(name: str) -> None:
     row = OPS[name]
     inputs, attrs = row.sample(np.random.default_rng(0))
 
@@ -162,14 +162,14 @@ def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
     def touch(t: Tensor) -> None:
         array_of(t).copy_from(array_of(t).copy())
 
-    for place in range(len(inputs)):
+    for index in range(len(inputs)):
         given, outs = forward()
-        touch(given[place])
-        if place in row.saves.inputs:
+        touch(given[index])
+        if index in row.saves.inputs:
             with pytest.raises(ModifiedSinceForward, match=name) as caught:
                 outs[0].sum().backward()
             assert all(t.grad is None for t in given)
-            assert (caught.value.op, caught.value.value) == (name, f"operand {place}")
+            assert (caught.value.op, caught.value.value) == (name, f"operand {index}")
             assert source_at(caught.value.line) == "out = call(name, *given, **attrs)"
         elif name != "rope":
             outs[0].sum().backward()
@@ -181,7 +181,7 @@ def test_a_saved_value_that_was_overwritten_is_refused(name: str) -> None:
         assert caught.value.value == f"result {port}"
 
 
-def test_a_view_counts_as_the_memory_it_shows() -> None:
+def test_a_write_through_a_view_is_detected() -> None:
     x = tensor(np.ones((2, 3)), requires_grad=True)
     h = x * 1.0
     view = h.reshape(6)
@@ -191,7 +191,7 @@ def test_a_view_counts_as_the_memory_it_shows() -> None:
         y.backward()
 
 
-def test_gradients_with_respect_to_inner_values_also_twice_and_to_the_result_itself() -> None:
+def test_gradients_of_inner_values_duplicates_and_the_result_itself() -> None:
     x = leaf(0.5)
     h = x * 2.0
     y = h * h
@@ -232,7 +232,7 @@ def test_clone_and_casts_stay_on_the_tape() -> None:
         assert g.tolist() == [1.0, 1.0]
 
 
-def test_a_result_without_a_gradient_row_is_refused_where_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_without_a_vjp_is_refused_only_when_its_gradient_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import replace
 
     monkeypatch.setitem(OPS, "sdpa_backward", replace(OPS["sdpa_backward"], expand=None))
@@ -245,7 +245,7 @@ def test_a_result_without_a_gradient_row_is_refused_where_it_matters(monkeypatch
     assert all(x.grad is None for x in xs)
 
 
-def test_frozen_operands_cost_no_gradient() -> None:
+def test_frozen_operands_get_no_gradient() -> None:
     seen = []
     from dataclasses import replace
 
@@ -264,7 +264,7 @@ def test_frozen_operands_cost_no_gradient() -> None:
     assert grad_of(b).tolist() == [2.0] * 4
 
 
-def test_a_parameter_may_be_changed_after_its_backward_and_not_between() -> None:
+def test_a_parameter_may_change_after_backward_but_not_before() -> None:
     w = Parameter(array_of(tensor(np.ones(3))))
     loss = (w * w).sum()
     update([w], "add", w, tensor(np.ones(3)))
@@ -284,7 +284,7 @@ def test_gradients_of_broadcast_operands_have_their_shapes() -> None:
             assert (gx.spec, gy.spec) == (x.spec, y.spec)
 
 
-def test_backward_reads_the_values_of_the_forward_also_through_strided_saves() -> None:
+def test_strided_saved_values_are_read_correctly() -> None:
     rng = np.random.default_rng(3)
     gradcheck(
         lambda a, b: call("matmul", call("permute", a, axes=(1, 0)), b[:, 1:]),
@@ -293,7 +293,7 @@ def test_backward_reads_the_values_of_the_forward_also_through_strided_saves() -
     gradcheck(lambda a: call("softmax", call("permute", a, axes=(1, 0))[::2]), [rng.normal(size=(3, 4))])
 
 
-def test_the_seed_may_be_any_layout() -> None:
+def test_the_initial_gradient_may_have_any_layout() -> None:
     x = tensor(np.ones((2, 3)), requires_grad=True)
     seed = tensor(np.arange(6.0).reshape(3, 2)).T
     (x * 2.0).backward(seed)
@@ -301,7 +301,7 @@ def test_the_seed_may_be_any_layout() -> None:
     assert compute(OPS["copy"], [array_of(grad_of(x))], {})[0].contiguous
 
 
-def test_a_parameter_above_a_parameter_adds_up_over_two_losses() -> None:
+def test_gradients_of_two_losses_add_up_through_shared_parameters() -> None:
     rng = np.random.default_rng(2)
     low, high = (tensor(rng.normal(size=(4, 4)), requires_grad=True) for _ in range(2))
     x = tensor(rng.normal(size=(3, 4)))
@@ -319,7 +319,7 @@ def test_a_parameter_above_a_parameter_adds_up_over_two_losses() -> None:
         np.testing.assert_allclose(grad_of(w).numpy(), g.numpy(), rtol=1e-6)
 
 
-def test_a_vjp_of_the_wrong_make_is_named() -> None:
+def test_an_invalid_vjp_is_named_in_the_error() -> None:
     from dataclasses import replace
 
     from graphwright.autograd.apply import apply
@@ -337,7 +337,7 @@ def test_a_vjp_of_the_wrong_make_is_named() -> None:
         assert x.grad is None
 
 
-def test_the_life_of_a_leaf_and_of_what_is_made_of_it() -> None:
+def test_attributes_of_leaves_and_results() -> None:
     x = leaf(1.0, 2.0)
     h = x * 3.0
     loss = h.sum()
@@ -356,7 +356,7 @@ def test_the_life_of_a_leaf_and_of_what_is_made_of_it() -> None:
     x.grad = None
     (x * 1.0).sum().backward()
     assert grad_of(x).tolist() == [1.0, 1.0]
-    assert g.tolist() == [3.0, 3.0]  # what was taken out is nobody's but the taker's
+    assert g.tolist() == [3.0, 3.0]  # a gradient moved out of the leaf is not written again
 
 
 SAME_BITS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
@@ -370,7 +370,7 @@ SAME_BITS: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", SAME_BITS)
-def test_eager_gradients_are_those_of_program_grad_to_the_bit(name: str) -> None:
+def test_eager_gradients_equal_program_grad_bit_for_bit(name: str) -> None:
     rng = np.random.default_rng(0)
     shapes = {"x": (5, 4), "w": (6, 4), "v": (3, 6), "u": (4,)}
     wanted, fn = SAME_BITS[name]
@@ -387,7 +387,7 @@ def test_eager_gradients_are_those_of_program_grad_to_the_bit(name: str) -> None
         assert mine.numpy().tobytes() == found.numpy().tobytes()
 
 
-def test_state_that_is_carried_is_a_constant_and_values_at_hand_are_not() -> None:
+def test_loop_carried_state_is_a_constant_for_gradients() -> None:
     """h_t = a·h_{t-1} + x_t: dL/da = h_{T-1} through a Variable; else s_t = h_{t-1} + a·s_{t-1}."""
     xs = [0.5, -1.0, 2.0, 0.25]
 

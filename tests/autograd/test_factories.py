@@ -19,7 +19,7 @@ from graphwright.testing.oracle import poisoned
 from values import array_of
 
 x, y = gw.tensor(np.arange(6.0).reshape(2, 3)), torch.arange(6.0).reshape(2, 3)
-ids, places = gw.tensor([0, 2, 1]), torch.tensor([0, 2, 1])
+ids, torch_ids = gw.tensor([0, 2, 1]), torch.tensor([0, 2, 1])
 half = gw.full((2, 3), 0.5)
 
 EXACT: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
@@ -37,7 +37,7 @@ EXACT: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
     "full_like": (lambda **o: gw.full_like(x, 2.5, **o), lambda: torch.full_like(y, 2.5)),
 }
 PICKED: dict[str, tuple[Callable[..., Any], Callable[[], torch.Tensor]]] = {
-    "one_hot": (lambda **o: gw.one_hot(ids, 4, **o), lambda: torch.nn.functional.one_hot(places, 4)),
+    "one_hot": (lambda **o: gw.one_hot(ids, 4, **o), lambda: torch.nn.functional.one_hot(torch_ids, 4)),
     "tril": (lambda **o: gw.tril(x, 1, **o), lambda: torch.tril(y, 1)),
     "triu": (lambda **o: gw.triu(x, -1, **o), lambda: torch.triu(y, -1)),
 }
@@ -65,7 +65,7 @@ def seeded():
 
 
 @pytest.mark.parametrize("name", [*EXACT, *PICKED])
-def test_a_factory_gives_what_torch_gives(name: str) -> None:
+def test_factories_match_torch(name: str) -> None:
     ours, theirs = factory(name)(), {**EXACT, **PICKED}[name][1]()
     kind = "float64" if name.endswith("_like") or name.startswith("tri") else str(theirs.dtype).removeprefix("torch.")
     assert ours.dtype.name == kind
@@ -74,14 +74,14 @@ def test_a_factory_gives_what_torch_gives(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["float64", "float16", "bfloat16", "int32", "uint8", "bool"])
 @pytest.mark.parametrize("name", EXACT)
-def test_a_factory_gives_the_dtype_asked_for(name: str, kind: str) -> None:
+def test_factories_take_a_dtype(name: str, kind: str) -> None:
     ours, theirs = factory(name)(dtype=kind), EXACT[name][1]().to(getattr(torch, kind))
     assert ours.dtype.name == kind
     np.testing.assert_array_equal(ours.to("float64").numpy(), theirs.double().numpy())
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_a_factory_puts_its_tensor_on_the_device_asked_for(name: str) -> None:
+def test_factories_take_a_device(name: str) -> None:
     with gw.fork_rng(5):
         here = factory(name)()
     with gw.fork_rng(5):
@@ -92,14 +92,14 @@ def test_a_factory_puts_its_tensor_on_the_device_asked_for(name: str) -> None:
     assert (specs.device, specs.spec) == (Device("meta"), here.spec)
 
 
-def test_what_is_like_another_lies_beside_it() -> None:
+def test_like_factories_use_the_device_of_the_tensor() -> None:
     far = x.to("sim")
     for made in (gw.zeros_like(far), gw.empty_like(far), gw.rand_like(far), gw.randint_like(far, 0, 3)):
         assert (made.device, made.spec) == (far.device, far.spec)
     assert gw.ones_like(far, device="cpu", dtype="int32").device == Device("cpu")
 
 
-def test_noise_from_a_tensor_is_drawn_where_it_lies() -> None:
+def test_noise_is_sampled_on_the_device_of_the_tensor() -> None:
     for draw in (
         gw.bernoulli,
         lambda p: gw.dropout(p, 0.5),
@@ -114,7 +114,7 @@ def test_noise_from_a_tensor_is_drawn_where_it_lies() -> None:
 
 
 @pytest.mark.parametrize("name", [*EXACT, *PICKED, *NOISE])
-def test_out_is_what_is_returned_and_fully_written(name: str) -> None:
+def test_out_is_returned_and_fully_written(name: str) -> None:
     with gw.fork_rng(5):
         fresh = factory(name)()
     out = gw.Tensor(poisoned(empty_array(fresh.shape, fresh.dtype)))
@@ -127,7 +127,7 @@ def test_out_is_what_is_returned_and_fully_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*EXACT, *PICKED, *NOISE])
-def test_out_of_another_shape_is_refused_and_kept(name: str) -> None:
+def test_out_of_another_shape_is_refused_and_unchanged(name: str) -> None:
     out = gw.full((7, 7), 4.0, factory(name)().dtype)
     with pytest.raises(ShapeError, match="exactly the spec"):
         factory(name)(out=out)
@@ -135,7 +135,7 @@ def test_out_of_another_shape_is_refused_and_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_out_says_dtype_and_device_where_nothing_else_does(name: str) -> None:
+def test_dtype_and_device_default_to_those_of_out(name: str) -> None:
     kind = "float64" if name not in ("rand", "randn", "gumbel") else "float16"
     out = gw.zeros(*factory(name)().shape, dtype=kind, device="sim")
     assert factory(name)(out=out) is out
@@ -147,20 +147,20 @@ def test_out_says_dtype_and_device_where_nothing_else_does(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in PLACED if "rand" not in n or n in ("rand", "randn")])
-def test_a_factory_makes_a_leaf_that_wants_a_gradient(name: str) -> None:
+def test_factories_take_requires_grad(name: str) -> None:
     made = factory(name)(dtype="float32", requires_grad=True)
     (made * 2).sum().backward()
     assert made.is_leaf
     assert (made.grad.numpy() == 2).all()
 
 
-def test_only_floats_want_gradients() -> None:
+def test_requires_grad_needs_a_floating_dtype() -> None:
     with pytest.raises(DTypeError):
         gw.full((2,), 1, requires_grad=True)
 
 
 @pytest.mark.parametrize("kind", DTYPES)
-def test_what_is_empty_is_nan_under_poison(kind: str) -> None:
+def test_empty_is_nan_under_poison(kind: str) -> None:
     with poison():
         for made in (
             gw.empty(3, 5, dtype=kind),
@@ -181,7 +181,7 @@ def test_poison_changes_no_result() -> None:
         np.testing.assert_array_equal(net(x.float()).numpy(), before)
 
 
-def test_a_factory_in_a_trace_writes_over_a_traced_tensor() -> None:
+def test_a_factory_in_a_trace_writes_to_a_traced_out() -> None:
     def step(a: Any) -> Any:
         b = a * 2
         gw.ones(3, out=b)
@@ -192,7 +192,7 @@ def test_a_factory_in_a_trace_writes_over_a_traced_tensor() -> None:
     assert program(a=given).numpy().tolist() == [2, 3, 4]
 
 
-def test_sizes_come_one_by_one_or_as_one() -> None:
+def test_sizes_may_be_separate_or_a_tuple() -> None:
     for make in (gw.zeros, gw.ones, gw.empty, gw.rand, gw.randn, gw.autograd.gumbel):
         assert make(2, 3).shape == make((2, 3)).shape == make([2, 3]).shape == (2, 3)
         assert make().shape == make(()).shape == ()
@@ -213,6 +213,6 @@ def test_sizes_come_one_by_one_or_as_one() -> None:
         lambda: gw.linspace(0, 1, 2.5),  # pyright: ignore[reportArgumentType]
     ],
 )
-def test_sizes_that_cannot_be_are_refused(make: Callable[[], object]) -> None:
+def test_invalid_sizes_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(gw.GraphwrightError):
         make()

@@ -1,4 +1,4 @@
-"""Function: a user's own gradient, eager, in traces and in plans; what it saves is watched and let go."""
+"""Function: a user's own gradient, eager, in traces and in plans; saved tensors are checked and freed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(2, 3)), RNG.normal(size=3)
 
 
-def test_gradients_are_the_difference_quotients() -> None:
+def test_gradients_match_finite_differences() -> None:
     gradcheck(Silu.apply, [X])
     gradcheck(lambda a, b: ScaledProduct.apply(a, 1.5, b), [X, Y])  # broadcast: the engine sums back
     gradcheck(ExpAndSquare.apply, [X])
@@ -103,13 +103,13 @@ def test_needs_are_per_argument() -> None:
     assert ScaledProduct.apply(tensor(X), 2.0, tensor(Y)).node is None
 
 
-def test_a_value_saved_on_the_way_has_no_second_derivative() -> None:
+def test_a_saved_intermediate_value_has_no_second_derivative() -> None:
     x = tensor(X, requires_grad=True)
     with pytest.raises(NotDifferentiable, match="Silu"):
         grad(Silu.apply(x).sum(), x, create_graph=True)
 
 
-def test_an_argument_handed_through_keeps_its_own_tape() -> None:
+def test_a_returned_argument_keeps_its_own_tape() -> None:
     x = tensor(X, requires_grad=True)
     y = Through.apply(x)
     assert y is not x
@@ -118,7 +118,7 @@ def test_an_argument_handed_through_keeps_its_own_tape() -> None:
     assert np.array_equal(grad_of(x).numpy(), np.ones((2, 3)))
 
 
-def test_what_it_saves_is_watched_freed_and_no_cycle() -> None:
+def test_saved_tensors_are_version_checked_freed_and_form_no_cycle() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -142,7 +142,7 @@ def test_what_it_saves_is_watched_freed_and_no_cycle() -> None:
         y.sum().backward()
 
 
-def test_what_it_saves_goes_with_its_vjp_though_the_result_lives() -> None:
+def test_saved_tensors_are_freed_after_the_vjp_while_the_result_lives() -> None:
     held: list[weakref.ref[Any]] = []
 
     class Kept(Silu):
@@ -184,7 +184,7 @@ def test_eager_traced_and_planned_give_the_same_bits() -> None:
 @pytest.mark.parametrize(
     "gives", [lambda g: (g, g), lambda g: g.reshape(6), lambda g: g.float(), lambda g: None, lambda g: 1.0]
 )
-def test_a_wrong_gradient_is_named(gives: Any) -> None:
+def test_an_invalid_gradient_is_named_in_the_error(gives: Any) -> None:
     wrong = type(
         "Wrong",
         (Function,),
@@ -196,7 +196,7 @@ def test_a_wrong_gradient_is_named(gives: Any) -> None:
     assert x.grad is None
 
 
-def test_a_forward_gives_tensors() -> None:
+def test_a_forward_must_return_tensors() -> None:
     wrong = type("Wrong", (Function,), {"forward": staticmethod(lambda ctx, x: 1.0)})
     with pytest.raises(UsageError, match="Wrong"):
         cast("Any", wrong).apply(tensor(X))

@@ -1,4 +1,4 @@
-"""Generators: which numbers come when, outside traces, in plans and in gradients; their state; their quality."""
+"""Generators: order of streams outside traces, in plans and in gradients; their state; their quality."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_streams_are_numbered_in_the_order_of_the_calls() -> None:
     assert np.array_equal(rand(5).numpy(), first.numpy())
 
 
-def test_a_plan_draws_what_the_same_steps_draw_outside_it() -> None:
+def test_a_plan_samples_what_eager_steps_sample() -> None:
     x = tensor(ONES)
     outside = []
     for _ in range(3):
@@ -66,7 +66,7 @@ def test_a_plan_draws_what_the_same_steps_draw_outside_it() -> None:
     assert [np.array_equal(program.run({"x": x})["out"].to_numpy(), y) for y in outside] == [True] * 3
 
 
-def test_a_step_may_say_itself_where_the_next_begins() -> None:
+def test_next_step_inside_a_trace() -> None:
     def two(x: Tensor) -> Tensor:
         a = noisy(x)
         rng.next_step()
@@ -84,7 +84,7 @@ def test_a_step_may_say_itself_where_the_next_begins() -> None:
     assert rng.step == 1
 
 
-def test_the_gradient_passes_where_the_values_did() -> None:
+def test_dropout_gradient_uses_the_forward_mask() -> None:
     w = Parameter(from_numpy(ONES.copy()))
 
     def step() -> tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def test_the_gradient_passes_where_the_values_did() -> None:
     assert not np.array_equal(planned()[1].numpy(), outside[1])
 
 
-def test_two_backwards_share_one_mask_and_leave_the_generator_alone() -> None:
+def test_two_backwards_share_one_mask_and_do_not_advance_the_generator() -> None:
     x = tensor(ONES, requires_grad=True)
     y = dropout(x, 0.5)
     state = rng.state_dict()
@@ -110,7 +110,7 @@ def test_two_backwards_share_one_mask_and_leave_the_generator_alone() -> None:
     assert state == {**rng.state_dict(), "step": 0, "stream": 1}
 
 
-def test_a_programs_gradient_and_its_tape_use_the_mask_of_the_run() -> None:
+def test_program_grad_and_tape_use_the_mask_of_the_run() -> None:
     x = tensor(ONES)
     program = gw.trace(lambda x: dropout(x, 0.4), x)
     backward = program.grad("out", ["x"])
@@ -121,7 +121,7 @@ def test_a_programs_gradient_and_its_tape_use_the_mask_of_the_run() -> None:
     assert np.array_equal(taped.detach().numpy(), found)
 
 
-def test_a_saved_program_goes_on_where_it_was(tmp_path) -> None:
+def test_a_saved_program_resumes_its_generator(tmp_path) -> None:
     x = tensor(ONES)
     program = gw.trace(noisy, x)
     program.run({"x": x})
@@ -130,7 +130,7 @@ def test_a_saved_program_goes_on_where_it_was(tmp_path) -> None:
     assert np.array_equal(loaded.run({"x": x})["out"].to_numpy(), program.run({"x": x})["out"].to_numpy())
 
 
-def test_streams_stay_with_their_nodes_when_others_go() -> None:
+def test_streams_stay_with_their_nodes_when_others_are_removed() -> None:
     x = tensor(ONES)
     program = gw.trace(lambda x: (dropout(x, 0.5), dropout(x, 0.5)), x)
     second = program.run({"x": x})["out_1"].to_numpy()
@@ -140,7 +140,7 @@ def test_streams_stay_with_their_nodes_when_others_go() -> None:
     assert np.array_equal(program.run({"x": x})["out"].to_numpy(), second)
 
 
-def test_state_comes_back_and_forks_are_put_back() -> None:
+def test_state_round_trips_and_fork_rng_restores() -> None:
     rand(2)
     state = rng.state_dict()
     with fork_rng(9) as forked:
@@ -160,14 +160,14 @@ def test_state_comes_back_and_forks_are_put_back() -> None:
 @pytest.mark.parametrize(
     "state", [{}, {"seed": -1, "step": 0, "stream": 0}, {"seed": 0, "step": 2**32, "stream": 0}, 3]
 )
-def test_what_is_no_state_is_refused(state) -> None:
+def test_an_invalid_generator_state_is_refused(state) -> None:
     before = rng.state_dict()
     with pytest.raises(UsageError):
         rng.load_state_dict(state)
     assert rng.state_dict() == before
 
 
-def test_a_number_that_equals_p_is_kept() -> None:
+def test_dropout_keeps_entries_whose_number_equals_p() -> None:
     drawn = random.uniform(50, seed=3)
     for place in (7, 31):
         rng.manual_seed(3)
@@ -175,7 +175,7 @@ def test_a_number_that_equals_p_is_kept() -> None:
         assert np.array_equal(kept, drawn >= drawn[place])
 
 
-def test_p_of_0_and_1() -> None:
+def test_dropout_with_p_0_and_1() -> None:
     x = tensor([np.inf, -2.0], requires_grad=True)
     assert dropout(x, 0.0).tolist() == [np.inf, -2.0]
     y = dropout(x, 1.0)
@@ -204,7 +204,7 @@ def test_shapes_dtypes_and_leaves() -> None:
 N = 100_000
 
 
-def test_each_distribution_is_what_its_name_says() -> None:
+def test_distributions_have_the_right_moments() -> None:
     assert stats.kstest(randn(N).numpy(), "norm").pvalue > 1e-3
     assert stats.kstest(gumbel(N).numpy(), "gumbel_r").pvalue > 1e-3
     kept = dropout(tensor(np.ones(N)), 0.3).numpy() > 0

@@ -1,4 +1,4 @@
-"""Hooks see the full gradient once, may replace it, can be taken off, and are recorded in a trace."""
+"""Hooks: run once on the full gradient, may replace it, can be removed, and are recorded in a trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def leaf(*values: float) -> Tensor:
     return tensor(np.array(values), requires_grad=True)
 
 
-def test_a_hook_fires_once_in_a_diamond_after_the_sum() -> None:
+def test_a_hook_runs_once_in_a_diamond_on_the_summed_gradient() -> None:
     x, seen = leaf(2.0), []
     h = x * 3.0
     h.register_hook(lambda g: seen.append(("h", g.tolist())))
@@ -27,7 +27,7 @@ def test_a_hook_fires_once_in_a_diamond_after_the_sum() -> None:
     assert grad_of(x).tolist() == [39.0]
 
 
-def test_hooks_run_in_order_and_may_replace() -> None:
+def test_hooks_run_in_order_and_may_replace_the_gradient() -> None:
     x = leaf(1.0, 2.0)
     h = x * 1.0
     h.register_hook(lambda g: g * 2.0)
@@ -38,7 +38,7 @@ def test_hooks_run_in_order_and_may_replace() -> None:
     assert grad((x * 1.0).sum(), x)[0].tolist() == [10.0, 10.0]  # `grad` calls them as well
 
 
-def test_a_removed_hook_is_silent() -> None:
+def test_a_removed_hook_is_not_called() -> None:
     x = leaf(1.0)
     h = x * 1.0
     first, second = h.register_hook(lambda g: g * 5.0), x.register_hook(lambda g: g * 7.0)
@@ -56,7 +56,7 @@ def test_each_backward_calls_it_once() -> None:
     assert seen == [[2.0]] * 3
 
 
-def test_a_hook_of_a_tensor_that_is_gone_still_fires() -> None:
+def test_a_hook_outlives_its_tensor() -> None:
     x, seen = leaf(1.0), []
 
     def build() -> Tensor:
@@ -68,7 +68,7 @@ def test_a_hook_of_a_tensor_that_is_gone_still_fires() -> None:
     assert seen == [1]
 
 
-def test_what_a_hook_may_not_do() -> None:
+def test_invalid_hooks_are_refused() -> None:
     x = leaf(1.0, 2.0)
     wrongs: list[tuple[Any, type[Exception]]] = [
         (lambda g: g.sum(), ShapeError),
@@ -87,7 +87,7 @@ def test_what_a_hook_may_not_do() -> None:
         tensor([1.0]).retain_grad()
 
 
-def test_an_inner_gradient_is_kept_on_request() -> None:
+def test_retain_grad_keeps_an_inner_gradient() -> None:
     x = leaf(2.0)
     h = x * 3.0
     g = h * 1.0

@@ -1,4 +1,4 @@
-"""One addition of two tensors: the Python calls that it makes, in order, and none twice."""
+"""The Python calls that one addition of two tensors makes, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGE = str(Path(graphwright.__file__).parent)
 def calls_of_an_addition(taped: bool) -> tuple[list[str], Tensor]:
     """Names of the package's functions and of torch's, in the order of their calls."""
     x = tensor(np.ones(3, np.float32), requires_grad=taped)
-    _ = x + x  # what is known of the use from now on
+    _ = x + x  # fills the caches of this use
     seen: list[str] = []  # without comprehensions, which later Pythons do not call
 
     def note(frame: FrameType, event: str, called: Any) -> None:
@@ -52,13 +52,13 @@ WITHOUT_A_TAPE = [
 ]
 
 
-def test_an_addition_is_a_method_a_row_an_array_op_a_backend_and_a_kernel() -> None:
+def test_an_untaped_addition_makes_only_these_calls() -> None:
     seen, y = calls_of_an_addition(False)
     assert seen == WITHOUT_A_TAPE
     assert y.node is None
 
 
-def test_a_tape_adds_its_node() -> None:
+def test_a_taped_addition_adds_one_tape_node() -> None:
     seen, y = calls_of_an_addition(True)
     assert [name for name in seen if "TapeNode" not in name and name not in ("NDArray.spec", "_user_frame")] == (
         WITHOUT_A_TAPE
@@ -68,7 +68,7 @@ def test_a_tape_adds_its_node() -> None:
 
 
 @pytest.mark.parametrize("taped", [False, True])
-def test_an_addition_makes_no_block_that_nobody_asks_for(taped: bool) -> None:
+def test_an_addition_allocates_no_storage_object(taped: bool) -> None:
     _, y = calls_of_an_addition(taped)
     assert isinstance(y.data, NDArray)
     assert y.data._storage is None  # the result is its own memory until a view, a write or a caller wants the block

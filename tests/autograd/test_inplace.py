@@ -1,4 +1,4 @@
-"""Writing over tensors: numpy's values and torch's gradients where it is allowed, a named error where it is not."""
+"""In-place writes: numpy's values and torch's gradients where allowed, else a named error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A, B = RNG.uniform(0.5, 2, (2, 3)), RNG.uniform(0.5, 2, 3)
 
 @pytest.mark.parametrize("method", ["add_", "sub_", "mul_", "div_", "copy_"])
 @pytest.mark.parametrize("mask", [(True, True), (True, False), (False, True), (False, False)])
-def test_values_and_gradients_are_torchs(method: str, mask: tuple[bool, bool]) -> None:
+def test_values_and_gradients_match_torch(method: str, mask: tuple[bool, bool]) -> None:
     a, b = (tensor(v, requires_grad=m) for v, m in zip((A, B), mask, strict=True))
     p, q = (torch.tensor(v, requires_grad=m) for v, m in zip((A, B), mask, strict=True))
     h, t = a * 1.5, p * 1.5
@@ -51,7 +51,7 @@ def test_values_and_gradients_are_torchs(method: str, mask: tuple[bool, bool]) -
                 np.testing.assert_allclose(ours.grad.numpy(), grad_of(theirs).numpy(), rtol=1e-12)
 
 
-def test_filling_ends_the_gradient() -> None:
+def test_fill_stops_the_gradient() -> None:
     x = tensor(A, requires_grad=True)
     h = x * 2.0
     h.fill_(3.0)
@@ -59,7 +59,7 @@ def test_filling_ends_the_gradient() -> None:
     assert not tensor(A).zero_().numpy().any()
 
 
-def test_a_leaf_that_wants_a_gradient_is_written_under_no_grad_only() -> None:
+def test_a_leaf_that_requires_grad_is_written_only_under_no_grad() -> None:
     x, w = tensor(A, requires_grad=True), Parameter(from_numpy(A.copy()), name="layer.weight")
     for t in (x, w):
         with pytest.raises(LeafModified):
@@ -74,7 +74,7 @@ def test_a_leaf_that_wants_a_gradient_is_written_under_no_grad_only() -> None:
         gw.trace(lambda y: w.add_(y), A)
 
 
-def test_a_value_that_backward_reads_is_missed() -> None:
+def test_backward_detects_an_overwritten_operand() -> None:
     x = tensor(A, requires_grad=True)
     h = x * 1.0
     y = h.exp()  # saves its result
@@ -88,7 +88,7 @@ def test_a_value_that_backward_reads_is_missed() -> None:
     assert np.array_equal(grad(y.sum(), x)[0].numpy(), np.ones((2, 3)))
 
 
-def test_memory_that_another_tensor_shows_is_not_written_on_the_tape() -> None:
+def test_a_taped_write_to_shared_memory_is_refused() -> None:
     x = tensor(A, requires_grad=True)
     h = x * 1.0
     row = h[0]
@@ -108,7 +108,7 @@ def test_memory_that_another_tensor_shows_is_not_written_on_the_tape() -> None:
         plain.mul_(x)
 
 
-def test_a_result_that_does_not_fit_is_refused_before_anything_is_written() -> None:
+def test_a_mismatched_result_is_refused_before_any_write() -> None:
     x = tensor(A.astype("f4"))
     for other in (tensor(A), tensor(np.ones((4, 2, 3), "f4"))):
         with pytest.raises(ShapeError):
@@ -119,7 +119,7 @@ def test_a_result_that_does_not_fit_is_refused_before_anything_is_written() -> N
     assert np.array_equal(x.numpy(), A.astype("f4"))
 
 
-def test_out_is_what_is_returned() -> None:
+def test_call_returns_out() -> None:
     x, out = tensor(A, requires_grad=True), tensor(np.full((2, 3), np.nan))
     memory = out.data
     assert call("mul", x, x, out=out) is out
@@ -131,7 +131,7 @@ def test_out_is_what_is_returned() -> None:
     np.testing.assert_allclose(array.to_numpy(), np.exp(A))
 
 
-def test_a_write_is_a_rebinding_in_a_trace() -> None:
+def test_a_traced_write_rebinds_the_tensor() -> None:
     def work(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         h = x * 2.0
         before = h + 0.0
@@ -164,12 +164,12 @@ def test_the_gradient_of_a_traced_write() -> None:
         lambda h: (h, h[0].add_(1.0)),
     ],
 )
-def test_a_view_that_lives_is_refused_in_a_trace(broken) -> None:
+def test_a_traced_write_is_refused_while_a_view_exists(broken) -> None:
     with pytest.raises(TraceMutation):
         gw.trace(lambda x: broken(x * 1.0)[0], A)
 
 
-def test_a_view_that_is_gone_is_no_matter_in_a_trace() -> None:
+def test_a_traced_write_is_allowed_after_the_view_is_gone() -> None:
     def work(x: Tensor) -> Tensor:
         h = x * 1.0
         total = h.reshape(6).sum()
@@ -178,7 +178,7 @@ def test_a_view_that_is_gone_is_no_matter_in_a_trace() -> None:
     assert np.array_equal(gw.compile(work)(A).numpy(), A + A.sum())
 
 
-def test_a_tensor_from_outside_is_not_written_by_a_trace() -> None:
+def test_a_trace_cannot_write_a_tensor_from_outside() -> None:
     outside = tensor(A)
     with pytest.raises(TraceMutation, match="Variable"):
         gw.trace(lambda x: outside.add_(x), A)

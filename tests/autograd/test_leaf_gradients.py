@@ -1,4 +1,4 @@
-"""Gradients of leaves: memory of their own, added to in place, in float32 for parameters of 16 bits."""
+"""Gradients of leaves: own memory, added to in place, in float32 for 16-bit parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIASES = {
 
 
 @pytest.mark.parametrize("how", ALIASES)
-def test_gradients_of_leaves_own_their_memory(how: str) -> None:
+def test_leaf_gradients_have_their_own_memory(how: str) -> None:
     a, b = (tensor(np.ones((2, 3)), requires_grad=True) for _ in range(2))
     out = ALIASES[how](a, b)
     seed = tensor(np.full(out.shape, 2.0))
@@ -49,7 +49,7 @@ def test_gradients_accumulate_in_place() -> None:
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16"])
-def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
+def test_gradients_of_16_bit_parameters_are_summed_in_float32(kind: str) -> None:
     rng = np.random.default_rng(4)
     start, batches = rng.normal(size=(3, 5)), rng.normal(size=(100, 7, 5))
     w = Parameter(array_of(tensor(start).to(kind)))
@@ -76,7 +76,7 @@ def test_gradients_of_16_bit_parameters_add_up_in_float32(kind: str) -> None:
     assert low.max() == (256 if kind == "bfloat16" else 300)  # what the sum in the parameter's dtype would be
 
 
-def test_two_micro_batches_are_one_batch_for_a_16_bit_parameter() -> None:
+def test_two_micro_batches_equal_one_batch_for_a_16_bit_parameter() -> None:
     rng = np.random.default_rng(5)
     x = tensor(rng.normal(size=(8, 5))).to("bfloat16")
     whole, parts = (Parameter(array_of(tensor(np.ones((3, 5))).to("bfloat16"))) for _ in range(2))
@@ -86,7 +86,7 @@ def test_two_micro_batches_are_one_batch_for_a_16_bit_parameter() -> None:
     np.testing.assert_allclose(grad_of(parts).numpy(), grad_of(whole).numpy(), rtol=2**-7, atol=2**-7)
 
 
-def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() -> None:
+def test_a_16_bit_gradient_set_by_the_user_is_widened_before_summing() -> None:
     w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
     w.grad = tensor([256.0, 256.0]).to("bfloat16")
     w.sum().backward()
@@ -94,7 +94,7 @@ def test_a_gradient_set_by_hand_in_16_bits_is_widened_before_it_is_added_to() ->
     assert w.grad.tolist() == [257.0, 257.0]
 
 
-def test_only_backward_widens() -> None:
+def test_only_backward_widens_gradients() -> None:
     w = Parameter(array_of(tensor(np.ones(2)).to("bfloat16")))
     plain = tensor(np.ones(2)).to("bfloat16").detach()
     plain.requires_grad = True

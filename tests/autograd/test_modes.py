@@ -38,7 +38,7 @@ def test_nesting(outer, inner) -> None:
     assert grad_enabled()
 
 
-def test_one_object_may_be_entered_again() -> None:
+def test_a_mode_object_is_reentrant() -> None:
     mode = no_grad()
     with mode, mode:
         assert not grad_enabled()
@@ -65,7 +65,7 @@ def test_decorated_functions() -> None:
     assert grad_enabled()
 
 
-def test_a_decorated_generator_keeps_its_mode_to_itself() -> None:
+def test_a_decorated_generator_does_not_leak_its_mode() -> None:
     """Between two values the caller's mode holds; inside, the generator's own, also for send, throw and close."""
     closed = []
 
@@ -94,7 +94,7 @@ def test_a_decorated_generator_keeps_its_mode_to_itself() -> None:
     assert grad_enabled()
 
 
-def test_a_decorated_generator_hands_on_what_it_returns_and_raises() -> None:
+def test_a_decorated_generator_forwards_returns_and_exceptions() -> None:
     @no_grad()
     def inner(broken: bool):
         yield 1
@@ -140,7 +140,7 @@ def test_no_grad_saves_nothing() -> None:
         assert (x * 2.0).requires_grad
 
 
-def test_a_mode_by_a_value_and_decorators_without_parentheses() -> None:
+def test_set_grad_enabled_and_decorators_without_parentheses() -> None:
     for value in (True, False):
         with set_grad_enabled(value):
             assert grad_enabled() is value
@@ -159,7 +159,7 @@ def test_a_mode_by_a_value_and_decorators_without_parentheses() -> None:
 @pytest.mark.parametrize(
     ("name", "trains", "tapes"), [("train", True, True), ("eval", False, False), ("eval_grad", False, True)]
 )
-def test_a_run_mode_says_how_layers_act_and_whether_a_tape_is_kept(name: str, trains: bool, tapes: bool) -> None:
+def test_mode_sets_training_and_the_tape(name: str, trains: bool, tapes: bool) -> None:
     for outer in (no_grad, enable_grad):
         with outer():
             with mode(name):
@@ -184,7 +184,7 @@ class Noisy(nn.Module):
         return x * self.weight * (2.0 if training(self.training) else 1.0)
 
 
-def test_a_layer_in_eval_keeps_its_gradient() -> None:
+def test_gradients_flow_through_a_layer_in_eval() -> None:
     layer = Noisy()
     x = tensor(np.array([1.0]), requires_grad=True)
     layer.training = False
@@ -234,7 +234,7 @@ def test_every_amp_class_is_listed_or_promotes() -> None:
             assert name in LOW | F32, f"{name} changes dtype under autocast and is in no list here"
 
 
-def test_autocast_leaves_float64_statistics_and_casts_are_seen() -> None:
+def test_autocast_keeps_float64_and_its_casts_are_visible() -> None:
     x, w = tensor(np.ones((2, 3)), requires_grad=True), tensor(np.ones((4, 3)))
     with autocast_to(bfloat16):
         y = call("linear", x.float(), w.float())
@@ -246,7 +246,7 @@ def test_autocast_leaves_float64_statistics_and_casts_are_seen() -> None:
     assert grad_of(x).dtype is float64
 
 
-def test_integers_are_left_to_the_op_under_autocast() -> None:
+def test_autocast_does_not_cast_integers() -> None:
     x, ids = tensor(np.ones((2, 3), np.float32)), tensor([[1, 2, 3]])
     with autocast_to(bfloat16), pytest.raises(DTypeError):  # not cast in silence
         call("linear", x, ids)

@@ -36,7 +36,7 @@ ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "n
 
 
 @pytest.mark.parametrize("name", ARITHMETIC)
-def test_operators_are_torchs(name: str) -> None:
+def test_operators_match_torch(name: str) -> None:
     apply = getattr(operator, name)
     a, b, s, t = tensor(A), tensor(B), torch.from_numpy(A), torch.from_numpy(B)
     assert_close(apply(a, b), apply(s, t), rtol=1e-14)
@@ -48,7 +48,7 @@ def test_operators_are_torchs(name: str) -> None:
     assert_bits(apply(tensor(whole), 3), apply(torch.from_numpy(whole), 3))
 
 
-def test_logic_is_for_bools() -> None:
+def test_logical_operators_need_bools() -> None:
     p, q = tensor([True, True, False, False]), tensor([True, False, True, False])
     assert (p & q).tolist() == [True, False, False, False]
     assert (p | q).tolist() == [True, True, True, False]
@@ -85,7 +85,7 @@ UNARY = [
 
 
 @pytest.mark.parametrize("name", [*UNARY, "isnan", "isinf", "isfinite"])
-def test_methods_are_torchs(name: str) -> None:
+def test_methods_match_torch(name: str) -> None:
     x = np.array([0.3, 1.0, 2.5, np.inf, np.nan])
     assert_close(getattr(tensor(x), name)(), getattr(torch.from_numpy(x), name)(), rtol=1e-14)
 
@@ -96,7 +96,7 @@ REDUCTIONS = ["sum", "mean", "prod", "amax", "amin", "any", "all", "logsumexp", 
 @pytest.mark.parametrize("axis", [None, 0, -1, (0, 2), (-1, 1), ()])
 @pytest.mark.parametrize("keepdims", [False, True])
 @pytest.mark.parametrize("name", REDUCTIONS)
-def test_reductions_are_torchs(name: str, keepdims: bool, axis: int | tuple[int, ...] | None) -> None:
+def test_reductions_match_torch(name: str, keepdims: bool, axis: int | tuple[int, ...] | None) -> None:
     x = RNG.normal(size=(3, 4, 2)) * (RNG.random((3, 4, 2)) < 0.8)
     ours = getattr(tensor(x), name)(axis=axis, keepdims=keepdims)
     axes = tuple(range(3)) if axis is None else (axis,) if isinstance(axis, int) else axis
@@ -120,7 +120,7 @@ def test_a_wrong_axis_is_refused() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_along_an_axis(axis: int) -> None:
+def test_softmax_and_cumsum_along_an_axis(axis: int) -> None:
     x = RNG.normal(size=(3, 4))
     ours, theirs = tensor(x), torch.from_numpy(x)
     for name in ("cumsum", "softmax", "log_softmax", "argmax", "argmin"):
@@ -131,7 +131,7 @@ def test_along_an_axis(axis: int) -> None:
 
 
 @pytest.mark.parametrize("correction", [0, 1, 2])
-def test_variance_and_deviation(correction: int) -> None:
+def test_var_and_std(correction: int) -> None:
     x = RNG.normal(size=(3, 5))
     for ours, theirs in ((var, torch.var), (std, torch.std)):
         wanted = theirs(torch.from_numpy(x), 1, correction=correction)
@@ -152,7 +152,7 @@ def test_norms(p: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.5, 1, 1.5, 2, 3, inf])
-def test_at_zero_norms_and_deviations_have_gradient_zero(p: float) -> None:
+def test_norm_and_std_have_gradient_zero_at_zero(p: float) -> None:
     x = tensor(np.zeros((2, 4)), requires_grad=True)
     assert not grad(norm(x, p, 1).sum(), x)[0].numpy().any()
     assert not grad(std(x, 1).sum(), x)[0].numpy().any()
@@ -162,14 +162,14 @@ def test_at_zero_norms_and_deviations_have_gradient_zero(p: float) -> None:
     assert g.tolist()[0] == 0.0
 
 
-def test_moments_of_low_precision_are_taken_in_float32() -> None:
+def test_16_bit_statistics_are_computed_in_float32() -> None:
     x = tensor(RNG.normal(size=(4, 300)) * 300).to("float16")
     wide = torch.from_numpy(x.numpy().astype(np.float64))
     assert_close(std(x, 1), wide.std(1).to(torch.float16), rtol=1e-3)
     assert_close(norm(x, 2, 1), wide.norm(dim=1).to(torch.float16), rtol=1e-3)
 
 
-def test_small_functions() -> None:
+def test_outer_lerp_and_other_functions() -> None:
     a, b = RNG.normal(size=4), RNG.normal(size=3)
     s, t = torch.from_numpy(a), torch.from_numpy(b)
     assert_close(outer(tensor(a), tensor(b)), torch.outer(s, t), rtol=1e-15)
@@ -190,7 +190,7 @@ def test_stack(axis: int) -> None:
     gradcheck(lambda *ts: stack(ts, axis), parts)
 
 
-def test_stack_refuses_what_does_not_fit() -> None:
+def test_stack_refuses_mismatched_tensors() -> None:
     with pytest.raises(UsageError, match="no tensors"):
         stack([])
     with pytest.raises(ShapeError, match="different shapes"):
@@ -210,24 +210,24 @@ def test_comparison_of_tensors_is_elementwise_and_hash_by_identity() -> None:
 @pytest.mark.parametrize("descending", [False, True])
 def test_sorting_is_stable(kind: str, descending: bool) -> None:
     x = RNG.integers(0, 2 if kind == "bool" else 4, (5, 200)).astype(kind)
-    values, places = sort(tensor(x), 1, descending)
+    values, indices = sort(tensor(x), 1, descending)
     wanted = np.argsort(-x.astype(np.int64) if descending else x, 1, kind="stable")
-    assert_bits(places, wanted)
+    assert_bits(indices, wanted)
     assert_bits(argsort(tensor(x), 1, descending), wanted)
     assert_bits(values, np.take_along_axis(x, wanted, 1))
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 6])
 @pytest.mark.parametrize("largest", [True, False])
-def test_of_ties_topk_takes_the_lowest_index(k: int, largest: bool) -> None:
+def test_topk_takes_the_lowest_index_on_ties(k: int, largest: bool) -> None:
     x = np.array([[1.0, 3.0, 3.0, 0.0, 1.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0, 2.0]])
-    values, places = topk(tensor(x), k, largest=largest)
+    values, indices = topk(tensor(x), k, largest=largest)
     order = np.argsort(-x if largest else x, 1, kind="stable")[:, :k]
-    assert_bits(places, order)
+    assert_bits(indices, order)
     assert_bits(values, np.take_along_axis(x, order, 1))
 
 
-def test_topk_refuses_more_than_there_are() -> None:
+def test_topk_refuses_a_k_beyond_the_axis() -> None:
     with pytest.raises(ShapeError, match="k exceeds"):
         topk(tensor(A), 5)
 
@@ -238,14 +238,14 @@ def test_nan_is_the_largest() -> None:
     assert topk(x, 1)[1].tolist() == [1]
 
 
-def test_extrema_along_an_axis_give_the_gradient_to_the_lowest_index() -> None:
+def test_max_and_min_give_the_gradient_to_the_lowest_index() -> None:
     x = tensor([[3.0, 1.0, 3.0], [1.0, 1.0, 2.0]], requires_grad=True)
-    for name, places, up, down in (
+    for name, indices, up, down in (
         ("max", [0, 2], [3, 2], [[1, 0, 0], [0, 0, 1]]),
         ("min", [1, 0], [1, 1], [[0, 1, 0], [1, 0, 0]]),
     ):
         values, found = getattr(x, name)(1)
-        assert (values.tolist(), found.tolist()) == (up, places)
+        assert (values.tolist(), found.tolist()) == (up, indices)
         assert grad(values.sum(), x)[0].tolist() == down
         kept, column = getattr(x, name)(-1, keepdims=True)
         assert kept.shape == column.shape == (2, 1)

@@ -1,4 +1,4 @@
-"""Random graphs of operations in float64 against torch: values, gradients under masks, gradients of gradients."""
+"""Random graphs of operations in float64 against torch: values, masked gradients, second derivatives."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def weighed(values: list[Any], zero: Any) -> Any:
 
 @pytest.mark.filterwarnings("ignore:var")  # torch's, of nothing
 @pytest.mark.parametrize("first", range(0, 400, 50))
-def test_a_random_graph_is_torchs(first: int) -> None:
+def test_random_graphs_match_torch(first: int) -> None:
     for seed in range(first, first + 50):
         rng = np.random.default_rng(seed)
         hosts = [rng.normal(size=SHAPES[rng.integers(len(SHAPES))]) for _ in range(rng.integers(1, 4))]
@@ -200,13 +200,13 @@ def test_a_random_graph_is_torchs(first: int) -> None:
 
 
 # -- what random programs found ----------------------------------------------------------------------------------------
-def test_the_mean_of_nothing_has_a_gradient_of_nothing() -> None:
+def test_the_mean_of_an_empty_tensor_has_an_empty_gradient() -> None:
     x = gw.tensor(np.zeros((3, 0)), requires_grad=True)
     x.mean(-1).sum().backward()
     assert grad_of(x).shape == (3, 0)
 
 
-def test_a_number_is_read_in_the_dtype_that_is_said() -> None:
+def test_a_number_is_read_in_the_given_dtype() -> None:
     assert gw.tensor(0.1, "float64").item() == 0.1
     assert gw.tensor([[0.1, 2]], dtype="float64").tolist() == [[0.1, 2.0]]
     for wrong in (["a"], [None], [[1], [1, 2]], object()):
@@ -215,7 +215,7 @@ def test_a_number_is_read_in_the_dtype_that_is_said() -> None:
                 gw.tensor(wrong, kind)
 
 
-def test_the_place_of_the_largest_is_in_the_flat_array_unless_an_axis_is_said() -> None:
+def test_argmax_without_an_axis_indexes_the_flattened_array() -> None:
     host = np.random.default_rng(0).normal(size=(3, 4, 2))
     x, y = gw.tensor(host), torch.tensor(host)
     for name in ("argmax", "argmin"):
@@ -225,7 +225,7 @@ def test_the_place_of_the_largest_is_in_the_flat_array_unless_an_axis_is_said() 
 
 
 @pytest.mark.parametrize("kinds", [("int64", "uint8"), ("uint8", "int64"), ("int8", "uint8"), ("int64", "bool")])
-def test_a_quotient_of_integers_keeps_signs(kinds: tuple[str, str]) -> None:
+def test_integer_division_keeps_signs(kinds: tuple[str, str]) -> None:
     for shapes in (((), (3,)), ((3,), ()), ((3,), (3,))):
         hosts = [np.full(s, v) for s, v in zip(shapes, (-2, 3) if kinds[0] != "uint8" else (3, -2), strict=True)]
         mine = [gw.tensor(h).to(k) for h, k in zip(hosts, kinds, strict=True)]
@@ -235,7 +235,7 @@ def test_a_quotient_of_integers_keeps_signs(kinds: tuple[str, str]) -> None:
     assert (gw.tensor([4]).to("uint8") / -2).tolist() == [-2.0]
 
 
-def test_integers_have_no_negative_powers() -> None:
+def test_integer_tensors_refuse_negative_powers() -> None:
     with pytest.raises(gw.GraphwrightError, match="negative power"):
         _ = gw.tensor([2, 3]) ** -1
     assert (gw.tensor([2.0]) ** -1).tolist() == [0.5]

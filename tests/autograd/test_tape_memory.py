@@ -1,4 +1,4 @@
-"""What the tape keeps, and how long: saved values, operands, what `memory` says."""
+"""Lifetime of saved values and operands, and the report of `memory`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def leaf(*values: float) -> Tensor:
     return tensor(np.array(values), requires_grad=True)
 
 
-def test_nothing_saved_outlives_its_graph_without_the_collector() -> None:
+def test_saved_values_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -38,7 +38,7 @@ def test_nothing_saved_outlives_its_graph_without_the_collector() -> None:
         gc.enable()
 
 
-def test_operands_that_a_row_does_not_save_die_after_forward() -> None:
+def test_unsaved_operands_are_freed_after_forward() -> None:
     gc.disable()
     try:
         x = tensor(np.ones((2, 3)), requires_grad=True)
@@ -53,7 +53,7 @@ def test_operands_that_a_row_does_not_save_die_after_forward() -> None:
         gc.enable()
 
 
-def test_memory_says_what_each_operation_keeps() -> None:
+def test_memory_reports_bytes_per_operation() -> None:
     rng = np.random.default_rng(0)
     x, w = tensor(rng.normal(size=(5, 4))), tensor(rng.normal(size=(6, 4)), requires_grad=True)
     h = call("linear", x, w)  # keeps x; w is a leaf
@@ -70,7 +70,7 @@ def test_memory_says_what_each_operation_keeps() -> None:
         assert memory((w * w).sum()) == []
 
 
-def test_saved_values_go_with_their_vjp_and_not_at_the_end() -> None:
+def test_saved_values_are_freed_as_backward_proceeds() -> None:
     x = leaf(0.5)
     below = x.tanh()
     held = weakref.ref(array_of(below))

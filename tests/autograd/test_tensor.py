@@ -1,4 +1,4 @@
-"""Methods of a tensor beside those of torch and numpy, and what they refuse."""
+"""Methods of a tensor against those of torch and numpy, and the values that they refuse."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def indices(rank: int) -> st.SearchStrategy[tuple[Any, ...]]:
     )
 
     def put(drawn: tuple[list[Any], list[int], bool]) -> tuple[Any, ...]:
-        kept, places, dots = drawn
+        kept, inserts, dots = drawn
         result = list(kept)
-        for at in places:
+        for at in inserts:
             result.insert(at, None)
         if dots:
             result.insert(len(result) // 2, Ellipsis)
@@ -66,11 +66,11 @@ def indices(rank: int) -> st.SearchStrategy[tuple[Any, ...]]:
 @example(index=(..., 1))
 @example(index=(None, 2, ..., None, slice(1, None, 2)))
 @example(index=(slice(3, 1),))
-def test_an_index_picks_what_it_picks_in_torch(index: tuple[Any, ...]) -> None:
+def test_indexing_matches_torch(index: tuple[Any, ...]) -> None:
     assert_like_torch(lambda x: x[index])
 
 
-def test_one_index_alone_and_numpys_integers() -> None:
+def test_single_and_numpy_integer_indices() -> None:
     assert_like_torch(lambda x: x[1])
     assert_like_torch(lambda x: x[...])
     x, _ = pair()
@@ -79,20 +79,20 @@ def test_one_index_alone_and_numpys_integers() -> None:
 
 
 @pytest.mark.parametrize("index", [(0, 0, 0, 0), (..., 0, ...), 3, -4, (slice(None), 4)])
-def test_an_index_outside_is_refused(index: Any) -> None:
+def test_an_index_out_of_range_is_refused(index: Any) -> None:
     with pytest.raises(ShapeError):
         pair()[0][index]
 
 
 @pytest.mark.parametrize("index", ["a", 1.0])
-def test_an_index_of_another_kind_is_refused(index: Any) -> None:
+def test_an_invalid_index_type_is_refused(index: Any) -> None:
     with pytest.raises(UsageError, match="ints, slices"):
         pair()[0][index]
 
 
-def like(x: Any, places: Any) -> Any:
-    """Places for a tensor of ours or of torch's."""
-    return tensor(places) if isinstance(x, Tensor) else torch.tensor(places)
+def like(x: Any, ids: Any) -> Any:
+    """An index tensor of the library of x."""
+    return tensor(ids) if isinstance(x, Tensor) else torch.tensor(ids)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
@@ -160,27 +160,27 @@ METHODS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_torchs(name: str) -> None:
+def test_shape_methods_match_torch(name: str) -> None:
     assert_like_torch(METHODS[name])
 
 
-def test_sizes_that_cannot_be_worked_out() -> None:
+def test_a_size_that_cannot_be_inferred_is_refused() -> None:
     x, _ = pair()
     for sizes in ((-1, -1, 5), (7, -1), (0, -1)):
         with pytest.raises(ShapeError, match="-1"):
             x.reshape(*sizes)
 
 
-def test_contiguous_is_itself_where_it_can_be() -> None:
+def test_contiguous_returns_self_if_possible() -> None:
     x, _ = pair()
     assert x.contiguous() is x
-    turned = x.transpose(0, 1)
-    assert array_of(turned.contiguous()).contiguous
-    assert not array_of(turned).contiguous
+    transposed = x.transpose(0, 1)
+    assert array_of(transposed.contiguous()).contiguous
+    assert not array_of(transposed).contiguous
 
 
 # -- leaving tensor land -----------------------------------------------------------------------------------------------
-def test_one_element_is_a_number() -> None:
+def test_one_element_converts_to_a_number() -> None:
     assert (int(tensor([7])), float(tensor(2.5)), bool(tensor([[0]])), tensor([True]).item()) == (7, 2.5, False, True)
     for convert in (int, float, bool, Tensor.item):
         with pytest.raises(ShapeError, match="one element"):
@@ -193,7 +193,7 @@ def test_length_is_that_of_the_first_axis() -> None:
         len(tensor(1.0))
 
 
-def test_numpy_takes_a_tensor_as_an_array() -> None:
+def test_numpy_converts_a_tensor() -> None:
     x = tensor([[1.0, 2.0]])
     assert np.asarray(x).base is not None or np.shares_memory(np.asarray(x), x.numpy())
     assert not np.shares_memory(np.array(x, copy=True), x.numpy())
@@ -204,7 +204,7 @@ def test_numpy_takes_a_tensor_as_an_array() -> None:
         np.asarray(low)
 
 
-def test_what_a_tensor_says_of_itself() -> None:
+def test_repr_of_a_tensor() -> None:
     assert repr(tensor([1.0, 2.5])) == "Tensor([1. , 2.5])"
     assert repr(tensor([1], requires_grad=False)) == "Tensor([1], dtype=int64)"
     assert repr(tensor([1.5], dtype="bfloat16", requires_grad=True)) == (
@@ -240,7 +240,7 @@ def test_ranges(args: tuple[float, ...]) -> None:
     assert ours.dtype is (int64 if theirs.dtype == torch.int64 else float32)
 
 
-def test_a_step_that_leads_nowhere_is_refused() -> None:
+def test_arange_refuses_a_step_that_cannot_reach_stop() -> None:
     for args in ((0, 5, 0), (0, 5, -1), (5, 0, 2)):
         with pytest.raises(UsageError):
             arange(*args)
@@ -249,20 +249,20 @@ def test_a_step_that_leads_nowhere_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])
-def test_points_at_equal_distances(count: int) -> None:
+def test_linspace(count: int) -> None:
     np.testing.assert_allclose(gw.linspace(-1, 2, count).numpy(), torch.linspace(-1, 2, count).numpy(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(3,), (2, 4), (3, 0)])
 @pytest.mark.parametrize("kind", ["bfloat16", "int64", "bool"])
-def test_the_identity(size: tuple[int, ...], kind: str) -> None:
+def test_eye(size: tuple[int, ...], kind: str) -> None:
     theirs = torch.eye(*size, dtype=getattr(torch, kind))
     ours = gw.eye(*size, dtype=kind)
     assert ours.dtype.name == kind
     assert ours.tolist() == theirs.tolist()
 
 
-def test_made_like_another() -> None:
+def test_like_factories() -> None:
     x = tensor(np.ones((2, 3)))
     for made, value in ((gw.zeros_like(x), 0.0), (gw.ones_like(x), 1.0), (gw.full_like(x, 2.5), 2.5)):
         assert made.spec == x.spec
@@ -275,7 +275,7 @@ def test_made_like_another() -> None:
     )
 
 
-def test_a_made_tensor_has_memory_of_its_own() -> None:
+def test_a_made_tensor_has_its_own_memory() -> None:
     host = np.ones(3, np.float32)
     first = tensor(host)
     for source in (host, first, first.data):
@@ -286,12 +286,12 @@ def test_a_made_tensor_has_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("value", ["text", [object()], [[1, 2], [3]], {"a": 1}])
-def test_what_is_no_array_of_numbers(value: Any) -> None:
+def test_tensor_refuses_values_that_are_not_numbers(value: Any) -> None:
     with pytest.raises((UsageError, ValueError)):
         tensor(value)
 
 
-def test_integers_want_no_gradient() -> None:
+def test_integer_tensors_cannot_require_gradients() -> None:
     with pytest.raises(DTypeError, match="floating"):
         tensor([1, 2], requires_grad=True)
     with no_grad():

@@ -1,4 +1,4 @@
-"""`tensor[...]`, `tensor[...] = v` and functions of places: values as numpy's, gradients counted place by place."""
+"""`tensor[...]`, `tensor[...] = v` and functions of indices: values as in numpy, gradients counted per entry."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from indices import SIDES, indices
 from values import array_of
 
 
-def places(shape: tuple[int, ...], index: Any) -> np.ndarray | None:
+def entries(shape: tuple[int, ...], index: Any) -> np.ndarray | None:
     """Which entries, counted row by row, an index picks; None for an index that numpy refuses."""
     try:
         return np.arange(np.prod(shape), dtype=np.int64).reshape(shape)[index]
@@ -45,7 +45,7 @@ def places(shape: tuple[int, ...], index: Any) -> np.ndarray | None:
 @given(shape=SIDES, data=st.data())
 def test_reading_and_its_gradient(shape: tuple[int, ...], data: st.DataObject) -> None:
     index = data.draw(indices(shape))
-    picked = places(shape, index)
+    picked = entries(shape, index)
     if picked is None:
         return
     values = np.random.default_rng(0).normal(size=shape)
@@ -62,9 +62,9 @@ def test_reading_and_its_gradient(shape: tuple[int, ...], data: st.DataObject) -
 @given(shape=SIDES, data=st.data())
 def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) -> None:
     index = data.draw(indices(shape))
-    picked = places(shape, index)
+    picked = entries(shape, index)
     if picked is None or len(np.unique(picked)) < picked.size:
-        return  # of values for one place each gets the place's gradient, as in torch
+        return  # each of several values for one entry gets its gradient, as in torch
     values = np.random.default_rng(0).normal(size=shape)
     cut = data.draw(st.integers(0, picked.ndim))
     v = np.random.default_rng(2).normal(size=picked.shape[cut:])
@@ -99,13 +99,13 @@ def test_writing_and_its_gradients(shape: tuple[int, ...], data: st.DataObject) 
 
 
 @pytest.mark.parametrize("part", [slice(None, None, -1), slice(None, None, -2), slice(3, 0, -1), slice(-2, None, -3)])
-def test_backwards(part: slice) -> None:
+def test_negative_steps(part: slice) -> None:
     x = np.arange(10.0).reshape(2, 5)
     assert np.array_equal(tensor(x)[:, part].numpy(), x[:, part])
     assert np.array_equal(tensor(x)[::-1, part].numpy(), x[::-1, part])
 
 
-def test_a_write_without_a_tape_is_in_the_same_memory() -> None:
+def test_an_untaped_write_is_in_place() -> None:
     x = tensor(np.zeros((2, 3)))
     memory, row = array_of(x), x[1]
     x[1, ::2] = [0.1, 0.2]
@@ -115,7 +115,7 @@ def test_a_write_without_a_tape_is_in_the_same_memory() -> None:
     assert x.tolist() == [[1.0, 1.0, 1.0], [1.1, 1.0, 0.2]]
 
 
-def test_writes_keep_the_rules_of_the_tape() -> None:
+def test_writes_follow_the_rules_of_the_tape() -> None:
     leaf = tensor([1.0, 2.0], requires_grad=True)
     with pytest.raises(LeafModified):
         leaf[0] = 3.0
@@ -162,7 +162,7 @@ def test_index_arrays_are_data_in_a_trace_and_masks_are_not() -> None:
 
 
 # -- functions ---------------------------------------------------------------------------------------------------------
-def test_counting_and_marking() -> None:
+def test_bincount_and_one_hot() -> None:
     ids = [[0, 2], [2, 1]]
     theirs = torch.tensor(ids)
     assert one_hot(ids).tolist() == torch.nn.functional.one_hot(theirs).tolist()
@@ -174,7 +174,7 @@ def test_counting_and_marking() -> None:
         one_hot(ids, 2)
 
 
-def test_joining_and_padding() -> None:
+def test_cat_and_pad() -> None:
     a, b = tensor([[1.0]]), tensor([[2]])
     assert cat([a, b], -1).tolist() == [[1.0, 2.0]]
     assert pad(a, [(1, 0), (0, 2)], value=9.0).tolist() == [[9, 9, 9], [1, 9, 9]]
@@ -182,7 +182,7 @@ def test_joining_and_padding() -> None:
         cat([])
 
 
-def test_numbers_are_written_in_the_dtype_of_the_tensor_without_loss() -> None:
+def test_written_numbers_keep_full_precision() -> None:
     x = tensor(np.zeros(2))
     assert scatter(x, 0, [1], 0.1).tolist() == [0.0, 0.1]
     assert index_put(x, [[0, 0]], 0.1, accumulate=True).tolist() == [0.2, 0.0]
@@ -193,6 +193,6 @@ def test_numbers_are_written_in_the_dtype_of_the_tensor_without_loss() -> None:
 @pytest.mark.parametrize(
     "how", [lambda x: x.split(0), lambda x: x.split([1, 1]), lambda x: x.chunk(0), lambda x: x.repeat(2)]
 )
-def test_pieces_that_do_not_make_up_the_axis_are_refused(how: Any) -> None:
+def test_split_sizes_must_sum_to_the_axis(how: Any) -> None:
     with pytest.raises(ShapeError):
         how(tensor(np.zeros((3, 2))))

@@ -1,4 +1,4 @@
-"""Variables: copied before the first write where somebody else holds the memory; updates mean the same traced."""
+"""Variables: copied before the first write if shared; updates equal when traced."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_shared_array_is_copied_once() -> None:
     assert b.data is array
 
 
-def test_a_variable_keeps_its_spec() -> None:
+def test_assign_refuses_another_spec() -> None:
     v = Variable(from_numpy(np.ones(3)), name="running.mean")
     with pytest.raises(ShapeError, match=r"running\.mean"):
         v.assign(tensor(np.ones(2)))
@@ -83,7 +83,7 @@ def test_eager_equals_traced_bit_for_bit() -> None:
 
 
 @pytest.mark.parametrize("name", ["matmul", "add", "mul", "softmax", "where", "copy", "cast"])
-def test_an_update_by_any_op_writes_what_the_op_gives(name: str) -> None:
+def test_update_by_any_op_writes_its_results(name: str) -> None:
     """Also where the op cannot run over its own operand: then the result is made aside and copied."""
     rng = np.random.default_rng(0)
     host = rng.normal(size=(4, 4)).astype("f4")
@@ -114,7 +114,7 @@ def test_swapping_two_variables_in_one_op_sequence() -> None:
     assert (a.tolist(), b.tolist()) == ([1, 1], [0, 0])
 
 
-def test_a_number_asked_of_a_trace_is_refused_at_that_line() -> None:
+def test_reading_a_value_in_a_trace_is_refused_at_that_line() -> None:
     w = Parameter(from_numpy(np.ones(2)))
     for ask in (
         lambda x: float(x.sum()),
@@ -127,7 +127,7 @@ def test_a_number_asked_of_a_trace_is_refused_at_that_line() -> None:
             gw.trace(lambda x, ask=ask: (ask(x), x)[1], np.ones(2, np.float32))
 
 
-def test_a_parameter_of_a_numpy_array_has_memory_of_its_own():
+def test_a_parameter_copies_a_numpy_array():
     host = np.array([1.0, 2.0], np.float32)
     made = gw.Parameter(host)
     host[0] = 9

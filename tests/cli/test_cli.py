@@ -29,7 +29,7 @@ def text(tmp_path_factory):
     return path
 
 
-def test_inspect_says_what_the_model_is(call):
+def test_inspect_describes_the_model(call):
     facts = json.loads(call("inspect", "bundled", "--json"))
     assert facts["schema"] == 1
     assert facts["parameters"] == 1_623_744
@@ -39,7 +39,7 @@ def test_inspect_says_what_the_model_is(call):
     assert "4 layers" in call("inspect", "bundled")
 
 
-def test_run_gives_the_models_own_probabilities(call):
+def test_run_prints_the_probabilities_of_the_model(call):
     facts = json.loads(call("run", "bundled", "--text", "The following", "--watch", "layers.1.out", "--json"))
     model = gw.open("bundled")
     best = int(model.logits(prompt_ids(model, "The following"))[-1].argmax())
@@ -56,7 +56,7 @@ def test_run_gives_the_models_own_probabilities(call):
         {"repetition_penalty": 1.3, "presence": 0.4, "frequency": 0.2, "stop": "e"},
     ],
 )
-def test_the_record_of_generate_is_the_apis(call, options):
+def test_generate_json_matches_the_api(call, options):
     given = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     facts = json.loads(call("generate", "bundled", "The following", "--tokens", 12, *given, "--json"))
     record = json.loads(json.dumps(gw.open("bundled").generate("The following", 12, **options).to_json()))
@@ -79,7 +79,7 @@ def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
         assert call("generate", tmp_path / "m", *given, "--tokens", 5, "--quiet").split() == [str(i) for i in wanted]
 
 
-def test_a_machine_that_is_not_built_is_said_on_stderr(monkeypatch):
+def test_missing_vm_is_reported_on_stderr(monkeypatch):
     from graphwright.plan.planning import executors as executor
 
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
@@ -90,14 +90,14 @@ def test_a_machine_that_is_not_built_is_said_on_stderr(monkeypatch):
         assert json.loads(result.stdout)["prompt_tokens"] == 3
 
 
-def test_generate_takes_the_models_own_values_when_told(call, tmp_path):
+def test_generate_uses_model_defaults_on_request(call, tmp_path):
     shutil.copytree(gw.open("bundled").directory, tmp_path / "m")
     (tmp_path / "m" / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 9}')
-    plain, told = (
+    plain, chosen = (
         json.loads(call("generate", tmp_path / "m", "The", "--tokens", 3, *more, "--json"))["sampling"]
         for more in ((), ("--model-defaults",))
     )
-    assert (plain["temperature"], told["temperature"], told["top_k"]) == (0.0, 0.6, 9)
+    assert (plain["temperature"], chosen["temperature"], chosen["top_k"]) == (0.0, 0.6, 9)
 
 
 def test_edit_undo_and_export_from_the_shell(call, tmp_path):
@@ -106,21 +106,21 @@ def test_edit_undo_and_export_from_the_shell(call, tmp_path):
     assert before["changed"]
     assert f"cut {CUT}" in call("edit", saved, "--log")
     assert call("diff", "bundled", saved, code=1)
-    assert "rung 3" in call("export", saved, "--plan")
-    assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["rung"] == 5
+    assert "level 3" in call("export", saved, "--plan")
+    assert json.loads(call("export", saved, "--plan", "--prefer", "size", "--json"))["level"] == 5
     after = json.loads(call("edit", saved, "--undo", 1, "--json"))
     assert after["after"] == before["before"] == gw.open("bundled").program.hash()
     (tmp_path / "text").write_text("a little text")
     options = ["--onnx-cache", "--opset", 23, "--text", tmp_path / "text", "--max-shard-size", "1MB"]
-    told = call("export", saved, out, "--check", "none", *options)
-    assert re.search(r"^bits per byte +[\d.]+ -> [\d.]+, of 12 bytes$", told, re.M)
+    printed = call("export", saved, out, "--check", "none", *options)
+    assert re.search(r"^bits per byte +[\d.]+ -> [\d.]+, of 12 bytes$", printed, re.M)
     assert b"past_key_values.0.key" in (out / "model.onnx").read_bytes()
     assert len(list(out.glob("*.safetensors"))) > 2
     assert (out / "config.json").read_bytes() == (gw.open("bundled").directory / "config.json").read_bytes()
     call("diff", "bundled", out)
 
 
-def test_verify_runs_code_only_when_told(call, tmp_path):
+def test_verify_runs_code_only_with_trust_code(call, tmp_path):
     model = gw.open("bundled")
     with model.program.edit("cut") as e:
         e.cut(CUT)
@@ -130,7 +130,7 @@ def test_verify_runs_code_only_when_told(call, tmp_path):
     assert json.loads(call("verify", out, "--json", "--trust-code"))["unchecked"] == []
 
 
-def test_a_saved_model_is_replaced_only_when_told(call, tmp_path):
+def test_saved_model_is_replaced_only_with_overwrite(call, tmp_path):
     for _ in range(2):
         call("edit", "bundled", "--cut", CUT, "--out", tmp_path / "saved", "--overwrite")
     assert "--overwrite" in call("edit", "bundled", "--cut", CUT, "--out", tmp_path / "saved", code=2)
@@ -141,7 +141,7 @@ def test_a_prompt_can_be_piped():
     assert result.stdout.rstrip("\n") == gw.open("bundled").generate("The following", 5).text
 
 
-def test_interrupted_training_says_what_is_kept(call, text, tmp_path, monkeypatch):
+def test_interrupted_training_reports_what_was_saved(call, text, tmp_path, monkeypatch):
     from graphwright.models.train import Trainer
 
     run = Trainer.run
@@ -242,7 +242,7 @@ def test_train_from_a_config(call, text, tmp_path):
     assert gw.open(out).program.weights["model.norm.weight"].dtype is gw.bfloat16
 
 
-def test_what_was_generated_before_an_interruption_is_in_the_document(monkeypatch):
+def test_interrupted_generation_reports_its_text(monkeypatch):
     from graphwright.models.generation.text import TextStream
 
     add, added = TextStream.add, []
@@ -259,7 +259,7 @@ def test_what_was_generated_before_an_interruption_is_in_the_document(monkeypatc
     assert json.loads(said.stdout)["what"].endswith(f"came: {bytes(added).decode()}")
 
 
-def test_an_interruption_is_a_document_too(call, monkeypatch):
+def test_interruption_is_one_json_document(call, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
@@ -271,7 +271,7 @@ def test_an_interruption_is_a_document_too(call, monkeypatch):
 
 
 @pytest.mark.deep
-def test_warmup_builds_the_vm_beside_the_rest(call, monkeypatch):
+def test_warmup_builds_the_vm_in_parallel(call, monkeypatch):
     started = []
 
     class Process:
@@ -291,7 +291,7 @@ def test_warmup_builds_the_vm_beside_the_rest(call, monkeypatch):
     exec(code, {})  # what it runs can be run
 
 
-def test_a_full_disk_behind_stdout_is_three_lines(capfd, monkeypatch):
+def test_full_disk_on_stdout_is_a_short_error(capfd, monkeypatch):
     class Full(io.StringIO):
         def write(self, text):
             raise OSError(28, "No space left on device")
@@ -304,10 +304,10 @@ def test_a_full_disk_behind_stdout_is_three_lines(capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["prune", "compress", "orthogonalize", "search"])
-def test_texts_and_places_are_looked_at_before_the_work(call, tmp_path, monkeypatch, verb):
+def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypatch, verb):
     (tmp_path / "text").write_bytes(b"\xff\xfe")
     monkeypatch.chdir(tmp_path)
-    assert "the text cannot be read" in call(verb, "bundled", "out", "--text", "text", code=2)
+    assert "cannot read the text file" in call(verb, "bundled", "out", "--text", "text", code=2)
     monkeypatch.setattr("graphwright.models.open", lambda *_: pytest.fail("the model was opened"))
     assert "--overwrite" in call(verb, "bundled", ".", code=2)
 
@@ -315,7 +315,7 @@ def test_texts_and_places_are_looked_at_before_the_work(call, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("args", "names"),
     [
-        (("inspect", "/no/such/place"), "/no/such/place"),
+        (("inspect", "/no/such/folder"), "/no/such/folder"),
         (("generate", "bundled", ""), "empty prompt"),
         (("generate", "bundled", "x", "--ids", "1"), "not both"),
         (("generate", "bundled", "--ids", "1;2"), "--ids"),
@@ -340,11 +340,11 @@ def test_wrong_use_is_named_and_exits_with_2(call, args, names):
     assert names in call(*args, code=2)
 
 
-def test_an_error_is_one_json_document_too(call):
-    out = call("inspect", "/no/such/place", "--json", code=2)
+def test_error_is_one_json_document(call):
+    out = call("inspect", "/no/such/folder", "--json", code=2)
     facts = json.loads(out[: out.rindex("}") + 1])
     assert facts["error"] == "ModelNotFound"
-    assert facts["where"] == "/no/such/place"
+    assert facts["where"] == "/no/such/folder"
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_an_error_is_one_json_document_too(call):
         (("inspekt", "bundled", "--json"), "", "No such command 'inspekt'"),
     ],
 )
-def test_what_the_parser_refuses_is_one_json_document_too(args, where, what):
+def test_usage_error_is_one_json_document(args, where, what):
     done = CliRunner().invoke(app, args)
     facts = json.loads(done.stdout)
     assert (done.exit_code, facts["ok"], facts["error"]) == (2, False, "UsageError")
@@ -367,13 +367,13 @@ def test_what_the_parser_refuses_is_one_json_document_too(args, where, what):
     assert CliRunner().invoke(app, facts["fix"].split()[-2 if where else -1 :]).exit_code == 0
 
 
-def test_after_two_dashes_an_option_is_a_word():
+def test_options_after_two_dashes_are_arguments():
     done = CliRunner().invoke(app, ["inspect", "--nonsense", "--", "--json"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert "No such option: --nonsense" in done.stderr
 
 
-def test_the_list_of_verbs_is_not_cut_short(call):
+def test_list_of_commands_is_not_truncated(call):
     assert "..." not in call("--help").partition("Commands:")[2]
 
 
@@ -385,7 +385,7 @@ def test_help_explains_every_option(call, name):
     assert not [row for row in rows if row.strip().startswith("--") and len(row.split()) < 3]
 
 
-def test_help_of_every_verb_ends_with_an_example(call):
+def test_help_of_every_command_ends_with_an_example(call):
     verbs = [c.callback.__name__ for c in app.registered_commands if c.callback]
     assert set(verbs) >= {"demo", "inspect", "run", "generate", "train", "edit", "export", "verify", "diff", "warmup"}
     for name in verbs:

@@ -19,7 +19,7 @@ def call(*args, code=0):
     return result.stdout if code == 0 else result.stdout + result.stderr
 
 
-def test_a_run_is_kept_and_goes_on(tmp_path):
+def test_run_is_saved_and_resumes(tmp_path):
     out = tmp_path / "run"
     first = json.loads(call("xor", "--generations", 3, "--out", out, "--json"))
     assert first["status"] in ("MaxGenerations", "TargetReached")
@@ -35,7 +35,7 @@ def test_a_run_is_kept_and_goes_on(tmp_path):
     assert ((answers > 0.5) == [0, 1, 1, 0]).all()
 
 
-def test_a_run_is_not_replaced_unasked(tmp_path):
+def test_run_is_replaced_only_with_overwrite(tmp_path):
     out = tmp_path / "run"
     small = ("xor", "--generations", 2, "--population", 6, "--save-every", 1, "--out", out)
     call(*small)
@@ -67,7 +67,7 @@ def test_a_column_of_numbers_is_predicted(tmp_path):
     assert facts["metric"]["valid"] > 0.5
 
 
-def test_what_it_says(tmp_path):
+def test_output_and_errors(tmp_path):
     text = call("xor", "--seed", 1, "--lineage", "--quiet")
     assert "TargetReached" in text
     assert "the same cases for training, validation and test" in text
@@ -77,7 +77,7 @@ def test_what_it_says(tmp_path):
     assert call("--resume", tmp_path / "none", code=2)
 
 
-def test_layers_evolve_are_kept_and_go_on(tmp_path):
+def test_layer_run_is_saved_and_resumes(tmp_path):
     out = tmp_path / "run"
     facts = json.loads(call("two-moons", "--layers", "--evaluations", 4, "--population", 3, "--out", out, "--json"))
     assert facts["evaluations"] == 4 or facts["status"] == "TargetReached"
@@ -89,21 +89,21 @@ def test_layers_evolve_are_kept_and_go_on(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["--hybrid", "--layers"])
-def test_a_run_that_goes_on_says_that_the_test_cases_were_read_before(tmp_path, kind):
+def test_resumed_run_reports_earlier_test_reads(tmp_path, kind):
     out = tmp_path / "run"
     facts = json.loads(call("two-moons", kind, "--generations", 1, "--population", 2, "--out", out, "--json"))
     assert facts["test_reads"] == 1
     assert "the test cases were read 2 times" in call("--resume", out, "--generations", 2)
 
 
-def test_layers_evolve_over_time_too(tmp_path):
+def test_layers_evolve_on_sequences(tmp_path):
     out = tmp_path / "run"
     facts = json.loads(call("parity", "--layers", "--evaluations", 2, "--population", 2, "--out", out, "--json"))
     assert facts["evaluations"] == 2
     assert gw.load(out / "champion").spec("x").shape[1:] == (8, 1)
 
 
-def test_seeds_are_told_as_distributions(tmp_path):
+def test_seeds_are_reported_as_distributions(tmp_path):
     args = ("xor", "--hybrid", "--generations", 2, "--seeds", 3, "--seed", 5)
     facts = json.loads(call(*args, "--json"))
     assert facts["seeds"] == [5, 6, 7]
@@ -116,7 +116,7 @@ def test_seeds_are_told_as_distributions(tmp_path):
     assert "not kept" in call(*args, "--out", tmp_path / "run", code=2)
 
 
-def test_a_task_of_ones_own(tmp_path):
+def test_task_of_a_python_file(tmp_path):
     own, out = tmp_path / "own.py", tmp_path / "run"
     own.write_text(
         "import numpy as np\nfrom graphwright import evolve as ev\n\n\ndef task():\n"
@@ -138,7 +138,7 @@ def test_a_task_of_ones_own(tmp_path):
     assert "no such file" in call("--task", tmp_path / "none.py", code=2)
 
 
-def test_what_a_champion_of_a_table_reads_and_says_is_kept_with_it(tmp_path):
+def test_champion_of_a_csv_has_its_scale_and_meaning(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("a,kind,price\n" + "\n".join(f"{i % 9},{'up' if i % 9 > 4 else 'down'},{2 * i}" for i in range(60)))
     small = ("--generations", 1, "--population", 4)
@@ -152,7 +152,7 @@ def test_what_a_champion_of_a_table_reads_and_says_is_kept_with_it(tmp_path):
     assert set(json.loads((tmp_path / "numbers" / "inputs.json").read_text())) == {"a", "kind=down", "kind=up"}
 
 
-def test_a_damaged_state_names_the_one_before(tmp_path):
+def test_damaged_state_names_the_previous_one(tmp_path):
     out = tmp_path / "run"
     call("two-moons", "--generations", 3, "--population", 6, "--save-every", 1, "--out", out)
     (out / "state" / "arrays.safetensors").write_bytes(b"?")
@@ -162,7 +162,7 @@ def test_a_damaged_state_names_the_one_before(tmp_path):
     assert json.loads(call("--resume", out, "--generations", 4, "--json"))["generations"] == 4
 
 
-def test_an_interrupted_run_says_what_is_kept(tmp_path):
+def test_interrupted_run_reports_what_was_saved(tmp_path):
     own, out = tmp_path / "own.py", tmp_path / "run"
     own.write_text(
         "from graphwright import evolve as ev\n\ncalls = iter(range(1000))\n\n\ndef fitness(answers):\n"
@@ -177,7 +177,7 @@ def test_an_interrupted_run_says_what_is_kept(tmp_path):
     assert ev.resume(out, ev.Task([[0.0], [1.0]], [0, 1], split="same")).generation == 1
 
 
-def test_a_run_that_goes_on_keeps_its_settings(tmp_path):
+def test_resumed_run_refuses_other_settings(tmp_path):
     out = tmp_path / "run"
     call("xor", "--generations", 1, "--population", 4, "--out", out)
     for options in (["--layers"], ["--hybrid"], ["--delays"], ["--population", 8], ["--seed", 3]):

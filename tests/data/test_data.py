@@ -1,4 +1,4 @@
-"""Loaders: each index once over ranks, orders from seed and epoch, resuming at any batch; windows over token files."""
+"""Loaders: each index once over ranks, orders from seed and epoch, resuming at any batch; token windows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def epoch(loader: DataLoader) -> list[list[int]]:
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("size", [1, 4])
 @pytest.mark.parametrize("n", [0, 1, 8, 13])
-def test_each_index_comes_once_over_all_ranks(kind, ranks, size, n):
+def test_each_index_occurs_once_over_all_ranks(kind, ranks, size, n):
     for shuffle in (False, True) if kind is Numbers else (False,):
         loaders = [DataLoader(kind(n), size, shuffle=shuffle, seed=5, rank=r, ranks=ranks) for r in range(ranks)]
         for _ in range(2):
@@ -55,7 +55,7 @@ def test_each_index_comes_once_over_all_ranks(kind, ranks, size, n):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_drop_last_gives_full_batches_equally_many_on_all_ranks(ranks):
+def test_drop_last_gives_all_ranks_the_same_number_of_full_batches(ranks):
     loaders = [DataLoader(Numbers(20), 3, drop_last=True, rank=r, ranks=ranks) for r in range(ranks)]
     batches = [epoch(loader) for loader in loaders]
     assert {len(rank) for rank in batches} == {20 // (3 * ranks)}
@@ -63,19 +63,19 @@ def test_drop_last_gives_full_batches_equally_many_on_all_ranks(ranks):
     assert [len(b) for b in DataLoader(Stream(7), 3, drop_last=True)] == [3, 3]
 
 
-def test_orders_depend_on_seed_and_epoch_alone():
+def test_orders_depend_only_on_seed_and_epoch():
     a, b, other = (DataLoader(Numbers(50), 50, shuffle=True, seed=s) for s in (1, 1, 2))
     first, second = epoch(a), epoch(a)
     assert first != second
     assert (epoch(b), epoch(b)) == (first, second)
     assert epoch(other) != first
-    places = np.mean([np.argsort(a.order(e)) for e in range(2000)], axis=0)
-    assert np.abs(places - 24.5).max() < 5 * 50 / 12**0.5 / 2000**0.5  # each index is as often early as late
+    positions = np.mean([np.argsort(a.order(e)) for e in range(2000)], axis=0)
+    assert np.abs(positions - 24.5).max() < 5 * 50 / 12**0.5 / 2000**0.5  # each index is as often early as late
 
 
 @pytest.mark.parametrize("kind", [Numbers, Stream])
 @pytest.mark.parametrize("at", range(9))
-def test_a_loader_goes_on_where_another_stood(kind, at):
+def test_a_loader_resumes_from_another_loaders_state(kind, at):
     def make() -> DataLoader:
         return DataLoader(kind(10), 3, shuffle=kind is Numbers, seed=3)
 
@@ -94,7 +94,7 @@ def test_a_loader_goes_on_where_another_stood(kind, at):
     assert [b for _, b in islice(flow(loader), 12 - at)] == [b for _, b in whole[at:]]
 
 
-def test_an_epoch_that_was_broken_off_is_followed_by_the_next():
+def test_an_aborted_epoch_is_followed_by_the_next():
     loader = DataLoader(Numbers(6), 2, shuffle=True)
     for _ in loader:
         break
@@ -111,9 +111,9 @@ def test_an_epoch_that_was_broken_off_is_followed_by_the_next():
         {"epoch": 0, "done": 0, "seed": 0, "batch_size": 3},
     ],
 )
-def test_places_of_other_loaders_are_refused(state):
+def test_states_of_other_loaders_are_refused(state):
     loader = DataLoader(Numbers(6), 2)
-    with pytest.raises(UsageError, match="place"):
+    with pytest.raises(UsageError, match="state"):
         loader.load_state_dict(state)
     assert loader.state_dict() == {"epoch": 0, "done": 0, "seed": 0, "batch_size": 2}
 
@@ -130,7 +130,7 @@ def test_batches_are_stacked_entry_by_entry():
     assert isinstance(made["pair"][1], Tensor)
     assert DataLoader(Numbers(4), 2, collate=sum).__iter__().__next__() == 1
     assert TensorDataset(x, y)[2][1] == 2
-    with pytest.raises(ShapeError, match="one shape"):
+    with pytest.raises(ShapeError, match="differ in shape"):
         stack([x[0], x[0, :1]])
 
 
@@ -146,7 +146,7 @@ def test_batches_are_stacked_entry_by_entry():
         lambda: TensorDataset(np.zeros(())),
     ],
 )
-def test_what_cannot_be_loaded(make):
+def test_invalid_loaders_are_refused(make):
     with pytest.raises(GraphwrightError):
         make()
 
@@ -159,7 +159,7 @@ def write(path, ids, dtype: npt.DTypeLike = "<u2"):
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32", "int64"])
 @pytest.mark.parametrize("stride", [None, 1, 3, 7])
-def test_windows_are_those_of_a_loop_over_the_files(tmp_path, dtype, stride):
+def test_token_windows_match_a_loop_over_the_files(tmp_path, dtype, stride):
     texts = [np.arange(100, 123), np.arange(7), np.arange(1000, 1006)]
     paths = [write(tmp_path / f"{i}.bin", t, np.dtype(dtype).newbyteorder("<")) for i, t in enumerate(texts)]
     data = TokenWindows(paths, 5, stride=stride, dtype=dtype)
@@ -175,14 +175,14 @@ def test_windows_are_those_of_a_loop_over_the_files(tmp_path, dtype, stride):
         data[len(data)]
 
 
-def test_files_that_hold_no_window(tmp_path):
+def test_token_files_without_a_window_are_refused(tmp_path):
     short = write(tmp_path / "short.bin", range(5))
     odd: Any = tmp_path / "odd.bin"
     odd.write_bytes(bytes(21))
     empty: Any = tmp_path / "empty.bin"
     empty.write_bytes(b"")
     for path in (short, odd):
-        with pytest.raises(UsageError, match="window of whole ids"):
+        with pytest.raises(UsageError, match="shorter than one window"):
             TokenWindows(path, 5)
     for path in (empty, tmp_path / "absent.bin"):
         with pytest.raises(UnreadableFile):

@@ -98,27 +98,27 @@ def distance(a, b, c1, c2, c3, c4):
 
 
 def child(parents, fitness, pools, species, elite, rates, acts, inputs, outputs, numbers, stream):
-    """One child, and (mother, father, mutation, site)."""
+    """One child, and (fitter_parent, other_parent, mutation, site)."""
     if elite >= 0:
         return parents[elite].copy(), (elite, -1, "copy", -1)
 
     def pick(pool):
         return pool[min(stream.below(len(pool)) for _ in range(rates.tournament))]
 
-    pool, father = pools[species], -1
-    mother = pick(pool)
+    pool, other_parent = pools[species], -1
+    fitter_parent = pick(pool)
     if stream.uniform() >= rates.mutate_only:
         others = [g for k, p in enumerate(pools) if k != species for g in p]
         far = stream.uniform() < rates.interspecies and others
-        father = others[stream.below(len(others))] if far else pick(pool)
-        if father == mother:
-            father = -1
+        other_parent = others[stream.below(len(others))] if far else pick(pool)
+        if other_parent == fitter_parent:
+            other_parent = -1
         else:
             key = lambda i: (-fitness[i], len(parents[i].links) + len(parents[i].nodes), i)  # noqa: E731
-            mother, father = sorted((mother, father), key=key)
-    out = parents[mother].copy()
-    if father >= 0:
-        other = parents[father]
+            fitter_parent, other_parent = sorted((fitter_parent, other_parent), key=key)
+    out = parents[fitter_parent].copy()
+    if other_parent >= 0:
+        other = parents[other_parent]
         for i in sorted(out.nodes):
             if i in other.nodes and stream.uniform() < 0.5:
                 out.nodes[i] = other.nodes[i]
@@ -130,7 +130,7 @@ def child(parents, fitness, pools, species, elite, rates, acts, inputs, outputs,
                 both = mine.open and theirs.open
                 out.links[i].open = True if both else not stream.uniform() < rates.reclose
     mutation, site = mutate(out, rates, acts, inputs, outputs, numbers, stream)
-    return out, (mother, father, mutation, site)
+    return out, (fitter_parent, other_parent, mutation, site)
 
 
 def mutate(g, r, acts, inputs, outputs, number, s):

@@ -14,8 +14,8 @@ import pytest
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
+from graphwright.evolve.neurons.program import founder
 from graphwright.evolve.pictures import structure
-from graphwright.evolve.program import founder
 
 SVG = "{http://www.w3.org/2000/svg}"
 SHAPES = {  # kind: shape, corners, is it round?, hue of its outline
@@ -55,8 +55,8 @@ def genome() -> gw.Program:
         (8, 0, 4, True, 9.5),
         (9, 4, 3, True, 0.0),
     ]
-    nodes = (ev.Node(3, "tanh"), ev.Node(4, "relu"))
-    return founder(ev.Genome(2, 1, nodes, tuple(ev.Link(i, s, d, 0, o, w) for i, s, d, o, w in links)))
+    nodes = (ev.NodeGene(3, "tanh"), ev.NodeGene(4, "relu"))
+    return founder(ev.Genome(2, 1, nodes, tuple(ev.LinkGene(i, s, d, 0, o, w) for i, s, d, o, w in links)))
 
 
 def read(text: str) -> tuple[dict[str, Any], dict[tuple[str, str], Any], str]:
@@ -127,7 +127,7 @@ def test_links_are_as_wide_as_their_weight_is_large():
     assert structure(p) == structure(p)
 
 
-def test_labels_say_name_type_shape_and_number_of_params():
+def test_labels_have_name_type_shape_and_number_of_params():
     boxes, _, _ = read(structure(genome()))
     words = {path: [t.text for t in g.iter(f"{SVG}text")] for path, g in boxes.items()}
     assert words["x"] == ["x", "input", "f32[?, 2]"]

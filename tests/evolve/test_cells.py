@@ -28,7 +28,7 @@ def start(batch=3, steps=5, inputs=2, outputs=2):
 
 
 @pytest.mark.parametrize("kind", TORCH)
-def test_a_cell_is_torch_s_and_begins_by_changing_nothing(kind):
+def test_inserted_cell_matches_torch_and_keeps_the_function(kind):
     p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
     before, y = p.hash(), p.run(x=x)["y"].to_numpy()
     with p.edit("in") as e:
@@ -74,7 +74,7 @@ def by_formula(p, x, times):
     return np.stack(found, 1)
 
 
-def test_a_cfc_cell_is_its_formula_at_one_unit_of_time_a_step():
+def test_cfc_cell_matches_its_formula_at_unit_time_steps():
     p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
     y = p.run(x=x)["y"].to_numpy()
     with p.edit("in") as e:
@@ -89,7 +89,7 @@ def test_a_cfc_cell_is_its_formula_at_one_unit_of_time_a_step():
 
 
 @pytest.mark.parametrize("first", ["cfc", "gru"])
-def test_a_cfc_cell_reads_the_elapsed_time_where_a_program_has_it(first):
+def test_cfc_cell_reads_elapsed_times(first):
     p = timed()
     before = p.hash()
     x = rng.normal(size=(3, 5, 3)).astype("f4")
@@ -121,7 +121,7 @@ def test_elapsed_times_of_another_shape_are_refused():
     b.output(b.linear(x, b.param("out.weight", np.zeros((1, 3), np.float32)), name="out"), "y")
     p = b.build()
     before = p.hash()
-    with pytest.raises(UsageError, match="elapsed times that do not fit"), p.edit("in") as e:
+    with pytest.raises(UsageError, match="elapsed times have the wrong shape"), p.edit("in") as e:
         m.insert_cell(e, "out", rng, "cfc", 4)
     assert p.hash() == before
 
@@ -143,7 +143,7 @@ def test_a_run_grows_cells_that_read_the_time():
         assert run.replay(member.number).structure_hash() == p.structure_hash()
 
 
-def test_a_program_with_a_cell_leaves_as_others_do(tmp_path):
+def test_program_with_a_cell_can_be_exported(tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     p, x = start(), rng.normal(size=(3, 5, 2)).astype("f4")
     with p.edit("a memory") as e:
@@ -156,7 +156,7 @@ def test_a_program_with_a_cell_leaves_as_others_do(tmp_path):
     np.testing.assert_allclose(session.run(None, {"x": x})[0], y, rtol=0, atol=1e-5)
 
 
-def test_another_kind_keeps_the_way_out_and_says_what_goes():
+def test_cell_type_keeps_the_output_matrix_and_returns_removed_weights():
     p = start()
     with p.edit("in") as e:
         m.insert_cell(e, "out", rng, "gru", 4)
@@ -179,14 +179,14 @@ def test_another_kind_keeps_the_way_out_and_says_what_goes():
     assert set(p.weights) == {"out.weight"}
 
 
-def test_what_is_no_sequence_takes_no_cell():
+def test_cells_need_sequences():
     b = gw.Builder("plain")
     w = b.param("out.weight", np.zeros((1, 2), np.float32))
     b.output(b.linear(b.input("x", ("B", 2)), w, name="out"), "y")
     p = b.build()
-    with pytest.raises(UsageError, match="sequence of a fixed size"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="cannot be inserted here"), p.edit("no") as e:
         m.insert_cell(e, "out", rng)
-    with pytest.raises(UsageError, match="way out of a cell"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="not the matrix after a cell"), p.edit("no") as e:
         m.cell_type(e, "out", rng)
 
 
@@ -202,7 +202,7 @@ def test_training_over_time_lowers_the_task_s_loss(loss):
     assert ours == pytest.approx(train.measure(task, p, part)[1], rel=1e-5)
 
 
-def test_a_run_on_sequences_grows_cells_and_goes_on(tmp_path):
+def test_run_on_sequences_inserts_cells_and_resumes(tmp_path):
     task = ev.tasks.parity(3)
     settings = ev.Layers(population=2, steps=5, crossover=0.0, rates={"insert_cell": 9.0, "cell_type": 9.0})
     run: Any = ev.Evolution(task, ev.blocks(start(4, 3, 1, 1)), settings, seed=0)

@@ -13,8 +13,8 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, RegistryConflict, ResumeMismatch, TaskError
-from graphwright.evolve.genomes import genome
-from graphwright.evolve.species import founding
+from graphwright.evolve.neurons.genomes import genome
+from graphwright.evolve.neurons.species import founding
 
 X = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
 
@@ -39,7 +39,7 @@ def test_without_growth_nothing_is_solved():
     assert not any(ev.Evolution(ev.tasks.xor(), None, ev.NEAT(growth=False), seed=s).run(40).solved for s in range(3))
 
 
-def test_founders_of_a_random_start_differ_and_are_legal():
+def test_random_founders_differ_and_are_valid():
     settings: Any = {"population": 60, "start": "random", "burst": 3}
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(**settings), seed=0)
     found = [genome(run.genes, g, 2, 1) for g in range(60)]
@@ -87,14 +87,14 @@ def test_runs_in_environments_resume_in_another_process(tmp_path, name):
     assert ev.load_best(tmp_path / "run").rescore() == first.individual(first.best).fitness
 
 
-def test_the_states_before_are_kept(tmp_path):
+def test_previous_states_are_saved(tmp_path):
     place = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
     run.run(9, target=2.0, save=place, save_every=2)
     assert {p.name for p in tmp_path.iterdir()} == {"run", "run.1", "run.2"}
     assert [len(ev.resume(tmp_path / n).log) for n in ("run", "run.1", "run.2")] == [9, 8, 6]
     (place / "run.json").write_text("{")
-    with pytest.raises(ResumeMismatch, match=r"the state before it is in .*run\.1"):
+    with pytest.raises(ResumeMismatch, match=r"previous state in .*run\.1"):
         ev.resume(place)
     older = ev.resume(tmp_path / "run.1")
     older.run(9, target=2.0, save=place, keep=1)
@@ -132,24 +132,24 @@ def test_limits_and_stops():
     assert limited.counters.refused["split_link"] > 0
 
 
-def test_no_generation_is_none_and_is_said():
+def test_result_without_a_generation():
     run: Any = ev.Evolution(ev.tasks.xor(), None, seed=0)
     for limit in ({"max_generations": 0}, {"max_evaluations": 0}, {"max_seconds": 0}):
         result = run.run(**limit)
         assert (len(run.log), run.counters.evaluations, run.fitness) == (0, 0, None)
         assert str(result).endswith("after 0 generations: nothing was scored yet")
         assert result.to_json()["evaluations"] == 0
-        with pytest.raises(UsageError, match="nothing was scored yet"):
+        with pytest.raises(UsageError, match="no champion yet"):
             _ = result.best
     assert run.run(1).status is ev.Status.MAX_GENERATIONS
     for wrong in (-1, math.nan):
-        with pytest.raises(UsageError, match="a limit"):
+        with pytest.raises(UsageError, match="limit"):
             run.run(wrong)
-    with pytest.raises(UsageError, match="without a generation"):
+    with pytest.raises(UsageError, match="before its first generation"):
         ev.over_seeds(ev.tasks.xor(), seeds=2, max_generations=0)
 
 
-def test_a_target_that_was_reached_does_not_reach_a_higher_one():
+def test_reached_target_does_not_satisfy_a_higher_one():
     run = ev.Evolution(ev.tasks.xor(), None, seed=0)
     low = run.run(300, target=0.5)
     assert low.solved
@@ -161,7 +161,7 @@ def test_a_target_that_was_reached_does_not_reach_a_higher_one():
     assert high.best.metric == 1.0
 
 
-def test_failing_genomes_are_recorded_and_the_run_goes_on():
+def test_failing_genomes_are_recorded_and_the_run_continues():
     def fitness(answers):
         value = -np.abs(answers[..., 0] - [0, 1, 1, 0]).sum(1)
         value[::7] = np.nan
@@ -174,7 +174,7 @@ def test_failing_genomes_are_recorded_and_the_run_goes_on():
     assert np.isfinite(run.lineage.birth(run.best).fitness)
 
 
-def test_a_failure_says_who_by_which_edit_and_in_which_line():
+def test_failure_names_genome_mutation_and_line():
     def deeper(k):
         raise ValueError("boom")
 
@@ -195,7 +195,7 @@ def test_a_failure_says_who_by_which_edit_and_in_which_line():
     said = "; ".join(run.failures)
     assert "(split link at " in said
     for got in ("None", "'many'", "array([0., 0.])"):
-        assert f"a fitness is a number, got {got}" in said
+        assert f"fitness must return a number, got {got}" in said
 
 
 def test_a_fitness_may_be_an_array_of_one_number():
@@ -208,8 +208,8 @@ def test_a_fitness_may_be_an_array_of_one_number():
     assert run.fitness[0] == fitness(run.population().program(0)).item()
 
 
-def test_who_fails_changes_nobody_s_random_numbers():
-    """The worst get no fitness where they got the least: whoever is left has the same children, to the bit."""
+def test_failures_do_not_change_random_numbers_of_others():
+    """Without fitness for the worst genomes the others have the same children, bit for bit."""
 
     def least(answers):
         value = np.abs(answers[..., 0] - 0.5).sum(1)
@@ -227,11 +227,11 @@ def test_who_fails_changes_nobody_s_random_numbers():
     assert runs[1].counters.failed >= 60
     for a, b in zip(runs[0].genes, runs[1].genes, strict=True):
         assert a.tobytes() == b.tobytes()
-    for name in ("mother", "father", "mutation", "site"):
+    for name in ("fitter_parent", "other_parent", "mutation", "site"):
         assert (getattr(runs[0].births, name) == getattr(runs[1].births, name)).all()
 
 
-def test_a_generation_that_fails_ends_the_run():
+def test_run_ends_when_most_of_a_generation_fails():
     def fitness(program):
         raise ZeroDivisionError("no")
 
@@ -239,11 +239,11 @@ def test_a_generation_that_fails_ends_the_run():
         run_of(task=ev.Task(X, [0, 1, 1, 0], fitness=fitness, split="same"), population=4)
 
 
-def test_the_test_cases_are_read_when_asked_for():
+def test_test_cases_are_read_on_request_only():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(100, 2))
     task = ev.Task(x, (x[:, 0] > 0).astype(int), target=2.0)
-    task._test.x[:] = np.nan  # whoever read them would fail
+    task._test.x[:] = np.nan  # a read would fail
     result = ev.Evolution(task, None, ev.Hybrid(population=4), seed=0).run(4)
     assert task.test_reads == 0
     assert result.best.metric > 0.8
@@ -251,7 +251,7 @@ def test_the_test_cases_are_read_when_asked_for():
     assert task.test_reads == 1
 
 
-def test_labels_of_the_test_cases_decide_nothing():
+def test_test_labels_do_not_influence_the_run():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(60, 2))
     runs = []
@@ -269,11 +269,11 @@ def test_labels_of_the_test_cases_decide_nothing():
     assert third.genes.weight.tobytes() != runs[0].genes.weight.tobytes()
 
 
-def test_no_program_is_made_until_somebody_looks(monkeypatch):
+def test_programs_are_built_lazily(monkeypatch):
     made = []
     real = ev.program.founder
-    for place in ("graphwright.evolve.program.founder", "graphwright.evolve.lineage.founder"):
-        monkeypatch.setattr(place, lambda *a, **k: made.append(1) or real(*a, **k))
+    for name in ("graphwright.evolve.neurons.program.founder", "graphwright.evolve.neurons.lineage.founder"):
+        monkeypatch.setattr(name, lambda *a, **k: made.append(1) or real(*a, **k))
     run = run_of(generations=8)
     assert not made
     assert run.individual(run.best).program.nodes()
@@ -290,24 +290,24 @@ def test_a_function_of_programs_can_be_the_fitness():
     np.testing.assert_allclose(own.fitness, fast.fitness, rtol=1e-5)
 
 
-def test_nothing_to_stop_for_is_refused():
+def test_run_without_limit_or_target_is_refused():
     task = ev.Task(X, [0, 1, 1, 0], split="same")
-    with pytest.raises(ValueError, match="nothing would stop"):
+    with pytest.raises(ValueError, match="neither a limit nor a target"):
         ev.Evolution(task).run()
-    with pytest.raises(ValueError, match="a target is a number"):
+    with pytest.raises(ValueError, match="not a number"):
         ev.Evolution(task).run(3, target="good")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(TaskError, match="nothing to train on"):
+    with pytest.raises(TaskError, match="no data for gradient steps"):
         ev.Evolution(ev.tasks.cartpole(), None, ev.Hybrid())
 
 
-def test_a_fitness_that_changes_is_warned_of():
+def test_noisy_fitness_warns():
     rng = np.random.default_rng(0)
     task = ev.Task(X, [0, 1, 1, 0], fitness_batch=lambda a: a[..., 0].sum(1) + rng.random(len(a)), split="same")
     with pytest.warns(ev.NoisyFitness, match="of one genome was"):
         run_of(task=task, generations=1)
 
 
-def test_a_noisy_fitness_is_the_mean_of_runs_with_fixed_keys(recwarn):
+def test_noisy_fitness_is_averaged_with_fixed_keys(recwarn):
     def right(answers):
         return -np.abs(answers[..., 0] - [0, 1, 1, 0]).sum(1)
 
@@ -335,12 +335,12 @@ def test_a_noisy_fitness_is_the_mean_of_runs_with_fixed_keys(recwarn):
             shifts.append(float(gw.randn(4).numpy()[0]))
     np.testing.assert_allclose(np.subtract(noisy, plain), np.mean(shifts), atol=1e-6)
     assert len({t.hash() for t in tasks}) == 2
-    with pytest.raises(TaskError, match="mean of 1, 2"):
+    with pytest.raises(TaskError, match="whole number >= 1"):
         ev.Task(X, [0, 1, 1, 0], fitness=one, runs=0)
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin", "none"])
-def test_what_a_child_inherits(inherit):
+def test_children_inherit_weights_as_set(inherit):
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=8, inherit=inherit, weights=0.0), seed=2)
     before = run.genes.weight.copy()
     run.run(1, target=2.0)
@@ -354,14 +354,14 @@ def test_what_a_child_inherits(inherit):
         parents.weight[parents.link_off[m]:parents.link_off[m + 1]].tolist(), strict=True)}  # fmt: skip
     for g in range(8):
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
-            key = (int(run.births.mother[g]), int(run.genes.link_id[e]))
+            key = (int(run.births.fitter_parent[g]), int(run.genes.link_id[e]))
             if key in old:
                 assert run.genes.weight[e] == np.float32(old[key])
     if inherit == "none":
         kept = run.genes.weight.copy()
         steps = run.settings.train.steps
         run._train()
-        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # drawn anew, their moments too
+        assert (run.genes.steps[run.genes.steps > 0] == steps).all()  # redrawn, with new moments
         assert not np.array_equal(kept, run.genes.weight)
 
 
@@ -369,13 +369,13 @@ def test_settings_go_through_json():
     for settings in (ev.NEAT.paper2002(threshold=4.0), ev.Hybrid(activation=("tanh", "sin"), train=ev.Train(5, 0.1))):
         assert ev.NEAT.from_json(settings.to_json()) == settings
     assert ev.NEAT.paper2002().stagnation == 15
-    with pytest.raises(ValueError, match="no such activation"):
+    with pytest.raises(ValueError, match="unknown activation"):
         ev.NEAT(activation="cube")
     shares: list[Any] = [1.5, "x", None, math.nan]
     for share in shares:
-        with pytest.raises(ValueError, match="split_link: not a probability"):
+        with pytest.raises(ValueError, match="split_link: a setting is out of range"):
             ev.NEAT(split_link=share)
-    with pytest.raises(ValueError, match="have an activation"):
+    with pytest.raises(ValueError, match="out of range"):
         ev.NEAT(activation=())
 
 
@@ -386,13 +386,13 @@ def test_settings_go_through_json():
      ("train", 3)],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(name, value):
-    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting out of range"):
+    with pytest.raises(ValueError, match=f"NEAT, {name}: a setting is out of range"):
         ev.NEAT(**{name: value})
 
 
 @pytest.mark.parametrize(("name", "value"), [("steps", -1), ("steps", 1.5), ("lr", math.nan), ("clip", -1.0)])
 def test_training_out_of_range_is_named(name, value):
-    with pytest.raises(ValueError, match=f"Train, {name}: a setting out of range"):
+    with pytest.raises(ValueError, match=f"Train, {name}: a setting is out of range"):
         ev.Train(**{name: value})
 
 
@@ -400,7 +400,7 @@ def test_damaged_files_are_refused(tmp_path):
     place = tmp_path / "run"
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=10), seed=1)
     run.run(2, target=2.0, save=place, save_every=1)
-    older = r"try +the state before it is in .*run\.1"
+    older = r"try +resume from the previous state in .*run\.1"
     arrays = place / "arrays.safetensors"
     whole = arrays.read_bytes()
     flipped = whole[:-1] + bytes([whole[-1] ^ 1])
@@ -419,7 +419,7 @@ def test_damaged_files_are_refused(tmp_path):
             ev.resume(place)
 
 
-def test_two_numbers_for_one_structure_are_a_conflict(tmp_path):
+def test_contradictory_innovation_numbers_are_a_conflict(tmp_path):
     run: Any = run_of(generations=2)
     run.registry.keys[4] = run.registry.keys[3]
     run.save(tmp_path / "run")
@@ -427,11 +427,11 @@ def test_two_numbers_for_one_structure_are_a_conflict(tmp_path):
         ev.resume(tmp_path / "run")
 
 
-def test_calls_that_cannot_be_are_refused_before_anything_runs(tmp_path):
+def test_invalid_arguments_are_refused_before_the_run(tmp_path):
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=4))
     calls: list[dict[str, Any]] = [{"save_every": 0}, {"save_every": 1.5}, {"keep": 0}, {"keep": "all"}]
     for options in calls:
-        with pytest.raises(UsageError, match="from 1 on"):
+        with pytest.raises(UsageError, match="whole number >= 1"):
             run.run(2, save=tmp_path / "run", **options)
     assert not run.log
     tasks: list[Any] = ["xor", None]
@@ -442,35 +442,41 @@ def test_calls_that_cannot_be_are_refused_before_anything_runs(tmp_path):
             ev.Evolution(task, ev.blocks(gw.Program("p")))
 
 
-def test_inputs_of_another_width_are_not_stretched():
-    best = run_of(generations=1, population=4).individual(ev.Key(0, 0))
+def test_inputs_of_another_width_are_refused():
+    best = run_of(generations=1, population=4).individual(ev.IndividualKey(0, 0))
     for shape in ((3, 1), (3, 5), (3, 2, 1), ()):
         with pytest.raises(TaskError, match="2 inputs"):
             best.predict(np.zeros(shape))
 
 
-def test_nobody_has_a_key_beyond_the_run():
+def test_unknown_keys_raise():
     lineage = run_of(generations=2, population=4).lineage
-    for key in (ev.Key(9, 0), ev.Key(1, 4), ev.Key(-1, 0), ev.Key(1, -2), ev.Key(0, 0, 1)):
-        with pytest.raises(KeyError, match="nobody"):
+    for key in (
+        ev.IndividualKey(9, 0),
+        ev.IndividualKey(1, 4),
+        ev.IndividualKey(-1, 0),
+        ev.IndividualKey(1, -2),
+        ev.IndividualKey(0, 0, 1),
+    ):
+        with pytest.raises(KeyError, match="no individual has the key"):
             lineage.birth(key)
-        with pytest.raises(KeyError, match="nobody"):
+        with pytest.raises(KeyError, match="no individual has the key"):
             lineage.genome(key)
 
 
-def test_what_is_no_key_and_no_genome_is_refused(tmp_path):
+def test_invalid_keys_and_programs_are_refused(tmp_path):
     run: Any = run_of(generations=2, population=4)
-    with pytest.raises(UsageError, match="nobody lives by this key"), run.edit("a"):
+    with pytest.raises(UsageError, match="no living individual has this key"), run.edit("a"):
         pass
     b = gw.Builder("net")
     b.output(b.tanh(b.input("data", ("B", 2))), "y")
     for program in (gw.Program("empty"), b.build()):
-        with pytest.raises(TaskError, match="no genome"):
+        with pytest.raises(TaskError, match="not a genome"):
             ev.PopulationPlan([program])
     run.save(tmp_path / "run")
     place = tmp_path / "run" / "run.json"
     content = json.loads(place.read_text())
     for name, value in (("best", [5, 99, 0]), ("pinned", [[0, 44, 0]])):
         place.write_text(json.dumps(content | {name: value}))
-        with pytest.raises(ResumeMismatch, match="nobody has the key"):
+        with pytest.raises(ResumeMismatch, match="no individual has the key"):
             ev.resume(tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Weights below a step or a sign: found as networkx finds them, told once, and learnt by the delta rule instead."""
+"""Weights below a step or a sign: found as networkx finds them, warned once, and learnt by the delta rule instead."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.evolve.genomes import columns_of, take
 from graphwright.evolve.gradient_paths import FLAT, blocked_links, blocked_params
-from graphwright.evolve.program import founder
+from graphwright.evolve.neurons.genomes import columns_of, take
+from graphwright.evolve.neurons.program import founder
 
 
 def wild(output) -> list[ev.Genome]:
@@ -22,7 +22,7 @@ def wild(output) -> list[ev.Genome]:
                        activation=("tanh", "step", "sign"))  # fmt: skip
     run: Any = ev.Evolution(task, None, settings, seed=3)
     run.run(15)
-    return [run.individual(ev.Key(14, g)).genome for g in range(30)]
+    return [run.individual(ev.IndividualKey(14, g)).genome for g in range(30)]
 
 
 def blocked_by_networkx(g: ev.Genome) -> set[int]:
@@ -30,7 +30,7 @@ def blocked_by_networkx(g: ev.Genome) -> set[int]:
     flat = {n.id for n in g.nodes if n.activation in FLAT}
     ends = range(g.inputs + 1, g.inputs + 1 + g.outputs)
 
-    def leads(link: ev.Link, without: set[int]) -> bool:
+    def leads(link: ev.LinkGene, without: set[int]) -> bool:
         net = nx.DiGraph([(e.src, e.dst) for e in g.links if e.open])
         net.add_nodes_from(ends)
         net.remove_nodes_from(without)
@@ -40,7 +40,7 @@ def blocked_by_networkx(g: ev.Genome) -> set[int]:
 
 
 @pytest.mark.parametrize("output", ["tanh", "sign"])
-def test_blocked_links_are_those_of_networkx_in_columns_and_in_programs(output):
+def test_blocked_links_match_networkx_in_columns_and_programs(output):
     genomes = wild(output)
     genes = columns_of(genomes)
     blocked = blocked_links(genes, 3, 2)
@@ -57,32 +57,32 @@ def test_blocked_links_are_those_of_networkx_in_columns_and_in_programs(output):
 
 
 @pytest.mark.parametrize("changes", [{"output": "sign"}, {"activation": "step"}, {"activation": ("sign", "tanh")}])
-def test_training_below_a_flat_activation_is_told_once(changes):
+def test_training_below_a_flat_activation_warns_once(changes):
     run: Any = ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(**changes, population=8), seed=0)
-    with pytest.warns(ev.NoGradientPath, match=r"xor, generation \d: training moves nothing below .*link \d") as told:
+    with pytest.warns(ev.NoGradientPath, match=r"xor, generation \d: gradients of weights below .*link \d") as warned:
         run.run(6, target=2.0)
-    assert [w.category for w in told] == [ev.NoGradientPath]
-    assert told[0].filename == __file__
+    assert [w.category for w in warned] == [ev.NoGradientPath]
+    assert warned[0].filename == __file__
 
 
-def test_what_training_does_reach_is_not_told_of():
+def test_reachable_weights_do_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ev.Evolution(ev.tasks.xor(), None, ev.Hybrid(population=4), seed=0).run(2, target=2.0)
         ev.Evolution(ev.tasks.xor(), None, ev.NEAT(activation="step"), seed=0).run(2, target=2.0)  # nothing is trained
 
 
-def test_layers_below_a_sign_are_told_of():
+def test_layers_below_a_sign_warn():
     b = gw.Builder()
     h = b.sign(b.linear(b.input("x", ("B", 2)), b.param("in.weight", np.ones((3, 2), np.float32))))
     b.output(b.linear(h, b.param("out.weight", np.zeros((1, 3), np.float32)), name="out"), "y")
     p = b.build()
     assert blocked_params(p) == ["in.weight"]
     run = ev.Evolution(ev.tasks.two_moons(60), ev.blocks(p), ev.Layers(population=2, steps=1), seed=0)
-    with pytest.warns(ev.NoGradientPath, match=r"candidate 0: training moves nothing .*: in\.weight") as told:
+    with pytest.warns(ev.NoGradientPath, match=r"candidate 0: gradients of weights .*: in\.weight") as warned:
         run.run(max_evaluations=3, target=2.0)
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
 
 
 def test_adaline_a_sign_node_learns_by_the_delta_rule_before_it():
@@ -93,8 +93,8 @@ def test_adaline_a_sign_node_learns_by_the_delta_rule_before_it():
     apart = np.abs(distance) > 0.4
     x, t = x[apart][:200], np.sign(distance[apart][:200]).astype(np.float32)[:, None]
     assert len(x) == 200
-    links = tuple(ev.Link(4 + i, i, 3, 0, True, 0.0) for i in range(3))
-    p = founder(ev.Genome(2, 1, (ev.Node(3, "sign"),), links))
+    links = tuple(ev.LinkGene(4 + i, i, 3, 0, True, 0.0) for i in range(3))
+    p = founder(ev.Genome(2, 1, (ev.NodeGene(3, "sign"),), links))
     assert len(blocked_params(p)) == 3
     with p.edit("take the error before the sign") as e:
         e.set_outputs(y="n3.out", net="n3.sum")

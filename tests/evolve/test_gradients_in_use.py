@@ -27,7 +27,7 @@ def gradient(p: Any) -> np.ndarray:
 
 
 # -- one forward -------------------------------------------------------------------------------------------------------
-def test_mask_and_statistics_of_the_forward_are_the_ones_that_are_differentiated():
+def test_gradients_use_the_mask_and_statistics_of_the_forward_pass():
     gw.manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 1))
     p = gw.trace(net, gw.tensor(X))
@@ -76,7 +76,7 @@ class TwoHeads(nn.Module):
         return self.a(h), self.b(h)
 
 
-def test_a_head_that_is_not_run_has_no_gradient_and_the_trunk_that_of_one_head():
+def test_unused_head_has_no_gradient():
     net, alone = TwoHeads(), TwoHeads()
     net(gw.tensor(X))[0].sum().backward()
     alone.a(alone.features(gw.tensor(X))).sum().backward()
@@ -94,7 +94,7 @@ def test_a_head_that_is_not_run_has_no_gradient_and_the_trunk_that_of_one_head()
     np.testing.assert_allclose(gradient(net.trunk.weight), np.asarray(w.grad), rtol=1e-5, atol=1e-7)
 
 
-def test_a_tape_that_is_kept_adds_up_and_one_that_is_gone_says_so():
+def test_retained_tape_accumulates_and_freed_tape_raises():
     net = TwoHeads()
     loss = net(gw.tensor(X))[0].sum()
     loss.backward(retain_graph=True)
@@ -115,7 +115,7 @@ def nets() -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("cut", ["detach", "scale_gradient"])
-def test_a_step_of_the_discriminator_leaves_the_generator_without_gradient(cut):
+def test_discriminator_step_gives_the_generator_no_gradient(cut):
     """The seal of a tape (`detach`) and a gradient times 0 give the discriminator the same gradient."""
     generator, discriminator = nets()
     noise = gw.tensor(rng.normal(size=(16, 2)).astype(np.float32))
@@ -132,7 +132,7 @@ def test_a_step_of_the_discriminator_leaves_the_generator_without_gradient(cut):
         np.testing.assert_array_equal(gradient(p), ours)
 
 
-def test_old_probabilities_of_a_policy_keep_no_tape():
+def test_old_policy_probabilities_are_detached():
     policy, _ = nets()
     x, act = gw.tensor(X[:, :2]), np.array([0, 1, 1, 0, 1, 0])
 
@@ -186,7 +186,7 @@ def test_scoring_makes_no_tape(monkeypatch):
 
 
 # -- losses ------------------------------------------------------------------------------------------------------------
-def test_a_loss_inside_a_graph_hands_its_gradient_on():
+def test_loss_inside_a_graph_passes_its_gradient_on():
     scores, targets = rng.normal(size=(5, 3)).astype(np.float32), gw.tensor(np.array([0, 2, 1, 1, 0]))
     found = []
     for times in (1.0, 7.0):
@@ -196,7 +196,7 @@ def test_a_loss_inside_a_graph_hands_its_gradient_on():
     np.testing.assert_allclose(found[1], 7 * found[0], rtol=1e-6)
 
 
-def test_logits_of_a_thousand_train_and_are_predicted():
+def test_large_logits_train_and_predict():
     x = gw.tensor(np.array([[1000, -1000, 0], [-1000, 1000, 1000]], np.float32), requires_grad=True)
     loss = F.cross_entropy(x, gw.tensor(np.array([1, 1])))
     loss.backward()
@@ -232,7 +232,7 @@ def test_training_is_on_logits_and_predictions_are_probabilities(loss):
     np.testing.assert_allclose(layers.predict(X), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_predictions_are_of_inputs_as_the_task_got_them():
+def test_predictions_take_unscaled_inputs():
     x = X * 50 + 200
     task = ev.Task(x, x[:, 0] > 200, split="same", scaled=True, target=9.0)
     result: Any = ev.Evolution(task, None, ev.Hybrid(population=3), seed=0).run(2)

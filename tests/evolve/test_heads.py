@@ -48,7 +48,7 @@ def test_a_task_of_two_heads_is_solved_by_layers():
     assert result.test() >= 0.9
 
 
-def test_gradients_and_loss_of_heads_are_those_of_their_weighted_sum():
+def test_heads_train_on_their_weighted_sum():
     heads = {
         "kind": ev.Head(rng.integers(0, 3, 240), "cross_entropy", 0.5),
         "size": ev.Head(np.c_[SIZE, X[:, 0]], "mse", 2.0),
@@ -79,7 +79,7 @@ def test_gradients_and_loss_of_heads_are_those_of_their_weighted_sum():
         assert slopes[e] == pytest.approx((values[0] - values[1]) / 2e-2, rel=2e-2, abs=2e-4)
 
 
-def test_one_head_by_name_is_a_task_without_names():
+def test_single_named_head_equals_unnamed_task():
     named = ev.Task(X, {"side": ev.Head(SIDE, "bce")}, seed=3)
     plain = ev.Task(X, SIDE, "bce", seed=3)
     for name in ("train", "valid", "_test"):
@@ -101,6 +101,6 @@ def test_one_head_by_name_is_a_task_without_names():
         ({"a": ev.Head(SIDE), "b": ev.Head(SIDE[:5])}, "one target per case"),
     ],
 )
-def test_heads_that_cannot_be(heads, message):
+def test_invalid_heads_are_refused(heads, message):
     with pytest.raises(TaskError, match=message):
         ev.Task(X, heads)

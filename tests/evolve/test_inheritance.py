@@ -1,4 +1,4 @@
-"""What a child has of its mother's weights, and what that is worth: a table of cases, and steps to a target."""
+"""Inheritance of weights by children: a table of mutations, and steps to a target compared with new weights."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from test_mutations import cnn, mlp
 from graphwright import evolve as ev
 from graphwright.evolve import mutations as m
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.member import Recipe
+from graphwright.evolve.layers.candidate import TrainingGenes
 
 rng = np.random.default_rng(0)
-ADAM = Recipe.of(0.01, "adam", "bce")
+ADAM = TrainingGenes.of(0.01, "adam", "bce")
 
 
 def with_cell():
@@ -42,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_weights_and_moments_are_kept_as_far_as_shapes_allow(case):
+def test_weights_and_moments_are_inherited_where_shapes_match(case):
     make, mutate, resized, new = CASES[case]
     p = make()
     opt = train.optimizer(p, ADAM)
@@ -71,10 +71,10 @@ def test_weights_and_moments_are_kept_as_far_as_shapes_allow(case):
             changed[dim] = changed.get(dim, 0) + 1
         small, large = sorted((value, before), key=lambda a: a.shape[dim])
         rows = {np.take(large, i, dim).tobytes(): i for i in range(large.shape[dim])}
-        places = [rows[np.take(small, i, dim).tobytes()] for i in range(small.shape[dim])]
-        assert places == sorted(set(places)), name  # the overlap, in its order
+        indices = [rows[np.take(small, i, dim).tobytes()] for i in range(small.shape[dim])]
+        assert indices == sorted(set(indices)), name  # the overlap, in its order
         if name not in weights and value.shape[dim] > before.shape[dim]:
-            assert not np.delete(value, places, dim).any(), name
+            assert not np.delete(value, indices, dim).any(), name
     assert changed == resized
     assert weights - set(kept) == {k for k in weights if new and k.startswith(new)}
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from graphwright import evolve as ev
-from graphwright.evolve import genomes as islands
 from graphwright.evolve.errors import RegistryConflict
-from graphwright.evolve.genomes import HAND, LINK, SPLIT, genome, number, with_room
-from graphwright.evolve.species import Species, distance
+from graphwright.evolve.neurons import genomes as islands
+from graphwright.evolve.neurons.genomes import LINK, MANUAL, SPLIT, genome, number, with_room
+from graphwright.evolve.neurons.species import Species, distance
 
 WILD = {"population": 30, "grow": 0.2, "split_link": 0.4, "add_link": 0.5, "delays": 0.4}
 
@@ -33,7 +33,7 @@ def written_out(registry):
     return said
 
 
-def test_structure_has_one_number_and_who_was_there_keeps_theirs():
+def test_merged_registry_keeps_existing_numbers():
     mine, other = wild(1), wild(2)
     before = [column.copy() for column in (*mine.registry, *other.registry)]
     merged, numbers = islands.merge(mine.registry, other.registry)
@@ -54,48 +54,48 @@ def test_distances_are_those_under_one_registry():
     mine, other = wild(3), wild(4)
     ours, theirs = written_out(mine.registry), written_out(other.registry)
     _, numbers = islands.merge(mine.registry, other.registry)
-    guests = islands.renumbered(other.genes, numbers)
-    found = distance(mine.genes, guests, ev.NEAT())
+    renumbered = islands.renumbered(other.genes, numbers)
+    found = distance(mine.genes, renumbered, ev.NEAT())
     for i in range(0, 30, 3):
         a = {ours[e.id]: e.weight for e in genome(mine.genes, i, 2, 1).links}
         for k in range(0, 30, 4):
             b = {theirs[e.id]: e.weight for e in genome(other.genes, k, 2, 1).links}
             shared = a.keys() & b.keys()
             size = max(len(a), len(b)) if max(len(a), len(b)) >= 20 else 1
-            wanted = (len(a) + len(b) - 2 * len(shared)) / size  # excess and disjoint genes count alike
+            wanted = (len(a) + len(b) - 2 * len(shared)) / size  # excess and disjoint genes have equal weight
             wanted += 0.4 * np.mean([abs(a[s] - b[s]) for s in shared])
             assert found[i, k] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_guests_answer_as_at_home():
+def test_renumbered_genomes_compute_the_same():
     mine, other = wild(5), wild(6)
     merged, numbers = islands.merge(mine.registry, other.registry)
-    guests = islands.renumbered(other.genes, numbers)
-    for column in (guests.node_id, guests.link_id):
-        off = guests.node_off if column is guests.node_id else guests.link_off
+    renumbered = islands.renumbered(other.genes, numbers)
+    for column in (renumbered.node_id, renumbered.link_id):
+        off = renumbered.node_off if column is renumbered.node_id else renumbered.link_off
         assert all((np.diff(column[low:high]) > 0).all() for low, high in pairwise(off))
-    scores = other.task.score(other.population(guests))
+    scores = other.task.score(other.population(renumbered))
     np.testing.assert_allclose(scores.fitness, other.task.score(other.population(other.genes)).fitness, rtol=1e-4)
-    home = Species.founders(guests, mine.settings)  # and they breed under the other registry
-    children, _, registry = mine._nursery.children(guests, scores.fitness, home, merged, 1, 0)
+    home = Species.founders(renumbered, mine.settings)  # and they breed under the other registry
+    children, _, registry = mine._nursery.children(renumbered, scores.fitness, home, merged, 1, 0)
     for i, a, b, delay in zip(children.link_id, children.link_src, children.link_dst, children.link_delay, strict=True):
         assert registry.keys[i].tolist() == [LINK, a, b, delay]
 
 
-def test_neurons_by_hand_are_the_same_where_the_past_is():
+def test_manual_neurons_match_only_with_a_common_past():
     mine = wild(7)
     mine.registry = with_room(mine.registry, 10)
-    number(mine.registry, HAND, 12345, 0)
+    number(mine.registry, MANUAL, 12345, 0)
     at = int(mine.registry.count[0]) - 1
     _, numbers = islands.merge(mine.registry, mine.registry)
     np.testing.assert_array_equal(numbers, np.arange(at + 1))
     other = wild(8)
     other.registry = with_room(other.registry, 10)
-    stranger = number(other.registry, HAND, 12345, 0)
+    stranger = number(other.registry, MANUAL, 12345, 0)
     merged, numbers = islands.merge(mine.registry, other.registry)
-    assert merged.keys[numbers[stranger]].tolist() == [HAND, 12345, 1, 0]
+    assert merged.keys[numbers[stranger]].tolist() == [MANUAL, 12345, 1, 0]
 
 
-def test_runs_of_other_inputs_do_not_meet():
+def test_runs_with_other_inputs_cannot_merge():
     with pytest.raises(RegistryConflict, match="same inputs and outputs"):
         islands.merge(wild(0).registry, wild(0, ev.tasks.parity(3)).registry)

@@ -1,4 +1,4 @@
-"""Evolution of whole layers: what survives, what children inherit, what is kept on disk."""
+"""Evolution of layers: survival, inheritance, saved runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, ResumeMismatch, TaskError
 from graphwright.evolve.layers import engine, train
+from graphwright.evolve.layers.candidate import GENES, RATES, TrainingGenes
 from graphwright.evolve.layers.engine import cross
-from graphwright.evolve.layers.member import GENES, LADDER, Recipe
 from graphwright.evolve.mutations import registry
 from graphwright.evolve.mutations.registry import parts
 
@@ -41,13 +41,13 @@ def only(*names):
     return {name: float(name in names) for name in (*m.MUTATIONS, *GENES)}
 
 
-def test_layers_evolve_until_the_moons_are_apart():
+def test_layers_solve_two_moons():
     task, p = ev.tasks.two_moons(300), start(2, 1)
     before = p.hash()
     settings = ev.Layers(population=4, steps=200, pareto=ev.Pareto())
     result: Any = ev.Evolution(task, ev.blocks(p), settings, seed=0).run(max_evaluations=20)
     assert p.hash() == before  # children share weights until they are written
-    assert result.evolution._best().metric >= 0.95
+    assert result.evolution.champion().metric >= 0.95
     assert result.test() >= 0.9
     assert task.test_reads == 1
     values = np.array([[a.metric, -a.birth.params] for a in result.pareto_front])
@@ -64,18 +64,18 @@ def test_layers_evolve_until_the_moons_are_apart():
     assert str(result).startswith(str(result.status))
 
 
-def test_a_run_is_the_same_twice_and_its_best_is_found_on_disk(tmp_path):
+def test_run_is_deterministic_and_its_best_loads_from_disk(tmp_path):
     runs = [evolution(3, **QUICK) for _ in range(2)]
     for run in runs:
         run.run(max_evaluations=21)
     assert runs[0].births == runs[1].births
     runs[0].save(tmp_path / "run")
     best, task = ev.load_best(tmp_path / "run", runs[0].task), runs[0].task
-    assert best.birth == runs[0]._best().birth
+    assert best.birth == runs[0].champion().birth
     assert train.measure(task, best.program, task.valid) == (best.metric, best.birth.loss)
 
 
-def test_a_network_is_scored_as_it_answers():
+def test_networks_are_scored_in_inference():
     """Dropout and norms of a batch are for training: answers are those of torch's evaluation; scoring moves nothing."""
     gw.manual_seed(0)
     n, t = gw.nn, torch.nn
@@ -97,7 +97,7 @@ def test_a_network_is_scored_as_it_answers():
         assert member.program.hash() == before
 
 
-def test_a_saved_run_of_another_task_or_with_parts_missing_is_refused(tmp_path):
+def test_saved_run_of_another_task_or_with_missing_files_is_refused(tmp_path):
     run = evolution(**QUICK)
     run.run(max_generations=2)
     run.save(tmp_path / "run")
@@ -106,7 +106,7 @@ def test_a_saved_run_of_another_task_or_with_parts_missing_is_refused(tmp_path):
     text = json.loads((tmp_path / "run" / "run.json").read_text())
     text["members"].append(999)
     (tmp_path / "run" / "run.json").write_text(json.dumps(text))
-    with pytest.raises(ResumeMismatch, match="member is missing"):
+    with pytest.raises(ResumeMismatch, match="candidate of the saved run is missing"):
         ev.resume(tmp_path / "run", run.task)
     text["members"].pop()
     (tmp_path / "run" / "run.json").write_text(json.dumps(text))
@@ -119,20 +119,20 @@ def test_a_saved_run_of_another_task_or_with_parts_missing_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "run" / "members")
 
 
-def test_a_line_of_mothers_replays_to_the_same_structure():
+def test_line_of_fitter_parents_replays_to_the_same_structure():
     run = evolution(5, **QUICK)
     run.run(max_evaluations=40)
     for member in run.members:
         line = run.line(member.number)
         assert line[0].number == 0
-        assert [b.mother for b in line[1:]] == [b.number for b in line[:-1]]
+        assert [b.fitter_parent for b in line[1:]] == [b.number for b in line[:-1]]
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()
-    assert any(b.father is not None for b in run.births)
+    assert any(b.other_parent is not None for b in run.births)
     with pytest.raises(UsageError):
         run.line(10**6)
 
 
-def test_equal_mutations_get_equal_names_whoever_makes_them():
+def test_equal_mutations_get_equal_part_names():
     run = evolution(**QUICK)
     kind = "insert_layer"
     a, b = start(2, 1), start(2, 1)
@@ -144,30 +144,30 @@ def test_equal_mutations_get_equal_names_whoever_makes_them():
     assert run._number("add_skip", "out", parts(b)) == "b3"
 
 
-def test_crossover_gives_each_layer_of_one_parent_with_its_moments():
+def test_crossover_takes_each_layer_with_its_moments_from_one_parent():
     run = evolution(2, population=6, steps=10, crossover=0.0)
     run.run(max_evaluations=40)
     rng = np.random.default_rng(0)
     seen = 0
-    for mother in run.members:
-        for father in run.members:
-            child = mother.program.fork()
-            moments, taken = cross(child, mother.moments, father.program, father.moments, rng)
-            assert child.structure_hash() == mother.program.structure_hash()
+    for fitter_parent in run.members:
+        for other_parent in run.members:
+            child = fitter_parent.program.fork()
+            moments, taken = cross(child, fitter_parent.moments, other_parent.program, other_parent.moments, rng)
+            assert child.structure_hash() == fitter_parent.program.structure_hash()
             for key in child.weights:
                 layer = key.rpartition(".")[0]
-                whose = father if layer in taken else mother
+                whose = other_parent if layer in taken else fitter_parent
                 assert child.weights.array(key).tobytes() == whose.program.weights.array(key).tobytes()
                 for name, value in moments.items():
                     if name.partition(".")[2].rpartition(".")[0] == key:
                         assert value.tobytes() == whose.moments[name].tobytes()
             seen += len(taken)
-            if father is mother:
-                assert child.hash() == mother.program.fork().hash() or taken
+            if other_parent is fitter_parent:
+                assert child.hash() == fitter_parent.program.fork().hash() or taken
     assert seen > 20
 
 
-def test_candidates_of_one_structure_share_a_plan(monkeypatch):
+def test_candidates_of_equal_structure_share_a_compiled_step(monkeypatch):
     task, settings, rng = ev.tasks.two_moons(300), ev.Layers(steps=12), np.random.default_rng(0)
     programs = []
     for width in (2, 3, 4, 5):
@@ -176,35 +176,35 @@ def test_candidates_of_one_structure_share_a_plan(monkeypatch):
             with p.edit("grow") as e:
                 m.insert_layer(e, "out", rng, width, "tanh")
             programs.append(p)
-    seats, made = train.Seats(), []
+    shared, made = train.StepCache(), []
     native = train.compile
     monkeypatch.setattr(train, "compile", lambda step: made.append(1) or native(step))
     for k, p in enumerate(programs):
-        recipe = Recipe(6 + k % 3, "adam", "bce")
+        training = TrainingGenes(6 + k % 3, "adam", "bce")
         alone, steps = p.fork("alone"), []
-        for program, places in ((p, seats), (alone, train.Seats())):
-            opt = train.optimizer(program, recipe)
-            train.fit(task, program, opt, recipe, settings, np.random.default_rng(k), places)
+        for program, cache in ((p, shared), (alone, train.StepCache())):
+            opt = train.optimizer(program, training)
+            train.fit(task, program, opt, training, settings, np.random.default_rng(k), cache)
             steps.append((program, train.moments(opt)))
         (_, ours), (_, theirs) = steps  # no weight, moment or rate of who sat there before
         for key in p.weights:
             assert p.weights.array(key).to_numpy().tobytes() == alone.weights.array(key).to_numpy().tobytes()
         assert {n: v.tobytes() for n, v in ours.items()} == {n: v.tobytes() for n, v in theirs.items()}
-    assert seats.planned == 4
+    assert shared.planned == 4
     assert len(made) == 4 + 12
 
 
-def test_moments_follow_a_weight_and_new_weights_begin_anew():
+def test_moments_follow_weights_and_new_weights_have_none():
     run = evolution(**QUICK)
     run.run(max_generations=1)
-    (mother,) = run.members
-    program = mother.program.fork()
-    opt = train.optimizer(program, mother.birth.recipe)
-    train.restore(opt, mother.moments)
+    (fitter_parent,) = run.members
+    program = fitter_parent.program.fork()
+    opt = train.optimizer(program, fitter_parent.birth.training)
+    train.restore(opt, fitter_parent.moments)
     with program.edit("grow") as e:
         m.insert_layer(e, "out", np.random.default_rng(0), 3, block="b1")
     state = train.moments(opt)
-    for name, value in mother.moments.items():
+    for name, value in fitter_parent.moments.items():
         assert state[name].tobytes() == value.tobytes()
     fresh = [v for k, v in state.items() if ".b1." in k]
     assert fresh
@@ -212,35 +212,35 @@ def test_moments_follow_a_weight_and_new_weights_begin_anew():
 
 
 @pytest.mark.parametrize("inherit", ["lamarck", "baldwin"])
-def test_children_inherit_trained_weights_or_those_before(inherit):
+def test_children_inherit_trained_or_untrained_weights(inherit):
     run = evolution(1, population=1, steps=10, crossover=0, rates=only("learning_rate"), inherit=inherit)
     run.run(max_generations=1)
-    mother = run.members[0]
-    program, moments = mother.heritage
+    fitter_parent = run.members[0]
+    program, moments = fitter_parent.heritage
     weight = program.weights.array("out.weight").to_numpy()
     assert (weight == 0).all() == (inherit == "baldwin")
     assert all((v == 0).all() for v in moments.values()) == (inherit == "baldwin")
-    assert (mother.program.weights.array("out.weight").to_numpy() != 0).any()
+    assert (fitter_parent.program.weights.array("out.weight").to_numpy() != 0).any()
 
 
-def test_recipes_keep_to_their_ranges():
-    rng, recipe = np.random.default_rng(0), Recipe.of(0.01, "adam", "bce")
-    assert recipe.lr == pytest.approx(0.01)
+def test_training_genes_stay_in_range():
+    rng, training = np.random.default_rng(0), TrainingGenes.of(0.01, "adam", "bce")
+    assert training.lr == pytest.approx(0.01)
     steps = []
     for _ in range(10_000):
-        after = recipe.step(rng)
-        steps.append(abs(after.rate - recipe.rate))
-        assert 0 <= after.rate < len(LADDER)
-        recipe = after if rng.random() < 0.5 else Recipe(int(rng.integers(13)), "adam", "bce")
+        after = training.step(rng)
+        steps.append(abs(after.rate - training.rate))
+        assert 0 <= after.rate < len(RATES)
+        training = after if rng.random() < 0.5 else TrainingGenes(int(rng.integers(13)), "adam", "bce")
     middle = [s for s in steps if s]
     assert 0.75 < np.mean([s == 1 for s in middle]) < 0.87
-    assert 1e-4 <= Recipe(0, "sgd", "bce").switch().lr <= 1.001e-2
-    assert 4e-3 <= Recipe(0, "adam", "bce").switch().lr <= 1.001e-1
-    assert Recipe(3, "adam", "mse").relearn(("mse", "huber")).loss == "huber"
-    assert Recipe(3, "adam", "huber").relearn(("mse", "huber")).loss == "mse"
+    assert 1e-4 <= TrainingGenes(0, "sgd", "bce").switch().lr <= 1.001e-2
+    assert 4e-3 <= TrainingGenes(0, "adam", "bce").switch().lr <= 1.001e-1
+    assert TrainingGenes(3, "adam", "mse").relearn(("mse", "huber")).loss == "huber"
+    assert TrainingGenes(3, "adam", "huber").relearn(("mse", "huber")).loss == "mse"
 
 
-def test_a_child_is_trained_by_its_own_recipe(monkeypatch):
+def test_child_is_trained_by_its_own_genes(monkeypatch):
     rates = []
     make = train.optimizer
     monkeypatch.setattr(train, "optimizer", lambda p, r: rates.append(r) or make(p, r))
@@ -248,12 +248,12 @@ def test_a_child_is_trained_by_its_own_recipe(monkeypatch):
                     rates=only("learning_rate", "optimizer", "loss"))  # fmt: skip
     run.run(max_evaluations=15)
     used = [r for r in rates]
-    assert all(b.recipe in used for b in run.births)
-    assert {b.recipe.optimizer for b in run.births} == {"adam", "sgd"}
-    assert {b.recipe.loss for b in run.births} == {"bce", "mse"}
+    assert all(b.training in used for b in run.births)
+    assert {b.training.optimizer for b in run.births} == {"adam", "sgd"}
+    assert {b.training.loss for b in run.births} == {"bce", "mse"}
 
 
-def test_statuses(monkeypatch):
+def test_run_ends_with_each_status(monkeypatch):
     run = evolution(**QUICK)
     assert run.run(max_generations=2, target=2).status == "MaxGenerations"
     assert run.run(max_evaluations=run.counters.evaluations, target=2).status == "MaxEvaluations"
@@ -261,12 +261,12 @@ def test_statuses(monkeypatch):
     assert run.run(max_generations=9, target=2, callback=lambda r: True).status == "CallbackStopped"
     found = run.run(target=0.0)
     assert found.status == "TargetReached"
-    assert found.best is run._best()
+    assert found.best is run.champion()
     several = evolution(population=3, steps=60, rates=only("insert_layer"), pareto=ev.Pareto())
     several.run(max_generations=5, target=2)
     met = several.run(target=0.0)
     assert met.status == "TargetReached"
-    assert met.best.birth.params == min(m.birth.params for m in met.pareto_front) < several._best().birth.params
+    assert met.best.birth.params == min(m.birth.params for m in met.pareto_front) < several.champion().birth.params
     monkeypatch.setattr(engine, "MUTATIONS", {})
     idle = evolution(population=2, steps=1, crossover=0, rates=dict.fromkeys(GENES, 0.0))
     assert idle.run(max_generations=50, target=2).status == "NoApplicableMutation"
@@ -276,16 +276,16 @@ def test_statuses(monkeypatch):
     assert len(still.log) == 21
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(TaskError, match="do not fit"):
+def test_invalid_arguments_are_refused():
+    with pytest.raises(TaskError, match="different inputs or outputs"):
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(3, 1)))
-    with pytest.raises(TaskError, match="do not fit"):  # no steps in this program
+    with pytest.raises(TaskError, match="different inputs or outputs"):  # no steps in this program
         ev.Evolution(ev.tasks.parity(), ev.blocks(start(1, 1)))
     with pytest.raises(TaskError, match="layers evolve on data"):
         ev.Evolution(ev.tasks.cartpole(), ev.blocks(start(4, 1)))
-    with pytest.raises(UsageError, match="layers don't have"):
+    with pytest.raises(UsageError, match="wrong settings"):
         ev.Evolution(ev.tasks.two_moons(), ev.blocks(start(2, 1)), ev.NEAT())  # pyright: ignore[reportCallIssue,reportArgumentType]
-    with pytest.raises(UsageError, match="nothing evolves from"):
+    with pytest.raises(UsageError, match="unknown start"):
         ev.Evolution(ev.tasks.two_moons(), start(2, 1))  # pyright: ignore[reportCallIssue,reportArgumentType]
     with pytest.raises(LimitTooSmall):
         evolution(max_params=2)
@@ -309,7 +309,7 @@ def test_limits_hold():
     assert run.counters.refused
 
 
-def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
+def test_user_mutation_is_drawn_like_built_in_ones(monkeypatch):
     table = dict(m.MUTATIONS)
     monkeypatch.setattr(registry, "MUTATIONS", table)
     monkeypatch.setattr(engine, "MUTATIONS", table)
@@ -332,7 +332,7 @@ def test_a_user_s_mutation_is_drawn_like_the_others(monkeypatch):
     assert [b.what for b in run.births[1:]] == ["halve at out"] * 3
 
 
-def test_a_candidate_that_fails_changes_nobody_else_s_random_numbers(monkeypatch):
+def test_failed_candidate_does_not_change_random_numbers_of_others(monkeypatch):
     runs = [evolution(1, population=4, steps=3) for _ in range(2)]
     runs[0].run(max_generations=2, target=2)
     real = train.measure
@@ -349,7 +349,7 @@ def test_a_candidate_that_fails_changes_nobody_else_s_random_numbers(monkeypatch
     assert [b for b in runs[0].births if b.number != 2] == [b for b in runs[1].births if b.number != 2]
 
 
-def test_a_delayed_link_is_found_where_the_answer_is_the_step_before():
+def test_delay_link_is_found_for_a_delayed_target():
     x = np.random.default_rng(0).normal(size=(60, 5, 2)).astype("f4")
     y = np.concatenate([np.zeros((60, 1, 1), "f4"), x[:, :-1, :1] - x[:, :-1, 1:]], 1)
     b = gw.Builder("sequence")
@@ -359,9 +359,9 @@ def test_a_delayed_link_is_found_where_the_answer_is_the_step_before():
     run: Any = ev.Evolution(ev.Task(x, y, "mse", target=2.0), ev.blocks(b.build()), settings, seed=0)
     run.run(max_evaluations=9)
     assert run.births[0].loss > 1
-    assert run._best().birth.loss < 0.01
+    assert run.champion().birth.loss < 0.01
     assert {b.mutation for b in run.births} == {"", "add_delay_link", "remove_delay_link"}
-    for birth in run.births[1:]:  # once removed, a part of the same place gets its name again
+    for birth in run.births[1:]:  # a part of the same site gets the name of a removed one
         assert birth.block in ("", "b1", "b2", "b3")
     for member in run.members:
         assert run.replay(member.number).structure_hash() == member.program.structure_hash()
@@ -379,7 +379,7 @@ def test_images_evolve_too():
     task = ev.Task(x, y, "cross_entropy", target=2.0, name="spots")
     run: Any = ev.Evolution(task, ev.blocks(p), ev.Layers(population=4, steps=40), seed=1)
     run.run(max_evaluations=25)
-    assert run._best().metric > 0.8
+    assert run.champion().metric > 0.8
     assert {b.mutation for b in run.births} & {"kernel", "stride", "widen"}
 
 
@@ -394,7 +394,7 @@ def test_settings_of_layers_out_of_range_are_named(name, value):
         ev.Layers(**{name: value})
 
 
-def test_what_layers_cannot_start_from_is_refused():
+def test_invalid_starts_of_layers_are_refused():
     def refused(limits: Any, message: str, expected: Any) -> None:
         with pytest.raises(LimitTooSmall, match=message) as caught:
             evolution(**limits)
@@ -404,7 +404,7 @@ def test_what_layers_cannot_start_from_is_refused():
     refused({"max_flops": 1}, "operations", 1)
     refused({"max_width": 0}, "wider", 0)
     own = ev.Task([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0], fitness=lambda p: 1.0, split="same")
-    with pytest.raises(TaskError, match="metric, not by a fitness"):
+    with pytest.raises(TaskError, match="has a fitness function"):
         ev.Evolution(own, ev.blocks(start(2, 1)))
     with pytest.raises(UsageError, match="a program"):
         ev.blocks(cast(Any, 3))

@@ -13,12 +13,12 @@ from graphwright import evolve as ev
 from graphwright.array.population.deal import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.genomes import columns_of, minimal
-from graphwright.evolve.genomes import genome as read_genome
 from graphwright.evolve.mutations.delays import delayed
 from graphwright.evolve.mutations.layers import branches
 from graphwright.evolve.mutations.links import junctions, links, open_links
-from graphwright.evolve.species import Nursery
+from graphwright.evolve.neurons.genomes import columns_of, minimal
+from graphwright.evolve.neurons.genomes import genome as read_genome
+from graphwright.evolve.neurons.species import Breeder
 from graphwright.program.cost import parameters
 from graphwright.program.kinds import STORED
 from seeds import deep
@@ -83,7 +83,7 @@ def prepared(start):
 
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("name", list(m.MUTATIONS))
-def test_each_mutation_keeps_its_promise_and_is_undone(name, start):
+def test_each_mutation_keeps_its_contract_and_undoes(name, start):
     p = prepared(start)
     kind, before, y = m.MUTATIONS[name], p.hash(), answers(p)
     made = 0
@@ -116,7 +116,7 @@ def perceptron():
 
 
 @pytest.mark.parametrize("start", [perceptron, mlp, cnn, over_time])
-def test_whatever_a_mutation_makes_is_planned_and_runs(start):
+def test_mutated_programs_compile_and_run(start):
     draw = np.random.default_rng(deep(4, 3))
     p, made = start(), 0
     x = np.resize(X, p.spec(p.input_names()[0]).shape)
@@ -140,7 +140,7 @@ def test_whatever_a_mutation_makes_is_planned_and_runs(start):
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_many_mutations_in_random_order_leave_gradients_right(start):
+def test_gradients_are_correct_after_random_mutations(start):
     p = STARTS[start]()
     step = np.random.default_rng({"mlp": 5, "cnn": 3, "gru": 1}[start])  # that all of them come up
     names, entries = [p.path(n) for n in p.nodes()], len(p.journal)
@@ -180,7 +180,7 @@ def test_many_mutations_in_random_order_leave_gradients_right(start):
     assert [p.path(n) for n in p.nodes()] == names
 
 
-def test_what_grew_has_gradients_at_once():
+def test_new_parts_receive_gradients():
     p = mlp()
     first, second = (p.key(p.operands(n)[1].node) for n in m.linears(p)[:2])
     with p.edit("widen") as e:
@@ -200,7 +200,7 @@ def _gradients(p) -> dict[str, Any]:
     return {key: None if v.grad is None else v.grad.numpy() for key, v in p.variables().items()}
 
 
-def test_removing_a_part_leaves_no_orphan():
+def test_removing_a_part_leaves_no_unused_nodes():
     p = mlp()
     weights = set(p.weights)
     with p.edit("in") as e:
@@ -214,7 +214,7 @@ def test_removing_a_part_leaves_no_orphan():
     assert not [n for n in p.nodes() if p.path(n).startswith("b")]
 
 
-def test_narrow_takes_the_units_that_count_least():
+def test_narrow_removes_units_with_the_smallest_weights():
     p = mlp()
     node = m.linears(p)[0]
     w = p.operands(node)[1].node
@@ -242,7 +242,7 @@ def test_a_larger_window_computes_the_same():
     with p.edit("and back") as e:
         m.kernel(e, node, rng, 3)
     np.testing.assert_allclose(answers(p), y, atol=1e-6)
-    with pytest.raises(UsageError, match="another result size"), p.edit("even") as e:
+    with pytest.raises(UsageError, match="changes the size of the result"), p.edit("even") as e:
         m.kernel(e, node, rng, 4)
 
 
@@ -252,7 +252,7 @@ def genome():
     return ev.program.founder(read_genome(run.genes, 0, 2, 1))
 
 
-def test_a_link_split_by_hand_reads_as_the_genome_with_a_neuron():
+def test_split_link_reads_as_the_genome_with_a_neuron():
     p = genome()
     before = ev.program.read(p)
     first = before.links[0]
@@ -272,7 +272,7 @@ def test_a_link_split_by_hand_reads_as_the_genome_with_a_neuron():
     assert ev.program.read(p).nodes == after.nodes  # a neuron with a link out of it stays
 
 
-def test_a_neuron_goes_with_its_last_link():
+def test_neuron_is_removed_with_its_last_link():
     p = genome()
     names, link = {p.path(n) for n in p.nodes()}, links(p)[0]
     with p.edit("split") as e:
@@ -288,7 +288,7 @@ def test_a_neuron_goes_with_its_last_link():
     assert {p.path(n) for n in p.nodes()} == names
 
 
-def test_toggling_twice_is_nothing_and_a_delayed_link_remembers():
+def test_toggle_twice_is_identity_and_delay_link_has_memory():
     p = genome()
     y = p.run(x=np.eye(2, dtype="f4"))["y"].to_numpy()
     link = links(p)[0]
@@ -313,9 +313,9 @@ def test_toggling_twice_is_nothing_and_a_delayed_link_remembers():
     assert len(list(p.nodes())) == 2
 
 
-def test_a_link_goes_to_a_junction_and_makes_no_circle():
+def test_link_ends_at_a_junction_and_makes_no_cycle():
     p = prepared("mlp")
-    with pytest.raises(UsageError, match="ends at a junction"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="must end at a junction"), p.edit("no") as e:
         m.add_link(e, m.linears(p)[0], rng)
     total, before = junctions(p)[0], len(links(p))
 
@@ -335,7 +335,7 @@ def test_a_link_goes_to_a_junction_and_makes_no_circle():
 
 
 # -- links with a delay ------------------------------------------------------------------------------------------------
-def test_a_delayed_matrix_reads_the_step_before():
+def test_delay_matrix_reads_the_previous_step():
     p, x = over_time(3), X.reshape(-1)[:24].reshape(2, 4, 3)
     y, names = p.run(x=x)["y"].to_numpy(), {p.path(n) for n in p.nodes()}
     with p.edit("remember") as e:
@@ -349,25 +349,25 @@ def test_a_delayed_matrix_reads_the_step_before():
         m.remove_delay_link(e, "b2.to", rng)
     assert {p.path(n) for n in p.nodes()} == names
     np.testing.assert_array_equal(p.run(x=x)["y"].to_numpy(), y)
-    with pytest.raises(UsageError, match="no link with a delay"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="not a delay link"), p.edit("no") as e:
         m.remove_delay_link(e, "out", rng)
-    with pytest.raises(UsageError, match="no place for a link with a delay"), p.edit("no") as e:
+    with pytest.raises(UsageError, match="delay link cannot end here"), p.edit("no") as e:
         m.add_delay_link(e, "x", rng)
 
 
 @pytest.mark.parametrize("name", ["toggle_link", "remove_link", "remove_delay_link"])
-def test_a_link_in_columns_is_a_link_in_a_program(name):
+def test_columns_and_program_have_equal_links(name):
     """Chains of neurons, closed links, a state that two links read: what goes, and what stays."""
     ends = [(4, 0, 3, 0), (5, 1, 3, 0), (6, 2, 3, 0), (8, 3, 7, 1), (9, 3, 3, 1), (11, 7, 10, 0), (12, 1, 13, 0),
             (14, 13, 15, 2), (17, 16, 3, 0)]  # fmt: skip
-    links_ = tuple(ev.Link(i, s, d, k, i != 12, 0.25 * i) for i, s, d, k in ends)
-    nodes = tuple(ev.Node(n, "tanh") for n in (3, 7, 10, 13, 15, 16))
+    links_ = tuple(ev.LinkGene(i, s, d, k, i != 12, 0.25 * i) for i, s, d, k in ends)
+    nodes = tuple(ev.NodeGene(n, "tanh") for n in (3, 7, 10, 13, 15, 16))
     before = ev.Genome(2, 1, nodes, links_)
     none = dict.fromkeys(("split_link", "add_link", "weights"), 0)
     settings: Any = ev.NEAT(population=200, mutate_only=1.0, **{**none, name: 1.0})
     one = np.zeros(200, np.int64)
     alone, registry = Parents(one - 1, one, np.array([0, 1]), np.arange(1)), minimal(2, 1, 1, settings, 0)[1]
-    bred, births, _ = Nursery(settings, 2, 1, 5).breed(columns_of([before]), np.zeros(1), alone, registry, 1)
+    bred, births, _ = Breeder(settings, 2, 1, 5).breed(columns_of([before]), np.zeros(1), alone, registry, 1)
     assert set(births.site.tolist()) == {i for i, *_, k in ends if k or name != "remove_delay_link"}
     hidden = set()
     for site in set(births.site.tolist()):
@@ -385,7 +385,7 @@ def test_a_link_in_columns_is_a_link_in_a_program(name):
     assert hidden == {"toggle_link": {5}, "remove_link": {4, 5}, "remove_delay_link": {4, 5}}[name]
 
 
-def test_whoever_is_read_knows_its_readers():
+def test_edges_are_consistent_in_both_directions():
     """Random edits of single links: producers and consumers agree, whatever was made and taken back."""
     draw, made = np.random.default_rng(deep(2, 1)), 0
     p = ev.program.founder(ev.program.read(genome()), batch=2)

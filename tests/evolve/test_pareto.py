@@ -7,7 +7,7 @@ import numpy as np
 from graphwright.evolve.pareto import crowding, dominates, fronts, survivors
 
 
-def test_fronts_are_those_of_brute_force():
+def test_fronts_match_brute_force():
     rng = np.random.default_rng(0)
     for _ in range(300):
         values = rng.integers(0, 5, (int(rng.integers(1, 14)), int(rng.integers(1, 4)))).astype(float)
@@ -25,7 +25,7 @@ def test_fronts_are_those_of_brute_force():
         assert dominates(values).tolist() == [[over(i, j) for j in range(len(values))] for i in range(len(values))]
 
 
-def test_crowding_by_hand():
+def test_crowding_of_a_small_example():
     values = np.array([[0.0, 4.0], [1.0, 3.0], [3.0, 1.0], [4.0, 0.0], [0.0, 0.0]])
     rank = fronts(values)
     assert rank.tolist() == [0, 0, 0, 0, 1]

@@ -24,7 +24,7 @@ def run_of(**changes):
 def test_a_network_shows_its_nodes_and_links():
     run = run_of(delays=0.5, toggle_link=0.1)
     for g in range(20):
-        genome = run.individual(ev.Key(29, g)).genome
+        genome = run.individual(ev.IndividualKey(29, g)).genome
         text = pictures.network(genome, run.task.names)
         root: Any = ElementTree.fromstring(text)
         kinds = [c.get("class") for c in root.iter(f"{SVG}circle")]
@@ -50,7 +50,7 @@ def test_curves_and_species():
     assert shown == {f"species {n}" for line in run.log for n in line.species}
 
 
-def test_a_family_is_a_page(tmp_path):
+def test_lineage_page(tmp_path):
     run = run_of()
     text = run.lineage.to_html(tmp_path / "family.html")
     assert (tmp_path / "family.html").read_text(encoding="utf-8") == text
@@ -59,19 +59,19 @@ def test_a_family_is_a_page(tmp_path):
     assert "a&lt;b" in text
 
 
-def test_genes_of_those_without_descendants_are_dropped():
+def test_genes_without_descendants_are_dropped():
     run = run_of()
     run.run(200, target=2.0)
     kept = [len(past.kept) for past in run.lineage.past]
     assert max(kept[:60]) <= 20
     assert sum(kept[:60]) < 0.5 * 60 * 20
     for g in range(20):
-        assert run.lineage.path(ev.Key(run.generation, g))[0].mother is None
-    assert run.lineage.replay(ev.Key(run.generation, 0)).valid
+        assert run.lineage.path(ev.IndividualKey(run.generation, g))[0].fitter_parent is None
+    assert run.lineage.replay(ev.IndividualKey(run.generation, 0)).valid
     assert all(run.lineage.genome(birth.key) for birth in run.lineage.champions())
 
 
-def test_one_generation_is_seen_too():
+def test_charts_of_one_generation():
     run = ev.Evolution(ev.tasks.xor(), None, ev.NEAT(population=8), seed=1)
     run.run(1, target=2.0)
     for line in ElementTree.fromstring(ev.pictures.fitness(run.log)).iter(f"{SVG}polyline"):

@@ -14,9 +14,9 @@ from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
 from graphwright.evolve import tasks
 from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.genomes import columns_of, genome, join, minimal, take, with_room
+from graphwright.evolve.neurons.genomes import columns_of, genome, join, minimal, take, with_room
+from graphwright.evolve.neurons.species import Breeder, Species, distance, rates
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Nursery, Species, distance, rates
 
 erf = np.vectorize(math.erf)
 ACT = {
@@ -65,7 +65,7 @@ def same(a, b):
 def evolved(settings=WILD, inputs=3, outs=2, generations=25, seed=0):
     """A population some generations on, by random fitness."""
     genes, registry, _ = setup(inputs, outs, settings, seed)
-    rng, nursery = np.random.default_rng(seed), Nursery(settings, inputs, outs, seed)
+    rng, nursery = np.random.default_rng(seed), Breeder(settings, inputs, outs, seed)
     count = settings.population
     for g in range(1, generations):
         pool = rng.permutation(count)[: count // 2]
@@ -84,7 +84,7 @@ def remembering():
 
 
 @pytest.mark.parametrize("settings", [WILD, NEAT(population=30, split_link=0.2, add_link=0.3)], ids=["wild", "NEAT"])
-def test_children_are_those_of_the_slow_version(settings):
+def test_children_match_the_reference_implementation(settings):
     inputs, outs, count = 3, 2, settings.population
     genes, registry, numbers = setup(inputs, outs, settings)
     r = rates(settings)
@@ -101,7 +101,7 @@ def test_children_are_those_of_the_slow_version(settings):
         elite = np.where(rng.random(count) < 0.1, rng.integers(0, count, count), -1)
         species = rng.integers(0, 3, count)
         chosen = Parents(elite, species, off, pool)
-        genes, births, registry = Nursery(settings, inputs, outs, 99).breed(
+        genes, births, registry = Breeder(settings, inputs, outs, 99).breed(
             genes, fitness, chosen, registry, generation
         )
         new = []
@@ -111,7 +111,12 @@ def test_children_are_those_of_the_slow_version(settings):
                                      outs, numbers, stream)  # fmt: skip
             native = slow_of(genes, c, inputs, outs)
             same(native, kid)
-            assert record == (births.mother[c], births.father[c], MUTATIONS[births.mutation[c]], births.site[c])
+            assert record == (
+                births.fitter_parent[c],
+                births.other_parent[c],
+                MUTATIONS[births.mutation[c]],
+                births.site[c],
+            )
             made.add(record[2])
             new.append(native)  # rounding of sums must not add up
         old = new
@@ -122,7 +127,7 @@ def test_children_are_those_of_the_slow_version(settings):
     assert made >= ({"copy", "weights", "split_link", "add_link"} if settings is not WILD else set(MUTATIONS))
 
 
-def test_distances_are_those_of_the_slow_version():
+def test_distances_match_the_reference_implementation():
     genes, _ = evolved()
     one = [slow_of(genes, g, 3, 2) for g in range(40)]
     for settings in (WILD, NEAT(c1=2, c2=0.5, c3=1)):
@@ -133,7 +138,7 @@ def test_distances_are_those_of_the_slow_version():
         assert (np.diag(ours) == 0).all()
 
 
-def test_species_take_the_first_that_is_near():
+def test_genomes_join_the_first_near_species():
     genes, _ = evolved()
     settings = NEAT(threshold=THRESHOLD)
     d = distance(genes, genes, settings)
@@ -183,15 +188,15 @@ def test_a_link_closed_in_a_parent_stays_closed_in_three_of_four():
     genes.link_open[:4] = 0  # all of the first parent, none of the second
     count = settings.population
     parents = Parents(np.full(count, -1), np.zeros(count, np.int64), np.array([0, 2]), np.arange(2))
-    out, births, _ = Nursery(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
-    crossed = np.repeat(births.father >= 0, 4)
+    out, births, _ = Breeder(settings, 3, 1, 5).breed(genes, np.zeros(2), parents, registry, 1)
+    crossed = np.repeat(births.other_parent >= 0, 4)
     assert abs((1 - out.link_open[crossed]).mean() - 0.75) < 3 * math.sqrt(0.75 * 0.25 / crossed.sum())
-    alone = np.repeat((births.father < 0) & (births.mother == 0), 4)
+    alone = np.repeat((births.other_parent < 0) & (births.fitter_parent == 0), 4)
     assert (out.link_open[alone] == 0).all()  # a genome crossed with itself is itself
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_answers_are_those_of_the_definition(steps):
+def test_answers_match_the_definition(steps):
     genes = remembering()
     rng = np.random.default_rng(2)
     x = rng.normal(size=(37, steps, 3)).astype(np.float32)
@@ -279,7 +284,7 @@ def test_gradients_are_those_of_finite_differences(loss):
     assert checked > 50
 
 
-def test_training_stops_nowhere_but_at_what_was_asked():
+def test_training_makes_the_given_number_of_steps():
     run = Evolution(tasks.xor(), None, seed=0)
     genes = run.genes
     lesson = run.task.lesson()
@@ -308,7 +313,7 @@ def test_a_registry_that_grows_keeps_its_numbers():
     assert (grown.keys[:used] == registry.keys[:used]).all()
 
 
-def test_the_table_takes_no_more_than_its_rows():
+def test_table_allocates_only_its_rows():
     genes, _ = evolved(generations=40)
     table = tabulate(genes, 3, 2)
     assert len(table.rows) == table.row_off[-1] <= genes.node_off[-1]
@@ -316,21 +321,21 @@ def test_the_table_takes_no_more_than_its_rows():
     assert Rates._fields[0] == "grow"
 
 
-def test_rows_of_a_genome_that_did_not_change_are_its_mother_s():
+def test_unchanged_genomes_reuse_rows_of_their_fitter_parent():
     run = Evolution(tasks.parity(4), None, NEAT(population=60, split_link=0.2, add_link=0.3, delays=0.3), seed=2)
     for _ in range(15):
         run.run(run.generation + 2, target=2.0)
         old, table = run.genes, run.table
         run._reproduce()
-        anew = tabulate(run.genes, 1, 1)
+        fresh = tabulate(run.genes, 1, 1)
         for name in ("row_off", "rows", "links", "outputs", "node", "most", "ring"):
-            np.testing.assert_array_equal(getattr(run.table, name), getattr(anew, name))
+            np.testing.assert_array_equal(getattr(run.table, name), getattr(fresh, name))
         changed = [
             g
-            for g, m in enumerate(run.births.mother.tolist())
+            for g, m in enumerate(run.births.fitter_parent.tolist())
             if (a := genome(run.genes, g, 1, 1)).nodes != (b := genome(old, m, 1, 1)).nodes
             or [e[:5] for e in a.links] != [e[:5] for e in b.links]
         ]
         assert 0 < len(changed) < 60
         assert run.table.written == sum(np.diff(run.table.row_off)[changed])
-        assert anew.written == len(anew.rows) >= len(table.outputs)
+        assert fresh.written == len(fresh.rows) >= len(table.outputs)

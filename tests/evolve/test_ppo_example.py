@@ -31,14 +31,14 @@ def test_advantages_are_the_sums_of_generalised_advantage_estimation():
             np.testing.assert_allclose(found[t, cart], total, rtol=1e-12)
 
 
-def test_an_episode_that_is_cut_off_goes_on_in_the_value_of_where_it_stopped():
+def test_truncated_episode_bootstraps_from_the_last_value():
     carts = EXAMPLE["Carts"](np.random.default_rng(0))
     carts.age[:] = carts.env.limit - 2
     carts.state[1, 2] = carts.env.state[1, 2] = 0.3  # this one falls
     led, fell, over = carts.step(np.ones(8, bool))
     assert (fell == (np.arange(8) == 1)).all()
     assert (over == fell).all()
-    assert np.abs(carts.state[1]).max() <= 0.05  # begins anew
+    assert np.abs(carts.state[1]).max() <= 0.05  # restarts
     np.testing.assert_array_equal(carts.state[2:], led[2:])
     led, fell, over = carts.step(np.ones(8, bool))
     assert not fell.any()

@@ -11,9 +11,9 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
-from graphwright.evolve import program
 from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.genomes import columns_of, genome, take
+from graphwright.evolve.neurons import program
+from graphwright.evolve.neurons.genomes import columns_of, genome, take
 
 WILD = {
     "population": 12, "grow": 0.1, "split_link": 0.25, "add_link": 0.4, "toggle_link": 0.2, "remove_link": 0.15,
@@ -34,7 +34,7 @@ def wild(seed, delays=0.0, generations=12, **changes):
 @given(seed=st.integers(0, 1000), delays=st.sampled_from([0.0, 0.4]))
 def test_replaying_a_lineage_gives_the_genome(seed, delays):
     run = wild(seed, delays)
-    key = ev.Key(run.generation, seed % 12)
+    key = ev.IndividualKey(run.generation, seed % 12)
     genes = run.lineage.genome(key)
     p = run.lineage.replay(key)
     assert p.validate().ok
@@ -51,8 +51,8 @@ def test_the_vm_gives_the_bits_of_the_population(seed):
     run = wild(seed, activation=("tanh", "sigmoid49", "identity", "relu", "silu", "gelu"))
     x = np.random.default_rng(seed).normal(size=(19, 3)).astype(np.float32)
     for g in range(0, 12, 4):
-        p = run.lineage.replay(ev.Key(run.generation, g))
-        ours = run.individual(ev.Key(run.generation, g)).predict(x)
+        p = run.lineage.replay(ev.IndividualKey(run.generation, g))
+        ours = run.individual(ev.IndividualKey(run.generation, g)).predict(x)
         planned = gw.compile(p, executor="vm")(x=x)
         assert planned.numpy().tobytes() == np.ascontiguousarray(ours).tobytes()
         np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), ours, rtol=1e-5, atol=1e-6)
@@ -61,7 +61,7 @@ def test_the_vm_gives_the_bits_of_the_population(seed):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_each_activation_is_a_program(name):
     one = ev.Genome(
-        2, 1, (ev.Node(3, name),), tuple(ev.Link(4 + i, i, 3, 0, True, w) for i, w in enumerate((1.5, -2, 0.3)))
+        2, 1, (ev.NodeGene(3, name),), tuple(ev.LinkGene(4 + i, i, 3, 0, True, w) for i, w in enumerate((1.5, -2, 0.3)))
     )
     p = program.founder(one)
     assert program.read(p) == program.read(program.founder(program.read(p)))
@@ -70,7 +70,7 @@ def test_each_activation_is_a_program(name):
     np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), ours, rtol=1e-5, atol=1e-6)
     for other in ACTIVATIONS:  # one edit, and back by undo
         before = p.hash()
-        program.apply(p, one, ev.Genome(2, 1, (ev.Node(3, other),), one.links), "other")
+        program.apply(p, one, ev.Genome(2, 1, (ev.NodeGene(3, other),), one.links), "other")
         assert program.read(p).nodes[0].activation == other
         if other != name:
             p.undo()
@@ -80,7 +80,9 @@ def test_each_activation_is_a_program(name):
 def test_a_recurrent_program_keeps_its_state():
     run = wild(3, delays=0.8, generations=30)
     key = next(
-        ev.Key(29, g) for g in range(12) if any(e.delay and e.open for e in run.lineage.genome(ev.Key(29, g)).links)
+        ev.IndividualKey(29, g)
+        for g in range(12)
+        if any(e.delay and e.open for e in run.lineage.genome(ev.IndividualKey(29, g)).links)
     )
     x = np.random.default_rng(1).normal(size=(1, 7, 3)).astype(np.float32)
     ours = run.individual(key).predict(x)[0]
@@ -92,8 +94,12 @@ def test_a_recurrent_program_keeps_its_state():
 
 
 def test_a_delay_of_several_steps_is_a_chain_of_states():
-    links = (ev.Link(3, 0, 2, 3, True, 0.75), ev.Link(4, 1, 2, 0, True, -0.25), ev.Link(5, 2, 2, 2, True, 0.5))
-    one = ev.Genome(1, 1, (ev.Node(2, "tanh"),), links)
+    links = (
+        ev.LinkGene(3, 0, 2, 3, True, 0.75),
+        ev.LinkGene(4, 1, 2, 0, True, -0.25),
+        ev.LinkGene(5, 2, 2, 2, True, 0.5),
+    )
+    one = ev.Genome(1, 1, (ev.NodeGene(2, "tanh"),), links)
     p = program.founder(one)
     assert program.read(p) == one
     assert len(p.states()) == 5
@@ -136,8 +142,8 @@ def test_moments_follow_the_genes():
     parents = type(run.genes)(*(c.copy() for c in run.genes))
     run._reproduce()
     for g in range(8):
-        mother = int(run.births.mother[g])
-        old = take(parents, np.array([mother]))
+        fitter_parent = int(run.births.fitter_parent[g])
+        old = take(parents, np.array([fitter_parent]))
         place = {i: k for k, i in enumerate(old.link_id.tolist())}
         for e in range(run.genes.link_off[g], run.genes.link_off[g + 1]):
             k = place.get(int(run.genes.link_id[e]))
@@ -159,8 +165,8 @@ def test_growth_keeps_the_function():
         old_links = np.diff(run.genes.link_off)
         run._reproduce()
         after = run.population().answers(Cases.of(x))
-        assert after.tobytes() == before[run.births.mother].tobytes()
-    assert (np.diff(run.genes.link_off) > old_links[run.births.mother]).any()
+        assert after.tobytes() == before[run.births.fitter_parent].tobytes()
+    assert (np.diff(run.genes.link_off) > old_links[run.births.fitter_parent]).any()
 
 
 def test_growth_learns():
@@ -168,12 +174,12 @@ def test_growth_learns():
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
     from graphwright.array.population.deal import Parents
-    from graphwright.evolve.species import Nursery
+    from graphwright.evolve.neurons.species import Breeder
 
     def grow(generation):
         each = np.arange(50)
         alone = Parents(np.full(50, -1), each, np.arange(51), each)
-        nursery = Nursery(run.settings, 2, 1, 0)
+        nursery = Breeder(run.settings, 2, 1, 0)
         run.genes, _, run.registry = nursery.breed(run.genes, np.zeros(50), alone, run.registry, generation)
 
     def train(steps):
@@ -213,5 +219,5 @@ def test_a_program_that_is_no_genome_is_refused():
     b = gw.Builder()
     x = b.input("x", ("B", 2))
     b.output(b.tanh(x), "y")
-    with pytest.raises(ev.TaskError, match="no genome"):
+    with pytest.raises(ev.TaskError, match="not a genome"):
         program.read(b.build())

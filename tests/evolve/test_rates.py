@@ -14,10 +14,10 @@ from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import MUTATIONS as SCALAR
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.genomes import LINK, SPLIT, columns_of, minimal, number
+from graphwright.evolve.layers.candidate import GENES
 from graphwright.evolve.layers.engine import tried
-from graphwright.evolve.layers.member import GENES
-from graphwright.evolve.species import Nursery
+from graphwright.evolve.neurons.genomes import LINK, SPLIT, columns_of, minimal, number
+from graphwright.evolve.neurons.species import Breeder
 
 DRAWS = 100_000
 ALWAYS = {
@@ -92,7 +92,7 @@ def test_mutations_of_layers_are_drawn_by_the_two_tables(late):
             assert within((first == k).sum(), p_), (kind, name)
 
 
-def test_a_child_gets_the_first_mutation_that_can_be_made(monkeypatch):
+def test_child_gets_the_first_possible_mutation(monkeypatch):
     run = layers()
     run.run(max_generations=1, target=2.0)
     names = list(run.rates(0.0))
@@ -100,7 +100,7 @@ def test_a_child_gets_the_first_mutation_that_can_be_made(monkeypatch):
     ranks = np.array([[names.index(n) for n in (*order, *(n for n in names if n not in order))]])
     monkeypatch.setattr("graphwright.evolve.layers.engine.tried", lambda *a: ranks)
     child = run._child(0.0)
-    assert (child.birth.mutation, child.birth.recipe.optimizer) == ("optimizer", "sgd")
+    assert (child.birth.mutation, child.birth.training.optimizer) == ("optimizer", "sgd")
 
 
 def test_rates_can_be_set_by_name():
@@ -109,15 +109,15 @@ def test_rates_can_be_set_by_name():
     assert (rates["widen"], rates["loss"], "insert_layer" in rates) == (3.0, 1.0, False)
     assert rates["narrow"] == 0.10
     assert ev.Layers.from_json(run.settings.to_json()) == run.settings
-    with pytest.raises(UsageError, match="rates of mutations that are not there") as error:
+    with pytest.raises(UsageError, match="unknown mutations") as error:
         layers(rates={"wide": 1.0})
     assert error.value.got == "wide"
     for wrong in (-1.0, math.nan, math.inf, "often"):
-        with pytest.raises(ValueError, match="a rate is a number from 0 on"):
+        with pytest.raises(ValueError, match="out of range"):
             ev.Layers(rates={"widen": wrong})  # pyright: ignore[reportArgumentType]
 
 
-def test_a_run_explores_for_two_fifths_and_then_refines(monkeypatch):
+def test_run_explores_for_two_fifths_then_refines(monkeypatch):
     run, real, seen = layers(), ev.Evolution(ev.tasks.two_moons(60), ev.blocks(start()), ev.Layers()).rates, []
     monkeypatch.setattr(run, "rates", lambda done: seen.append(round(done, 9)) or real(done))
     run.run(max_generations=6, target=2.0)
@@ -130,10 +130,10 @@ def test_a_run_explores_for_two_fifths_and_then_refines(monkeypatch):
 
 
 @pytest.mark.parametrize("stagnation", [0, 20])
-def test_without_gain_only_structure_changes_from_that_generation_on(stagnation):
+def test_stagnation_leaves_only_structural_mutations(stagnation):
     run = layers(stagnation=stagnation)
     table = dict(m.MUTATIONS)
-    table["polish"] = m.Kind("polish", m.linears, lambda e, site, rng: None, 1.0, 1.0, structural=False)
+    table["polish"] = m.MutationKind("polish", m.linears, lambda e, site, rng: None, 1.0, 1.0, structural=False)
     for done in (0.0, 0.9):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("graphwright.evolve.layers.engine.MUTATIONS", table)
@@ -169,11 +169,11 @@ def test_mutations_of_neurons_are_tried_in_order_and_one_is_made():
     split = number(registry, SPLIT, 4)
     into, out = number(registry, LINK, 0, split), number(registry, LINK, split, 3)
     links = [(4, 0, 3), (5, 1, 3), (6, 2, 3), (into, 0, split), (out, split, 3)]
-    parent = ev.Genome(2, 1, (ev.Node(3, "tanh"), ev.Node(split, "tanh")),
-                       tuple(ev.Link(i, s, d, 0, True, 0.5 + i) for i, s, d in links))  # fmt: skip
+    parent = ev.Genome(2, 1, (ev.NodeGene(3, "tanh"), ev.NodeGene(split, "tanh")),
+                       tuple(ev.LinkGene(i, s, d, 0, True, 0.5 + i) for i, s, d in links))  # fmt: skip
     one = np.zeros(DRAWS, np.int64)
     alone = Parents(one - 1, one, np.array([0, 1]), np.arange(1))
-    genes, births, _ = Nursery(settings, 2, 1, 5).breed(columns_of([parent]), np.zeros(1), alone, registry, 1)
+    genes, births, _ = Breeder(settings, 2, 1, 5).breed(columns_of([parent]), np.zeros(1), alone, registry, 1)
     counts = dict(zip(SCALAR, np.bincount(births.mutation, minlength=len(SCALAR)).tolist(), strict=True))
     found = 1 - 0.8**20  # two of ten pairs of nodes can be linked, and twenty are tried
     left = 0.97 * (1 - 0.05 * found)
@@ -192,9 +192,9 @@ def test_parents_are_one_or_two_and_seldom_of_two_species():
     genes, registry = minimal(2, 1, DRAWS, settings, 0)
     of = np.repeat([0, 1], DRAWS // 2)
     parents = Parents(np.full(DRAWS, -1), of, np.array([0, DRAWS // 2, DRAWS]), np.arange(DRAWS))
-    _, births, _ = Nursery(settings, 2, 1, 5).breed(genes, np.zeros(DRAWS), parents, registry, 1)
-    crossed = births.father >= 0
+    _, births, _ = Breeder(settings, 2, 1, 5).breed(genes, np.zeros(DRAWS), parents, registry, 1)
+    crossed = births.other_parent >= 0
     assert within((~crossed).sum(), 0.25)
-    far = births.father[crossed] // (DRAWS // 2) != births.mother[crossed] // (DRAWS // 2)
+    far = births.other_parent[crossed] // (DRAWS // 2) != births.fitter_parent[crossed] // (DRAWS // 2)
     assert within(far.sum(), 0.001, crossed.sum())
     assert births.refused[SCALAR.index("add_link")] > 0.04 * DRAWS  # no link is missing here

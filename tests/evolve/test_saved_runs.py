@@ -57,7 +57,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", interrupted.KINDS)
-def test_ten_generations_a_kill_and_ten_more_are_twenty_to_the_byte(killed, whole, kind):
+def test_killed_and_resumed_run_equals_one_run_byte_for_byte(killed, whole, kind):
     folder, task = killed, interrupted.moons() if kind == "layers" else None
     run = ev.resume(folder / kind, task)
     assert len(run.log) == 9  # the tenth was not saved
@@ -68,7 +68,7 @@ def test_ten_generations_a_kill_and_ten_more_are_twenty_to_the_byte(killed, whol
     assert {p.name for p in folder.iterdir() if p.name.startswith(kind)} == {kind, f"{kind}.1", f"{kind}.2"}
 
 
-def test_every_member_kept_scores_the_same_in_a_new_process(whole):
+def test_saved_candidates_score_the_same_in_a_new_process(whole):
     """Champions of neurons, some with delays, and members of layers with running statistics: to the bit."""
     code = (
         "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); import interrupted\n"
@@ -94,7 +94,7 @@ def test_every_member_kept_scores_the_same_in_a_new_process(whole):
     assert sum(kind == "layers" for kind, _, _ in lines) == len({*layers.members, *layers.archive})
 
 
-def test_all_that_a_run_of_neurons_is_made_of_comes_back(whole):
+def test_neuron_run_is_restored_completely(whole):
     for kind in ("neat", "hybrid"):
         run, again = whole[1][kind], ev.resume(whole[0] / kind)
         for a, b in zip(run.genes, again.genes, strict=True):  # weights, moments and step counts among them
@@ -111,13 +111,13 @@ def test_all_that_a_run_of_neurons_is_made_of_comes_back(whole):
         assert run.counters == again.counters
         assert run.lineage.pinned == again.lineage.pinned
         for g in range(0, interrupted.GENERATIONS, 6):
-            assert run.lineage.birth(ev.Key(g, 2)) == again.lineage.birth(ev.Key(g, 2))
+            assert run.lineage.birth(ev.IndividualKey(g, 2)) == again.lineage.birth(ev.IndividualKey(g, 2))
         assert run.lineage.genome(run.best) == again.lineage.genome(run.best)
     assert run.genes.steps.any()
     assert whole[1]["neat"].genes.link_delay.any()
 
 
-def test_all_that_a_run_of_layers_is_made_of_comes_back(whole):
+def test_layer_run_is_restored_completely(whole):
     run: Any = whole[1]["layers"]
     again = ev.resume(whole[0] / "layers", interrupted.moons())
     assert (run.births, run.log, run.counters, run.numbers) == (again.births, again.log, again.counters, again.numbers)
@@ -126,13 +126,13 @@ def test_all_that_a_run_of_layers_is_made_of_comes_back(whole):
         ours, theirs = getattr(run, name), getattr(again, name)
         assert [m.birth for m in ours] == [m.birth for m in theirs]
         for a, b in zip(ours, theirs, strict=True):
-            for p, q in ((a.program, b.program), (a.seedling, b.seedling)):
+            for p, q in ((a.program, b.program), (a.untrained, b.untrained)):
                 assert p.hash() == q.hash()
                 assert list(p.gates()) == list(q.gates())
                 values = {k: v.data.to_numpy().tobytes() for k, v in p.variables().items()}
                 assert values == {k: v.data.to_numpy().tobytes() for k, v in q.variables().items()}
                 assert {"1.running_mean", "1.num_batches_tracked", "gates.logits", "rng"} <= values.keys()
-            for one, other in ((a.moments, b.moments), (a.seeds, b.seeds)):
+            for one, other in ((a.moments, b.moments), (a.untrained_moments, b.untrained_moments)):
                 assert {k: v.tobytes() for k, v in one.items()} == {k: v.tobytes() for k, v in other.items()}
             assert train.measure(again.task, b.program, again.task.valid) == (b.metric, b.birth.loss)
     member = run.members[0]
@@ -166,7 +166,7 @@ def check_none_lost(tree, old, new, where):
         assert before == states[0], where  # what was the last is kept
 
 
-def test_a_fault_at_any_write_leaves_the_old_states_or_the_new(small, tmp_path):
+def test_fault_at_any_write_leaves_a_complete_state(small, tmp_path):
     """The states before move on, then the new one is put in place: faults at each operation, losses of power."""
     template, run = small
     old, made = snapshot(template), 0
@@ -202,14 +202,14 @@ def test_a_fault_at_any_write_leaves_the_old_states_or_the_new(small, tmp_path):
             break
 
 
-def test_a_loss_of_power_while_a_run_is_saved_leaves_the_old_state_or_the_new(small, tmp_path):
+def test_power_loss_while_saving_leaves_a_complete_state(small, tmp_path):
     template, run = small
     survived = check_atomic(tmp_path, lambda folder: shutil.copytree(template / "run", folder / "run"),
                             lambda folder: run.save(folder / "run"), kinds=(), seeds=1)  # fmt: skip
     assert survived.crashes > 10
 
 
-def test_a_fault_while_layers_are_saved_leaves_the_state_before(whole, tmp_path):
+def test_fault_while_saving_layers_leaves_the_previous_state(whole, tmp_path):
     run = whole[1]["layers"]
     run.save(tmp_path / "run")
     before = files(tmp_path / "run")

@@ -25,7 +25,7 @@ COMMON = {
 }  # fmt: skip
 NEURONS = COMMON | {"links": "int", "species": "int", "champion": {"generation": "int", "index": "int"}}
 LAYERS = COMMON | {
-    "recipe": {"rate": "int", "lr": "float", "optimizer": "str", "loss": "str"}, "front": "int",
+    "training": {"rate": "int", "lr": "float", "optimizer": "str", "loss": "str"}, "front": "int",
     "champion": {"candidate": "int", "generation": "int", "what": "str"},
 }  # fmt: skip
 SEEDS = {
@@ -111,7 +111,7 @@ def test_a_report_of_layers_has_these_fields():
     assert r["backward_passes"] == 3 * len(result.evolution.task.train.x)
 
 
-def test_time_in_environments_is_said_apart():
+def test_environment_time_is_reported_separately():
     result = ev.Evolution(ev.tasks.cartpole(), None, ev.NEAT(population=10), seed=0).run(1, target=1e9)
     r = result.to_json()
     assert 0 < r["environment_seconds"] < r["seconds"]
@@ -119,12 +119,12 @@ def test_time_in_environments_is_said_apart():
 
 
 @pytest.mark.parametrize("trials", [1, 7, 20, 100])
-def test_the_interval_of_a_share_is_scipy_s(trials):
+def test_wilson_interval_matches_scipy(trials):
     for k in {0, 1, trials // 2, trials - 1, trials}:
         theirs = binomtest(k, trials).proportion_ci(0.95, "wilson")
         np.testing.assert_allclose(wilson(k, trials), theirs, rtol=1e-12, atol=1e-15)
     for wrong in ((2, 1), (-1, 3), (0, 0)):
-        with pytest.raises(UsageError, match="no share"):
+        with pytest.raises(UsageError, match="invalid numbers"):
             wilson(*wrong)
 
 
@@ -152,11 +152,11 @@ def test_runs_from_many_seeds_are_distributions():
     assert [(p.done, p.total) for p in steps] == [(k, 20) for k in range(1, 21)]
     assert str(found).startswith(f"{len(facts['solved'])} of 20 seeds solved xor (accuracy >= 1)")
     assert f"95 % interval {100 * low:.0f} to {100 * high:.0f} %" in str(found)
-    with pytest.raises(UsageError, match="no such figure"):
+    with pytest.raises(UsageError, match="do not report this figure"):
         found.quartiles("beauty")
 
 
-def test_each_seed_may_have_data_of_its_own_and_its_test_cases_are_read_once():
+def test_task_per_seed_reads_its_test_cases_once():
     made = []
 
     def task(seed):
@@ -168,5 +168,5 @@ def test_each_seed_may_have_data_of_its_own_and_its_test_cases_are_read_once():
     assert [r["seed"] for r in found.reports] == [3, 8]
     assert [t.test_reads for t in made] == [1, 1]
     assert found.quartiles("test")[1] == pytest.approx(np.mean([r["metric"]["test"] for r in found.reports]))
-    with pytest.raises(UsageError, match="no seeds"):
+    with pytest.raises(UsageError, match="at least one seed"):
         ev.over_seeds(task, seeds=[], max_generations=1)

@@ -11,8 +11,8 @@ import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
 from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.genomes import genome, take
-from graphwright.evolve.program import founder
+from graphwright.evolve.neurons.genomes import genome, take
+from graphwright.evolve.neurons.program import founder
 
 N, T = 21, 6
 rng = np.random.default_rng(0)
@@ -34,11 +34,11 @@ def run() -> Any:
 
 
 def of_length(x: np.ndarray, value: float) -> np.ndarray:
-    """The same sequences with something else behind their ends."""
+    """The same sequences with other values after their ends."""
     return np.where(PADDED[..., None], np.float32(value), x)
 
 
-def test_a_padded_batch_is_each_sequence_alone_to_the_bit_on_the_vm(run):
+def test_padded_batch_matches_single_sequences_bit_for_bit(run):
     answers = outputs(run.table, run.genes, Cases.of(of_length(X, 99.0)))
     for k, length in enumerate(LENGTHS):
         alone = outputs(run.table, run.genes, Cases.of(X[k : k + 1, :length]))
@@ -57,13 +57,13 @@ def test_a_padded_batch_is_each_sequence_alone_to_the_bit_on_the_vm(run):
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
-def test_padded_steps_leave_loss_gradient_and_update_untouched(run, loss):
+def test_padding_does_not_affect_loss_gradient_and_update(run, loss):
     y = (X > 0).astype(np.float32) if loss != "cross_entropy" else np.eye(2, dtype=np.float32)[(X[..., 0] > 0) * 1]
     counts = (~PADDED).astype(np.float32)
     trained = []
-    for behind, told in ((0.0, 0.0), (-7.5, 1.0)):
+    for padding, label in ((0.0, 0.0), (-7.5, 1.0)):
         genes = take(run.genes, np.arange(12))
-        lesson = Lesson.of(of_length(X, behind), of_length(y, told), loss, counts)
+        lesson = Lesson.of(of_length(X, padding), of_length(y, label), loss, counts)
         losses = fit(tabulate(genes, 2, 2), genes, lesson, np.full(12, 3), np.full(12, 0.01))
         trained.append((losses.tobytes(), *(column.tobytes() for column in genes)))
     assert trained[0] == trained[1]
@@ -87,13 +87,13 @@ def test_a_batch_s_gradient_is_the_sum_of_those_of_its_sequences(run):
 
 
 def test_layers_over_time_give_padding_no_gradient():
-    """The loss of a mask: what stands behind the end of a sequence has an answer, and no say."""
+    """The masked loss ignores answers after the end of a sequence."""
     from graphwright.evolve.layers.train import _over_time
 
     counts = (~PADDED).astype(np.float32)
     found = []
-    for behind in (0.0, 3.0):
-        answer = gw.tensor(of_length(X, behind), requires_grad=True)
+    for padding in (0.0, 3.0):
+        answer = gw.tensor(of_length(X, padding), requires_grad=True)
         loss = _over_time(answer, gw.tensor((X > 0).astype(np.float32)), gw.tensor(counts), "bce")
         loss.backward()
         assert answer.grad is not None

@@ -1,4 +1,4 @@
-"""Who breeds, and how many children a species has: by hand, and over random cases."""
+"""Breeding species and their numbers of children, in small examples and random cases."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 from test_population import evolved
 
 from graphwright.array.population.deal import offspring, parents, representatives
-from graphwright.evolve.genomes import genome
+from graphwright.evolve.neurons.genomes import genome
+from graphwright.evolve.neurons.species import Breeder, Species, breeding
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.species import Nursery, Species, breeding
 
 
 def species_of(best, gained):
@@ -16,7 +16,7 @@ def species_of(best, gained):
     return Species(np.arange(count), np.arange(count), np.array(best, float), np.array(gained), 3.0, count)
 
 
-def test_children_by_hand():
+def test_offspring_counts_of_a_small_example():
     fitness = np.array([3.0, 1.0, 4.0, 4.0, 0.0, 0.0])
     of = np.array([0, 0, 1, 1, 1, 1])
     # sums of shared fitness: 4/2 and 8/4
@@ -27,7 +27,7 @@ def test_children_by_hand():
     assert offspring(np.zeros(6), of, np.array([True, True]), 5).tolist() == [3, 2]
 
 
-def test_children_are_as_many_as_asked_for():
+def test_offspring_counts_sum_to_the_population():
     rng = np.random.default_rng(0)
     for _ in range(10_000):
         count, kinds = int(rng.integers(1, 40)), int(rng.integers(1, 8))
@@ -80,13 +80,13 @@ def test_the_champion_of_a_large_species_is_copied():
     of = np.repeat([0, 1], [35, 5])
     s = Species(of, np.array([3, 8]), np.array([9.0, 8.0]), np.array([0, 0]), 3.0, 9)
     settings = NEAT(population=40)
-    children, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
+    children, births, _ = Breeder(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
     champion = int(np.argmax(fitness[:35]))
     assert genome(children, 0, 3, 2) == genome(genes, champion, 3, 2)
-    copies = (births.mother == champion) & (births.mutation == 0) & (births.father < 0)
+    copies = (births.fitter_parent == champion) & (births.mutation == 0) & (births.other_parent < 0)
     assert copies[0]
     pool = set(np.argsort(-fitness[:35], kind="stable")[:7].tolist()) | {35 + int(np.argmax(fitness[35:]))}
-    assert set(births.mother.tolist()) <= pool  # the best fifth of each
+    assert set(births.fitter_parent.tolist()) <= pool  # the best fifth of each
 
 
 def test_a_lone_elite_survives_without_species():
@@ -95,13 +95,13 @@ def test_a_lone_elite_survives_without_species():
     s = Species.founders(genes, NEAT(species=False))
     assert len(s) == 1
     settings = NEAT(population=40, species=False, champions=0, tournament=3, survival=1.0, weights=0.0)
-    _, births, _ = Nursery(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
-    assert births.mother[0] == np.argmax(fitness)
+    _, births, _ = Breeder(settings, 3, 2, 1).children(genes, fitness, s, registry, 1, 0)
+    assert births.fitter_parent[0] == np.argmax(fitness)
     rank = np.argsort(np.argsort(-fitness))
-    assert rank[births.mother].mean() < 14  # the best of three
+    assert rank[births.fitter_parent].mean() < 14  # the best of three
 
 
-def test_representatives_are_members():
+def test_representatives_belong_to_their_species():
     genes, _ = evolved()
     s = Species.founders(genes, NEAT(threshold=1.5))
     found = []

@@ -1,4 +1,4 @@
-"""What the benchmark of evolution found over seeds meets what is asked of it: as stored; in the deep profile, anew."""
+"""Stored benchmark results of evolution meet their targets; the deep profile runs the benchmark again."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def stored(part: str) -> list[Rows]:
 
 
 @pytest.mark.parametrize("part", BARS)
-def test_stored_figures_reach_what_is_asked(part):
+def test_stored_figures_meet_their_targets(part):
     found = stored(part)
     assert found, f"python -m benchmarks evolve:{part} stores it"
     for rows in found:
@@ -113,7 +113,7 @@ def test_stored_figures_reach_what_is_asked(part):
 @pytest.mark.deep
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("part", BARS)
-def test_runs_over_seeds_reach_what_is_asked(part, monkeypatch):
+def test_runs_over_seeds_meet_their_targets(part, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
     from benchmarks import evolve
 

@@ -32,7 +32,7 @@ def gymnasium_step(state, action):
     return np.array([x, x_dot, theta, theta_dot]), over
 
 
-def test_cartpole_is_the_scalar_one():
+def test_cartpole_matches_a_scalar_implementation():
     rng = np.random.default_rng(0)
     env = tasks.CartPole()
     state = env.reset(rng, (3, 4)).copy()
@@ -51,7 +51,7 @@ def test_cartpole_is_the_scalar_one():
     assert steps == 3600
 
 
-def test_cartpole_is_gymnasium_s():
+def test_cartpole_matches_gymnasium():
     gymnasium = pytest.importorskip("gymnasium")
     theirs, rng = [gymnasium.make("CartPole-v1") for _ in range(20)], np.random.default_rng(1)
     ours, age, cuts, falls = tasks.CartPole(), np.zeros(20, int), 0, 0
@@ -123,12 +123,12 @@ def test_double_pole_follows_its_equations(friction):
         env.state[fell, 2] = 0.07
 
 
-def test_fitness_on_two_poles_is_the_steps_until_something_falls():
+def test_double_pole_fitness_counts_steps_until_a_fall():
     run = ev.Evolution(tasks.double_pole(), None, ev.NEAT(population=12), seed=0)
     run.run(2, target=2000.0)
     seen = set()
     for g in range(0, 12, 3):
-        one = run.individual(ev.Key(run.generation, g))
+        one = run.individual(ev.IndividualKey(run.generation, g))
         s, steps, fell = np.array([0, 0, 0.07, 0, 0, 0]), 0, False
         while not fell and steps < 60:
             answer = one.predict((s / [4.8, 2, 0.52, 2, 0.52, 2])[None].astype("f4"))[0, 0]
@@ -152,7 +152,7 @@ def test_neat_balances_the_pole():
     assert all(solved)
 
 
-def test_hybrid_remembers_parity_by_delays():
+def test_hybrid_solves_parity_by_delay_links():
     task = tasks.parity(5)
     settings = ev.Hybrid(delays=0.5, train=ev.Train(steps=100))
     result = ev.Evolution(task, None, settings, seed=1).run(30)
@@ -161,7 +161,7 @@ def test_hybrid_remembers_parity_by_delays():
     assert any(e.delay for e in result.best.genome.links)
 
 
-def test_each_flower_and_moon():
+def test_iris_and_two_moons():
     for task in (tasks.two_moons(), tasks.blobs()):
         result = ev.Evolution(task, None, ev.Hybrid(train=ev.Train(steps=100)), seed=0).run(15)
         assert result.test() >= 0.9
@@ -209,13 +209,13 @@ def test_steps_beyond_a_length_count_nothing():
         (np.full((4, 2), 1e300), [0, 1, 0, 1], "bce", "finite"),
     ],
 )
-def test_data_that_do_not_fit_are_refused(inputs, targets, loss, what):
+def test_invalid_data_are_refused(inputs, targets, loss, what):
     with pytest.raises(TaskError, match=what):
         ev.Task(inputs, targets, loss)
 
 
 @pytest.mark.parametrize("loss", ["bce", "mse", "cross_entropy"])
-def test_a_target_that_is_the_same_in_all_cases_is_refused(loss):
+def test_constant_targets_are_refused(loss):
     x, same = np.random.default_rng(0).normal(size=(40, 2)), np.ones(40, int)
     with pytest.raises(TaskError, match="the target is the same in all cases"):
         ev.Task(x, same, loss)
@@ -228,11 +228,11 @@ def test_a_target_that_is_the_same_in_all_cases_is_refused(loss):
         ev.Task(np.repeat(x[:, None], 3, 1), steps, "mse", skip=1)
 
 
-def test_what_is_the_same_in_one_part_is_told_where_it_is_divided_by():
+def test_r2_refuses_constant_targets_in_a_split():
     x = np.random.default_rng(0).normal(size=(40, 2))
     rare = np.arange(40) == 7
     assert ev.Task(x, rare).valid.y.max() == 0  # an accuracy is one of any cases
-    with pytest.raises(TaskError, match=r"spread of the (validation|test) targets(.|\n)*8 of \[0.0\]"):
+    with pytest.raises(TaskError, match=r"undefined: all (validation|test) targets(.|\n)*8 of \[0.0\]"):
         ev.Task(x, rare, "mse")
     assert ev.Task(x, np.c_[rare, x[:, 0]], "mse").outputs == 2
     assert ev.Task(x, rare, "mse", split="same").outputs == 1
@@ -244,7 +244,7 @@ def test_splits_are_shares_or_the_word_same():
         ev.Task(np.zeros((8, 2)), [0, 1] * 4, split=wrong)
 
 
-def test_mnist_comes_from_files_that_are_there(tmp_path):
+def test_mnist_names_missing_files(tmp_path):
     rng = np.random.default_rng(0)
     for part, count in (("train", 60), ("t10k", 20)):
         images, labels = rng.integers(0, 256, (count, 4, 4)), np.arange(count) % 3
@@ -309,7 +309,7 @@ def test_columns_of_words_and_other_ways_to_write_a_table(tmp_path):
         ("gr\u00f6\u00dfe,y\n1,0\n", "UTF-8"),
     ],
 )
-def test_tables_that_do_not_fit_are_refused(tmp_path, text, what):
+def test_invalid_csv_files_are_refused(tmp_path, text, what):
     path = tmp_path / "t.csv"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(TaskError, match=what):
@@ -318,7 +318,7 @@ def test_tables_that_do_not_fit_are_refused(tmp_path, text, what):
         tasks.csv(tmp_path / "none.csv", "y")
 
 
-def test_gymnasium_is_asked_for_by_its_extra(monkeypatch):
+def test_missing_gymnasium_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(MissingExtra, match="evolve"):
         tasks.gym("Acrobot-v1")
@@ -339,7 +339,7 @@ def test_environments_that_gymnasium_does_not_make_are_named(monkeypatch):
 
 
 class FakeEnvironment:
-    """CartPole behind gymnasium's interface: what `tasks.gym` may use of it."""
+    """CartPole with the part of the interface of gymnasium that `tasks.gym` uses."""
 
     class spec:
         max_episode_steps, reward_threshold = 60, 50.0
@@ -369,7 +369,7 @@ def test_environments_of_gymnasium_are_tasks(monkeypatch):
     assert result.test() >= 50.0
 
 
-def test_readings_of_a_sine_and_the_pauses_between_them():
+def test_irregular_sine():
     task = ev.tasks.irregular_sine(50, seed=3)
     x, y = task.train.x, task.train.y
     assert x.shape[1:] == (20, 2)
@@ -377,15 +377,15 @@ def test_readings_of_a_sine_and_the_pauses_between_them():
     assert x[..., 1].max() <= 1.55
     np.testing.assert_array_equal(x[:, 1:, 0], y[:, :-1, 0])  # what was to be told is read next
     # sin(t + p) = sin t cos p + cos t sin p: from two readings the next follows
-    for value, gap, told in zip(x[:, :, 0], x[:, :, 1], y[:, :, 0], strict=True):
+    for value, gap, wanted in zip(x[:, :, 0], x[:, :, 1], y[:, :, 0], strict=True):
         t = np.r_[0, gap.cumsum()]
         a, b = np.linalg.solve([[np.sin(t[0]), np.cos(t[0])], [np.sin(t[1]), np.cos(t[1])]], value[:2].astype("f8"))
-        np.testing.assert_allclose(told, a * np.sin(t[1:]) + b * np.cos(t[1:]), atol=2e-3)
+        np.testing.assert_allclose(wanted, a * np.sin(t[1:]) + b * np.cos(t[1:]), atol=2e-3)
     assert (task.train.counts[:, :4] == 0).all()
     assert (task.train.counts[:, 4:] == 1).all()
 
 
-def test_parity_of_bits_that_come_as_runs():
+def test_event_xor():
     task = ev.tasks.event_xor(8, 200, seed=1)
     part = task.train
     for x, y, last in zip(part.x, part.y, part.last, strict=True):
@@ -405,7 +405,7 @@ def test_steps_that_do_not_count():
         ev.Task(x, y, "mse", split="same", lengths=[2] * 6, skip=2)
 
 
-def test_what_does_not_vary_where_one_trains_is_not_blown_up_elsewhere():
+def test_constant_training_inputs_are_not_scaled():
     x = np.full((50, 3), 0.1, np.float32)
     x[:, 1] = np.arange(50)
     y = np.arange(50) % 2
@@ -418,7 +418,7 @@ def test_what_does_not_vary_where_one_trains_is_not_blown_up_elsewhere():
     assert np.unique(task.train.x[..., 2]).size == 1
 
 
-def test_large_and_small_numbers_are_standardised_alike():
+def test_large_and_small_inputs_are_standardised():
     x = np.random.default_rng(0).normal(size=(60, 1))
     x = (x * np.array([[1e30, 1, 1e-30]])).astype(np.float32)
     task = ev.Task(x, np.arange(60) % 2, scaled=True)
@@ -426,7 +426,7 @@ def test_large_and_small_numbers_are_standardised_alike():
     np.testing.assert_allclose(task.train.x[..., 2], task.train.x[..., 1], atol=1e-5)
 
 
-def test_a_number_that_scaling_makes_infinite_is_named():
+def test_overflow_of_scaled_inputs_names_the_input():
     x = (np.random.default_rng(0).normal(size=(60, 2)) * 0.01).astype(np.float32)
     x[x[:, 0] == ev.Task(x, np.arange(60) % 2)._test.x[0, 0, 0], 1] = 3e38
     with pytest.raises(TaskError, match=r"x1: .* beyond float32"):
@@ -439,7 +439,7 @@ def test_a_number_that_scaling_makes_infinite_is_named():
      {"scaled": [True] * 3}, {"seed": -1, "split": (0.5, 0.25, 0.25)}, {"split": None}, {"split": 3}, {"target": "x"}],
     ids=str,
 )  # fmt: skip
-def test_options_that_do_not_fit_are_task_errors(options):
+def test_invalid_options_are_task_errors(options):
     with pytest.raises(TaskError):
         ev.Task(np.eye(2)[[0, 1, 0, 1]], [0, 1, 1, 0], **{"split": "same", **options})
 

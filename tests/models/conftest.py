@@ -66,7 +66,7 @@ def proved(
 ) -> Callable[[str], Any]:
     """Name -> (model, directory, receipt): exports that transformers confirmed; not to be written to.
 
-    `copy` is rung 1, `pruned` 3, `edited` 5, proved by a Python that was started for it.
+    `copy` is level 1, `pruned` 3, `edited` 5, proved by a Python that was started for it.
     """
     found: dict[str, Any] = {}
 

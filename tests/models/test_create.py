@@ -11,8 +11,8 @@ import transformers
 import graphwright as gw
 from graphwright.models import ConfigError, UnsupportedArchitecture
 from graphwright.models.export.write import write_model
-from graphwright.models.model import need_tokenizer
 from graphwright.models.open import config_from, create
+from graphwright.models.tokenizer import need_tokenizer
 
 FIELDS = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **checkpoints.SIZES}
 

@@ -75,7 +75,7 @@ def test_a_part_of_a_model_and_its_file(tmp_path: Path, made: Callable[[str], Ma
     again = gw.open(tmp_path / "saved")
     assert np.array_equal(again.logits(IDS), m.logits(IDS))
     assert again.generate(IDS[0], 5).ids == m.generate(IDS[0], 5).ids
-    assert m.export_plan().rung is None
+    assert m.export_plan().level is None
     with pytest.raises(UsageError, match="no linear"):
         m.quantize(where="layers.*.mlp.*")
 

@@ -72,14 +72,14 @@ def test_a_recipe_is_the_edits_written_by_hand(pair, tmp_path):
 
 
 def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
-    """Cuts of neurons, of key heads and of a head alone, whose table the line tells itself; then the same rung."""
+    """Cuts of neurons, of key heads and of a head alone, whose table the line tells itself; then the same level."""
     first, second = (gw.open(path) for path in pair)
     by_hand(first.program)
     lines = tmp_path / "journal.jsonl"
     chain.write(lines, first.program.journal.chain)
     replay(lines, second.program)
     assert second.program.structure_hash() == first.program.structure_hash()
-    assert second.export_plan().rung == first.export_plan().rung
+    assert second.export_plan().level == first.export_plan().level
     kept = np.setdiff1d(np.arange(76), [*range(20), 30])
     key = "model.layers.1.mlp.up_proj.weight"
     np.testing.assert_array_equal(second.program.weights[key].numpy(),

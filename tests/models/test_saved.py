@@ -14,8 +14,8 @@ from edits import cut_mlp, link, scale_weight
 import graphwright as gw
 from graphwright.files import DestinationExists
 from graphwright.models import ConfigError
-from graphwright.models.model import need_tokenizer
 from graphwright.models.saved import is_saved
+from graphwright.models.tokenizer import need_tokenizer
 
 CONTINUE = """
 import json, sys, numpy as np, graphwright as gw

@@ -15,14 +15,14 @@ from edits import link, skip
 import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import NonFinite
-from graphwright.models.train import Recipe, Trainer
+from graphwright.models.train import Trainer, TrainOptions
 from graphwright.optim import warmup_cosine
 from graphwright.safetensors import CheckpointError
 from graphwright.testing.faults import check_atomic, inject
 from seeds import DEEP
 
 TEXT = "The value of an expression is the value of its last operand. " * 12 + "Names refer to objects. " * 9
-RECIPE = Recipe(steps=6, batch=3, window=16, lr=1e-2, warmup=2)
+RECIPE = TrainOptions(steps=6, batch=3, window=16, lr=1e-2, warmup=2)
 BYTES: dict[str, Any] = {"vocab_size": 256, "max_position_embeddings": 64, "num_hidden_layers": 2}
 
 
@@ -208,7 +208,7 @@ def test_a_place_behind_the_end_is_refused(source, tmp_path):
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch": 0}, {"lr": 0.0}, {"clip": -1.0}])
 def test_recipes_that_are_none(wrong):
     with pytest.raises(UsageError):
-        Recipe(**wrong)
+        TrainOptions(**wrong)
 
 
 def test_a_text_shorter_than_a_window_is_refused(source):
@@ -228,7 +228,7 @@ def test_windows_depend_on_seed_and_step_alone_and_targets_are_one_ahead(source)
 
 
 def test_the_loss_curve_is_that_of_torch(source):
-    recipe = Recipe(steps=10, batch=4, window=24, lr=3e-3, warmup=3, clip=0.7)
+    recipe = TrainOptions(steps=10, batch=4, window=24, lr=3e-3, warmup=3, clip=0.7)
     m = gw.open(source, dtype="float32")
     from graphwright.models.tokenizer import ByteTokenizer
 

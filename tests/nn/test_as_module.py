@@ -1,4 +1,4 @@
-"""Modules and programs inside torch: torch's values and gradients, torch's optimizers, memory shared or copied."""
+"""Modules and programs inside torch: torch's values, gradients and optimizers, memory shared or copied."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def targets() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["module", "program"])
 @pytest.mark.parametrize("share", [True, False])
-def test_it_trains_as_torchs_own_does(kind: str, share: bool) -> None:
+def test_training_matches_a_torch_module(kind: str, share: bool) -> None:
     both = targets()
     net = both["module"]
     start = [p.numpy().copy() for p in net.parameters()]
@@ -61,7 +61,7 @@ def test_it_trains_as_torchs_own_does(kind: str, share: bool) -> None:
         for (m, t), optimizer in zip(pairs, optimizers, strict=True):
             x = torch.tensor(X, requires_grad=True)
             optimizer.zero_grad()
-            loss = (t(m(x * 1.5)) ** 2).mean()  # torch before it and behind it
+            loss = (t(m(x * 1.5)) ** 2).mean()  # torch before and after it
             loss.backward()
             seen.append([loss.detach(), grad_of(x), *(grad_of(p).clone() for p in m.parameters())])
             optimizer.step()
@@ -85,7 +85,7 @@ def test_both_sides_train_shared_memory(kind: str) -> None:
     torch.optim.SGD(m.parameters(), lr=0.5).step()
     version = net.up.weight.data.storage.version
     m.written()
-    assert net.up.weight.data.storage.version > version  # plans with folded weights are told
+    assert net.up.weight.data.storage.version > version  # plans with folded weights are invalidated
     expected = net(tensor(X)).numpy()
     np.testing.assert_allclose(plan(x=X).numpy(), expected, rtol=1e-5)
     np.testing.assert_allclose(m(x).detach().numpy(), expected, rtol=1e-5)
@@ -96,7 +96,7 @@ def test_both_sides_train_shared_memory(kind: str) -> None:
     np.testing.assert_allclose(m(x).detach().numpy(), net(tensor(X)).numpy(), rtol=1e-6)
 
 
-def test_an_edit_of_the_program_is_seen_and_undo_keeps_its_bytes() -> None:
+def test_the_torch_module_follows_an_edit_and_undo() -> None:
     p = targets()["program"]
     m = nn.as_module(p)
     key = "up.weight"
@@ -111,7 +111,7 @@ def test_an_edit_of_the_program_is_seen_and_undo_keeps_its_bytes() -> None:
     assert p.weights[key].data.tobytes() == before
 
 
-def test_frozen_parameters_and_inputs_cost_nothing_and_no_grad_runs_the_plan() -> None:
+def test_frozen_operands_get_no_gradient_and_no_grad_runs_the_plan() -> None:
     both = targets()
     net = both["module"]
     net.up.weight.requires_grad = False
@@ -128,7 +128,7 @@ def test_frozen_parameters_and_inputs_cost_nothing_and_no_grad_runs_the_plan() -
     np.testing.assert_allclose(out.numpy(), both["program"](x=X).numpy(), rtol=1e-6)
 
 
-def test_inputs_by_name_several_outputs_and_integers() -> None:
+def test_named_inputs_several_outputs_and_integers() -> None:
     b = gw.Builder()
     ids, w = b.input("ids", ("B",), "int64"), b.input("scale", (), "float32")
     rows = b.op("embedding", b.param("table", np.arange(12, dtype="f4").reshape(4, 3)), ids)
@@ -174,7 +174,7 @@ def test_an_unused_output_and_16_bits() -> None:
         torch.autograd.grad(torch.autograd.grad((m(x)[0] ** 2).sum(), x, create_graph=True)[0].sum(), x)
 
 
-def test_a_call_leaves_nothing_behind() -> None:
+def test_a_call_leaks_no_memory() -> None:
     m = nn.as_module(Net())
     gc.disable()
     try:
@@ -188,7 +188,7 @@ def test_a_call_leaves_nothing_behind() -> None:
         gc.enable()
 
 
-def test_torchs_tensors_come_in_and_go_out() -> None:
+def test_torch_tensors_convert_both_ways() -> None:
     theirs = torch.arange(3.0)
     shared = gw.autograd.as_tensor(theirs)
     theirs[0] = 7

@@ -1,4 +1,4 @@
-"""Attention layers against torch and against scores written out in float64."""
+"""Attention layers against torch and against explicit scores in float64."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def reference(m: nn.MultiHeadAttention, w: dict, x, context, mask, theta) -> tor
 @pytest.mark.parametrize("softcap", [None, 0.7])
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 2)])
 @pytest.mark.parametrize("cross", [False, True])
-def test_heads_are_those_written_out(causal, window, softcap, theta, cross):
+def test_attention_layer_matches_explicit_scores(causal, window, softcap, theta, cross):
     """Two key heads for four of queries, another number of keys than queries, padding, all in float64."""
     rope = None if theta is None else nn.RotaryEmbedding(4, theta)
     m = nn.MultiHeadAttention(12, 4, 2, head_dim=4, causal=causal, window=window, softcap=softcap, rope=rope)
@@ -93,7 +93,7 @@ def test_heads_are_those_written_out(causal, window, softcap, theta, cross):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_equals_the_layer_of_torch(causal):
+def test_attention_layer_matches_torch(causal):
     mine, theirs = (
         nn.MultiHeadAttention(8, 2, bias=True, causal=causal),
         torch.nn.MultiheadAttention(8, 2, batch_first=True),
@@ -113,13 +113,13 @@ def test_equals_the_layer_of_torch(causal):
     np.testing.assert_allclose(mine(Tensor(from_numpy(x))).numpy(), other.detach().numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_rope_tables_follow_the_dtype_but_are_no_state():
+def test_rope_frequencies_follow_the_dtype_and_are_not_saved():
     m = nn.MultiHeadAttention(8, 2, rope=nn.RotaryEmbedding(4))
     assert [n for n, _ in m.named_buffers()] == ["rope.inv_freq"]
     assert not any("rope" in n for n in m.state_dict())
 
 
-def test_neighbouring_pairs_are_complex_numbers_that_are_turned():
+def test_interleaved_rope_rotates_complex_numbers():
     """The two styles are one another's under a permutation of the weights' rows, as checkpoints are converted."""
     m, other = (nn.MultiHeadAttention(8, 2, 1, rope=nn.RotaryEmbedding(4, style=s)) for s in ("interleaved", "half"))
     state = random_module(m).state_dict()
@@ -133,14 +133,14 @@ def test_neighbouring_pairs_are_complex_numbers_that_are_turned():
         nn.RotaryEmbedding(4, style="pairs")
 
 
-def test_positions_may_start_anywhere():
+def test_rope_depends_on_relative_positions():
     """Scores depend on differences of positions alone."""
     m = nn.MultiHeadAttention(8, 2, rope=nn.RotaryEmbedding(4))
     x = Tensor(from_numpy(rng.normal(size=(1, 6, 8)).astype("f4")))
-    places = np.arange(6)[None]
-    far = m(x, positions=Tensor(from_numpy(places + 100)))
+    positions = np.arange(6)[None]
+    far = m(x, positions=Tensor(from_numpy(positions + 100)))
     np.testing.assert_allclose(far.numpy(), m(x).numpy(), rtol=1e-3, atol=1e-5)
-    apart = m(x, positions=Tensor(from_numpy(places * 3)))
+    apart = m(x, positions=Tensor(from_numpy(positions * 3)))
     assert np.abs(apart.numpy() - m(x).numpy()).max() > 1e-3
 
 
@@ -154,7 +154,7 @@ def test_sinusoidal_table():
             assert row[2 * i + 1] == pytest.approx(np.cos(angle), abs=2e-6)
 
 
-def test_swiglu_and_block_are_their_formulas():
+def test_swiglu_and_block_match_their_formulas():
     attention = nn.MultiHeadAttention(8, 2, rope=nn.RotaryEmbedding(4))
     block = nn.TransformerBlock(attention, nn.SwiGLU(8, 12), 8, eps=1e-5)
     random_module(block, 5)
@@ -182,6 +182,6 @@ def test_swiglu_and_block_are_their_formulas():
         lambda: nn.SinusoidalEmbedding(0),
     ],
 )
-def test_heads_that_do_not_fit(make):
+def test_invalid_head_counts_are_refused(make):
     with pytest.raises(UsageError):
         make()

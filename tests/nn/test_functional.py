@@ -47,14 +47,14 @@ def both(name: str, x: np.ndarray, y: np.ndarray, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_are_torchs(name: str, reduction: str) -> None:
+def test_losses_match_torch(name: str, reduction: str) -> None:
     x, y, options = LOSSES[name]
     y = np.where(y == 0, 0.01, y) if name == "kl_div" else y  # at a target of 0 torch's gradient to it is infinite
     both(name, x, y, {**options, "reduction": reduction})
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_have_gradients_of_second_order(name: str) -> None:
+def test_losses_have_second_derivatives(name: str) -> None:
     x, y, options = LOSSES[name]
     gradcheck(lambda a: getattr(ours, name)(a, y, **options), [x])
     gradgradcheck(lambda a: getattr(ours, name)(a, y, **options), [x])
@@ -72,7 +72,7 @@ def test_losses_of_low_precision_are_float32(name: str) -> None:
     assert grad(loss, a)[0].dtype.name == "bfloat16"
 
 
-def test_kl_div_in_its_forms() -> None:
+def test_kl_div_variants() -> None:
     for options in ({"reduction": "batchmean"}, {"log_target": True, "reduction": "sum"}):
         y = np.log(Q + 0.1) if "log_target" in options else Q + 0.1
         both("kl_div", LOGP, y, options)
@@ -83,7 +83,7 @@ def test_kl_div_in_its_forms() -> None:
         ours.kl_div(tensor(LOGP), tensor(Q), reduction="average")
 
 
-def test_a_positive_weight_counts_the_terms_of_ones() -> None:
+def test_pos_weight_scales_positive_terms() -> None:
     w = RNG.uniform(0.5, 3, 3)
     x = tensor(X, requires_grad=True)
     s = torch.from_numpy(X.copy()).requires_grad_()
@@ -93,7 +93,7 @@ def test_a_positive_weight_counts_the_terms_of_ones() -> None:
     assert_close(grad(mine, x)[0], torch.autograd.grad(theirs, s)[0], rtol=1e-12)
 
 
-def test_binary_cross_entropy_at_the_edges() -> None:
+def test_binary_cross_entropy_at_0_and_1() -> None:
     p, y = np.meshgrid([0.0, 1.0, 1e-30, 0.5], [0.0, 1.0, 0.3])
     a, b = tensor(p, requires_grad=True), tensor(y, requires_grad=True)
     s = torch.from_numpy(p.copy()).requires_grad_()
@@ -111,7 +111,7 @@ def test_binary_cross_entropy_at_the_edges() -> None:
     assert exact == pytest.approx(np.exp(-40.0), rel=1e-5)  # the digits that x - x·y has lost
 
 
-def test_differences_need_equal_shapes() -> None:
+def test_losses_refuse_mismatched_shapes() -> None:
     for loss in (ours.mse_loss, ours.l1_loss, ours.huber_loss):
         with pytest.raises(ShapeError, match="shape"):
             loss(tensor(X), tensor(X[:1]))
@@ -128,7 +128,7 @@ TARGETS = np.array([0, 4, -100, 2, 2, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("smoothing", [0.0, 0.2, 1.0])
 @pytest.mark.parametrize("kind", [float64, float32])
-def test_cross_entropy_is_torchs(reduction: str, weighted: bool, smoothing: float, kind) -> None:
+def test_cross_entropy_matches_torch(reduction: str, weighted: bool, smoothing: float, kind) -> None:
     x = tensor(SCORES, kind, requires_grad=True)
     s = torch.from_numpy(x.numpy().copy()).requires_grad_()
     weight = (tensor(WEIGHT, kind), torch.from_numpy(WEIGHT.astype(kind.numpy))) if weighted else (None, None)
@@ -144,7 +144,7 @@ def test_cross_entropy_is_torchs(reduction: str, weighted: bool, smoothing: floa
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_nll_is_torchs_and_cross_entropy_of_its_own(reduction: str, weighted: bool) -> None:
+def test_nll_matches_torch_and_cross_entropy(reduction: str, weighted: bool) -> None:
     x = tensor(SCORES, requires_grad=True)
     weight = tensor(WEIGHT) if weighted else None
     options: dict[str, Any] = {"weight": weight, "reduction": reduction}
@@ -159,7 +159,7 @@ def test_nll_is_torchs_and_cross_entropy_of_its_own(reduction: str, weighted: bo
     assert_close(both[0], both[1], rtol=1e-11, atol=1e-14)
 
 
-def test_all_rows_ignored_give_nan_as_a_mean_and_zero_as_a_sum() -> None:
+def test_ignoring_all_rows_gives_nan_mean_and_zero_sum() -> None:
     x, none = tensor(SCORES), tensor(np.full(6, -100))
     for loss in (ours.cross_entropy, ours.nll_loss):
         for weight in (None, tensor(WEIGHT)):
@@ -167,7 +167,7 @@ def test_all_rows_ignored_give_nan_as_a_mean_and_zero_as_a_sum() -> None:
             assert loss(x, none, weight=weight, reduction="sum").item() == 0.0
 
 
-def test_a_class_that_is_not_there_is_refused() -> None:
+def test_a_class_id_out_of_range_is_refused() -> None:
     for loss in (ours.cross_entropy, ours.nll_loss):
         with pytest.raises(IndexOutOfRange):
             loss(tensor(SCORES), tensor(np.full(6, 5)))
@@ -182,12 +182,12 @@ PLAIN: list[str] = ["relu", "silu", "sigmoid", "tanh", "softplus", "logsigmoid",
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_activations_are_torchs(name: str) -> None:
+def test_activations_match_torch(name: str) -> None:
     theirs: Callable = getattr(F, name, None) or getattr(torch, name)
     assert_close(getattr(ours, name)(tensor(X)), theirs(torch.from_numpy(X)), rtol=1e-9, atol=1e-12)
 
 
-def test_activations_take_their_options() -> None:
+def test_activation_options_match_torch() -> None:
     x, s = tensor(X), torch.from_numpy(X)
     assert_close(ours.gelu(x, "tanh"), F.gelu(s, approximate="tanh"), rtol=1e-12)
     assert_close(ours.elu(x, 0.3), F.elu(s, 0.3), rtol=1e-12)
@@ -198,7 +198,7 @@ def test_activations_take_their_options() -> None:
 
 
 @pytest.mark.parametrize("scale", [0, 1, 2])
-def test_norms_are_torchs(scale: int) -> None:
+def test_norms_match_torch(scale: int) -> None:
     x = RNG.normal(size=(3, 4, 2, 5)) * 2 + 1
     t, s = tensor(x), torch.from_numpy(x)
 
@@ -224,7 +224,7 @@ def test_norms_are_torchs(scale: int) -> None:
         assert_close(a, b, rtol=1e-11, atol=1e-13)
 
 
-def test_norms_refuse_what_does_not_fit() -> None:
+def test_norms_refuse_mismatched_operands() -> None:
     x, one = tensor(X), tensor(np.ones(3))
     with pytest.raises(ShapeError, match="last axes"):
         ours.layer_norm(x, 4)
@@ -238,7 +238,7 @@ def test_norms_refuse_what_does_not_fit() -> None:
         ours.batch_norm(x, tensor(np.ones(2)), one)
 
 
-def test_statistics_keep_their_dtype_beside_low_activations() -> None:
+def test_running_statistics_keep_float32_with_16_bit_activations() -> None:
     x = tensor(RNG.normal(size=(8, 3)) * 100 + 2000).to("bfloat16")
     mean, var = tensor(np.zeros(3, np.float32)), tensor(np.ones(3, np.float32))
     y, new_mean, new_var = ours.batch_norm(x, mean, var, training=True)
@@ -248,7 +248,7 @@ def test_statistics_keep_their_dtype_beside_low_activations() -> None:
     assert_close(new_var, (0.9 + wide.var(0) * 0.1).float(), rtol=1e-5)
 
 
-def test_gemma_scales_in_float32_and_llama_after_the_cast() -> None:
+def test_rms_norm_casts_before_or_after_scaling() -> None:
     x, w = (tensor(RNG.normal(size=s)).to("bfloat16") for s in ((5, 64), (64,)))
     wide, scale = (torch.from_numpy(t.numpy("float32")) for t in (x, w))
     unit = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)

@@ -1,4 +1,4 @@
-"""Modules: names, sharing, lists and dicts, and states that are taken whole or not at all."""
+"""Modules: names, sharing, lists and dicts, and states that load as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_each_parameter_has_its_dotted_name_in_lists_and_dicts_too():
     assert [p.name for p in net.parameters()] == NAMES
 
 
-def test_a_trace_has_the_names_of_the_modules():
+def test_traced_nodes_have_the_names_of_modules():
     p = gw.trace(Net(), X)
     assert {p.key(n) for n in p.params()} == set(NAMES)
     assert p.select("rows.1.inner.*", op="linear").count == 1
@@ -130,7 +130,7 @@ def test_a_state_round_trips_and_is_a_copy():
     assert np.abs(state["first.scale"].numpy()).max() > 0
 
 
-def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
+def test_a_mismatched_state_changes_nothing_and_lists_all_problems():
     net = Net()
     before = {name: t.numpy() for name, t in net.state_dict().items()}
     state: dict[str, np.ndarray] = {name: np.full(t.shape, 9, np.float32) for name, t in net.state_dict().items()}
@@ -146,7 +146,7 @@ def test_a_state_that_does_not_fit_changes_nothing_and_tells_all():
         np.testing.assert_array_equal(t.numpy(), before[name])
 
 
-def test_no_forward():
+def test_a_module_without_forward_raises():
     with pytest.raises(NotImplementedError, match="Module has no forward"):
         nn.Module()(X)
 
@@ -186,7 +186,7 @@ def test_state_holds_persistent_buffers_and_ties_once():
     assert list(net.named) == ["a", "b"]
 
 
-def test_a_tied_weight_is_taken_by_any_of_its_names():
+def test_a_tied_weight_loads_by_any_of_its_names():
     net = Carrying()
     state = {n: t.numpy() for n, t in net.state_dict().items()}
     state["head.weight"] = state.pop("embed.weight") + 1
@@ -194,7 +194,7 @@ def test_a_tied_weight_is_taken_by_any_of_its_names():
     np.testing.assert_array_equal(net.embed.weight.numpy(), state["head.weight"])
 
 
-def test_a_loose_load_takes_what_fits_and_says_what_does_not():
+def test_a_non_strict_load_returns_missing_and_unexpected_names():
     net = Carrying()
     missing, unexpected = net.load_state_dict({"counts.0": np.array([1, 2]), "more": np.ones(1)}, strict=False)
     assert unexpected == ["more"]
@@ -204,7 +204,7 @@ def test_a_loose_load_takes_what_fits_and_says_what_does_not():
         net.load_state_dict({"counts.0": np.ones(2, np.float32)}, strict=False)
 
 
-def test_modes_reach_everything_below_and_a_compiled_call_notices():
+def test_train_and_eval_reach_all_descendants_and_recompile():
     class Doubling(nn.Module):
         def forward(self, x):
             return x * 2.0 if self.trains else x
@@ -225,7 +225,7 @@ def test_modes_reach_everything_below_and_a_compiled_call_notices():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_to_keeps_objects_ties_and_the_optimizer_that_was_made_before(compiled):
+def test_to_keeps_objects_ties_and_optimizers(compiled):
     from graphwright.optim import AdamW
 
     net = Carrying()
@@ -262,7 +262,7 @@ def test_requires_grad_freezes_and_thaws():
     assert net.requires_grad_()(IDS).requires_grad
 
 
-def test_structure_is_names_ties_and_specs():
+def test_structure_hash_covers_names_ties_and_specs():
     a, b = Carrying(), Carrying()
     assert a.structure_hash() == b.structure_hash()
     b.head.weight = nn.Linear(3, 5).weight

@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens in torch; balance and z losses by their formulas."""
+"""Mixture of experts against a loop over tokens in torch; balance and z losses by their formulas."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def reference(m: nn.MoE, w: dict[str, torch.Tensor], x: torch.Tensor) -> tuple[t
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalize", [True, False])
-def test_tokens_go_through_their_experts(score, normalize):
+def test_moe_matches_a_loop_over_tokens(score, normalize):
     m = layer(score=score, normalize=normalize)
     w = {n: torch.from_numpy(p.numpy().copy()).requires_grad_() for n, p in m.named_parameters()}
     x, y = Tensor(from_numpy(X.copy()), requires_grad=True), torch.from_numpy(X.copy()).requires_grad_()
@@ -77,7 +77,7 @@ def test_an_expert_without_tokens_gets_zero_gradient_and_ties_go_to_the_lower_id
         assert not grad_of(p).numpy()[2:].any()
 
 
-def test_balance_is_one_where_experts_are_used_alike_and_all_where_one_takes_all():
+def test_balance_loss_is_1_for_equal_use_and_e_for_one_expert():
     m = nn.MoE(4, 3, 4, 1).to("float64")
     m.router.weight.assign(Tensor(from_numpy(50 * np.eye(4))))
     even = m.route(Tensor(from_numpy(np.eye(4))))
@@ -95,7 +95,7 @@ def test_a_compiled_step_equals_the_eager_one_and_a_new_routing_needs_no_new_pla
     assert run.traces == 1
 
 
-def test_a_block_takes_experts_as_its_feed_forward():
+def test_a_block_takes_moe_as_feed_forward():
     block = nn.TransformerBlock(nn.MultiHeadAttention(6, 2), nn.MoE(6, 4, 3, 2), 6)
     out = block(Tensor(from_numpy(X.astype("f4"))))
     out.sum().backward()
@@ -103,6 +103,6 @@ def test_a_block_takes_experts_as_its_feed_forward():
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"k": 6}, {"k": 2, "score": "max"}])
-def test_experts_that_do_not_fit(wrong):
+def test_invalid_expert_counts_are_refused(wrong):
     with pytest.raises(UsageError, match="experts"):
         nn.MoE(6, 4, 5, **wrong)

@@ -76,7 +76,7 @@ LAYERS = {
     "instance1d": (lambda: nn.InstanceNorm1d(4), lambda: T.InstanceNorm1d(4), LINES),
     "instance2d": (lambda: nn.InstanceNorm2d(4, affine=True), lambda: T.InstanceNorm2d(4, affine=True), SHEETS),
     "batch1d": (lambda: nn.BatchNorm1d(5), lambda: T.BatchNorm1d(5), X[:, 0]),
-    "batch1d-places": (lambda: nn.BatchNorm1d(4, 1e-3, 0.3), lambda: T.BatchNorm1d(4, 1e-3, 0.3), LINES),
+    "batch1d-positions": (lambda: nn.BatchNorm1d(4, 1e-3, 0.3), lambda: T.BatchNorm1d(4, 1e-3, 0.3), LINES),
     "batch2d": (lambda: nn.BatchNorm2d(4), lambda: T.BatchNorm2d(4), SHEETS),
     "batch2d-plain": (lambda: nn.BatchNorm2d(4, affine=False), lambda: T.BatchNorm2d(4, affine=False), SHEETS),
     "sequential": (
@@ -118,7 +118,7 @@ def test_equals_torch(name, input_grad):
             close(own.numpy(), other.numpy())
 
 
-def test_running_statistics_move_in_training_calls_only_and_in_a_plan_as_eagerly():
+def test_running_statistics_change_only_in_training():
     x = Tensor(from_numpy(SHEETS))
     plain, compiled = nn.BatchNorm2d(4), nn.BatchNorm2d(4)
     run = gw.compile(compiled)
@@ -163,7 +163,7 @@ def test_dropout_in_training_and_in_evaluation():
         nn.Dropout(1.5)
 
 
-def test_a_compiled_dropout_draws_anew_in_each_run_as_eager_steps_do():
+def test_compiled_dropout_samples_like_eager_steps():
     x = Tensor(from_numpy(np.ones((20, 30), np.float32)))
     net = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.2))
     run = gw.compile(net)
@@ -176,7 +176,7 @@ def test_a_compiled_dropout_draws_anew_in_each_run_as_eager_steps_do():
     assert not np.array_equal(planned[0], planned[1])
 
 
-def test_norms_of_another_rank_are_refused():
+def test_norms_refuse_another_rank():
     for layer, values in ((nn.BatchNorm2d(4), LINES), (nn.BatchNorm1d(4), SHEETS), (nn.InstanceNorm1d(4), SHEETS)):
         with pytest.raises(UsageError, match="rank"):
             layer(Tensor(from_numpy(values)))
@@ -222,12 +222,12 @@ def test_cross_entropy_equals_torch(reduction, ignore, shape):
     np.testing.assert_allclose(grad_of(x).numpy(), grad_of(y).numpy(), rtol=1e-4, atol=1e-6)
 
 
-def test_cross_entropy_of_nothing_is_nan_as_in_torch():
+def test_cross_entropy_of_an_empty_batch_is_nan():
     targets = Tensor(from_numpy(np.full(3, -100)))
     assert np.isnan(nn.functional.cross_entropy(Tensor(from_numpy(np.ones((3, 4), np.float32))), targets).item())
 
 
-def test_the_row_of_the_padding_gives_zero_and_gets_no_gradient():
+def test_the_padding_row_is_zero_and_gets_no_gradient():
     mine, theirs = nn.Embedding(7, 4, padding_idx=-2), torch.nn.Embedding(7, 4, padding_idx=-2)
     assert not mine.weight.numpy()[5].any()
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_unknown_reduction():
 
 
 # -- first values ------------------------------------------------------------------------------------------------------
-def test_first_values():
+def test_initial_values_depend_on_names():
     linear = nn.Linear(400, 300, name="a.")
     bound = 1 / 20
     w = linear.weight.data.to_numpy()
@@ -275,7 +275,7 @@ def test_first_values():
         (lambda: nn.Embedding(50, 40), lambda: T.Embedding(50, 40)),
     ],
 )
-def test_first_values_are_spread_as_those_of_torch(mine, theirs):
+def test_initial_values_have_the_distribution_of_torch(mine, theirs):
     for p, q in zip(mine().parameters(), theirs().parameters(), strict=True):
         a, b = p.numpy(), q.detach().numpy()
         assert a.shape == b.shape
@@ -284,7 +284,7 @@ def test_first_values_are_spread_as_those_of_torch(mine, theirs):
             assert np.abs(a).max() == pytest.approx(np.abs(b).max(), rel=0.1)
 
 
-def test_rules_of_initial_values():
+def test_initialisers():
     shape = (30, 20)
     assert np.abs(nn.init.xavier_uniform(shape).to_numpy()).max() == pytest.approx((6 / 50) ** 0.5, rel=0.02)
     assert nn.init.xavier_normal((300, 200), gain=2).to_numpy().std() == pytest.approx(2 * (2 / 500) ** 0.5, rel=0.02)

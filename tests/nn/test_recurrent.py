@@ -53,7 +53,7 @@ def test_equals_torch(name, layers, bias):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_states_go_on_where_they_stopped_and_a_trace_computes_the_same(name):
+def test_states_continue_a_sequence_eagerly_and_traced(name):
     layer, _ = pair(name, 2, True)
     whole, _ = layer(Tensor(from_numpy(X)))
     first, states = layer(Tensor(from_numpy(X[:, :2])))
@@ -64,7 +64,7 @@ def test_states_go_on_where_they_stopped_and_a_trace_computes_the_same(name):
     assert p.select(op="linear").count == 2 * 2 * 5  # cells are visible, step by step
 
 
-def test_inputs_that_are_no_sequence():
+def test_invalid_sequences_are_refused():
     with pytest.raises(ShapeError, match="B, T, I"):
         nn.RNN(4, 6)(Tensor(from_numpy(X[0])))
     with pytest.raises(ShapeError):
@@ -98,7 +98,7 @@ def written_out(cell: nn.CfCCell, x: np.ndarray, h: np.ndarray, dt: np.ndarray) 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 @pytest.mark.parametrize("variant", ["default", "no_gate", "minimal"])
-def test_a_cell_computes_its_formulas_with_gradients(variant, layers):
+def test_cfc_cell_matches_its_formulas(variant, layers):
     gw.manual_seed(1)
     cell = nn.CfCCell(4, 6, 8, layers, variant).to("float64")
     for p in cell.parameters():
@@ -117,7 +117,7 @@ def test_a_cell_computes_its_formulas_with_gradients(variant, layers):
             assert (grad_of(leaf).numpy() * step).sum() == pytest.approx((up - down) / 2e-6, rel=1e-5, abs=1e-6)
 
 
-def test_time_moves_the_gate_between_its_limits():
+def test_cfc_gate_limits_for_small_and_large_times():
     gw.manual_seed(2)
     cell = nn.CfCCell(4, 6)
     x, h = Tensor(from_numpy(X[:, 0])), Tensor(from_numpy(rng.normal(size=(3, 6)).astype("f4")))
@@ -129,8 +129,8 @@ def test_time_moves_the_gate_between_its_limits():
 
     t0 = sigma(cell.time_b(b).numpy())
     np.testing.assert_allclose(after(0.0), f1 * (1 - t0) + f2 * t0, rtol=1e-5, atol=1e-6)
-    settled = np.where(cell.time_a(b).numpy() > 0, f2, f1)
-    np.testing.assert_allclose(after(1e6), settled, rtol=1e-5, atol=1e-6)
+    limit = np.where(cell.time_a(b).numpy() > 0, f2, f1)
+    np.testing.assert_allclose(after(1e6), limit, rtol=1e-5, atol=1e-6)
     assert np.isfinite(after(1e30)).all()
 
 
@@ -147,7 +147,7 @@ def test_a_mixed_cell_steps_an_lstm_first():
     np.testing.assert_array_equal(c.numpy(), memory.numpy())
 
 
-def test_layers_of_cfc_take_elapsed_times_step_by_step():
+def test_cfc_layers_take_elapsed_times():
     gw.manual_seed(4)
     layer = nn.CfC(4, 6, 2, mixed=True, backbone_units=7)
     dt = rng.uniform(0, 1, (3, 5)).astype("f4")
@@ -164,7 +164,7 @@ def test_layers_of_cfc_take_elapsed_times_step_by_step():
         nn.CfCCell(2, 2, variant="none")
 
 
-def test_a_cfc_as_a_program_has_its_parts_as_nodes_and_time_as_an_input():
+def test_a_traced_cfc_has_visible_parts_and_time_as_input():
     gw.manual_seed(5)
     layer = nn.CfC(4, 6, backbone_units=7).to("float64")
     x, dt = rng.normal(size=(3, 2, 4)), rng.uniform(0, 2, (3, 2))

@@ -73,7 +73,7 @@ def multinomial(ins: Tensors, a: dict) -> torch.Tensor:
     return torch.from_numpy(np.array(found).reshape(*weights.shape[:-1], a["samples"]))
 
 
-def choose(ins: Tensors, a: dict) -> tuple[torch.Tensor, ...]:
+def sample_token(ins: Tensors, a: dict) -> tuple[torch.Tensor, ...]:
     rows = [chosen(*operands) for operands in zip(*(t.numpy() for t in ins), strict=True)]
     return torch.tensor([token for token, _ in rows]), torch.from_numpy(np.stack([kept for _, kept in rows]))
 
@@ -86,6 +86,6 @@ RANDOM: dict[str, Callable[[Tensors, dict], Any]] = {
     "bernoulli": bernoulli,
     "dropout": dropout,
     "multinomial": multinomial,
-    "choose": choose,
+    "sample_token": sample_token,
     "stochastic_round": stochastic_round,
 }

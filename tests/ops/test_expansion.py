@@ -25,8 +25,8 @@ class Without:
     def __getattr__(self, attribute: str) -> Any:
         return getattr(KERNELS, attribute)
 
-    def kernels(self) -> frozenset[str]:
-        return KERNELS.kernels() - {self.name}
+    def has_kernel(self, name: str) -> bool:
+        return name != self.name and KERNELS.has_kernel(name)
 
     def bind(self, name: str, *given: Any) -> Any:
         assert name != self.name

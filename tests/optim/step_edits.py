@@ -1,4 +1,4 @@
-"""Edits of a network `up`, `norm`, `down` that a training step has to follow."""
+"""Edits of a network `up`, `norm`, `down` during training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import graphwright as gw
 
 
 def insert_sigmoid(p: gw.Program, e: Any) -> None:
-    """Another op in front of the last layer."""
+    """Insert another op before the last layer."""
     e.insert(p.in_edges("down.linear")[0], "sigmoid", name="again")
 
 

@@ -35,7 +35,7 @@ def same(mine, theirs):
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1e4, 0.0])
-def test_norm_equals_torch(norm, scale):
+def test_clip_grad_norm_matches_torch(norm, scale):
     mine, theirs = pair(scale)
     a, b = clip_grad_norm_(mine, 1.5, norm), torch.nn.utils.clip_grad_norm_(theirs, 1.5, norm)
     assert a.shape == ()
@@ -43,7 +43,7 @@ def test_norm_equals_torch(norm, scale):
     same(mine, theirs)
 
 
-def test_the_small_number_in_the_quotient_is_torch_s():
+def test_clip_grad_norm_uses_the_eps_of_torch():
     mine, theirs = pair(1e-7)
     clip_grad_norm_(mine, 1e-8)
     torch.nn.utils.clip_grad_norm_(theirs, 1e-8)
@@ -51,7 +51,7 @@ def test_the_small_number_in_the_quotient_is_torch_s():
         np.testing.assert_allclose(grad_of(p).numpy(), grad_of(q).numpy(), rtol=1e-5)
 
 
-def test_value_equals_torch():
+def test_clip_grad_value_matches_torch():
     mine, theirs = pair(3.0)
     clip_grad_value_(mine, 0.7)
     torch.nn.utils.clip_grad_value_(theirs, 0.7)
@@ -59,7 +59,7 @@ def test_value_equals_torch():
 
 
 @pytest.mark.parametrize("clip", [lambda p: clip_grad_norm_(p, 1.0), lambda p: clip_grad_value_(p, 1.0)])
-def test_no_gradient_at_all_is_a_mistake(clip):
+def test_clipping_without_gradients_is_refused(clip):
     with pytest.raises(UsageError, match="backward"):
         clip([Parameter(from_numpy(np.zeros(2, np.float32)))])
 
@@ -69,7 +69,7 @@ def test_unknown_norm():
         clip_grad_norm_(pair(1.0)[0], 1.0, 3.0)
 
 
-def test_in_a_plan_as_eager():
+def test_clipping_in_a_plan_equals_eager():
     results = []
     for compiled in (False, True):
         p = Parameter(from_numpy(np.arange(6, dtype=np.float32).reshape(2, 3)), name="p")
@@ -88,7 +88,7 @@ def test_in_a_plan_as_eager():
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_a_norm_that_is_no_number_is_raised_if_asked_for_and_nothing_is_clipped(norm, bad):
+def test_error_if_nonfinite_raises_and_clips_nothing(norm, bad):
     mine, _ = pair(1.0)
     mine[1].name = "layer.bias"
     grad_of(mine[1]).numpy()[0] = bad
@@ -99,7 +99,7 @@ def test_a_norm_that_is_no_number_is_raised_if_asked_for_and_nothing_is_clipped(
     assert not np.isfinite(clip_grad_norm_(mine, 1.0, norm).item())
 
 
-def test_a_trace_cannot_look_at_the_norm():
+def test_error_if_nonfinite_is_refused_in_a_trace():
     p = Parameter(from_numpy(np.ones(2, np.float32)), name="p")
 
     def fn(x):

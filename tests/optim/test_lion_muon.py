@@ -77,7 +77,7 @@ def values(seed: int, kind: str) -> list[np.ndarray]:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("kind", ["float32", "float64"])
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_steps_are_those_of_the_definition(name: str, options: dict[str, Any], kind: str, compiled: bool) -> None:
+def test_lion_and_muon_match_their_definitions(name: str, options: dict[str, Any], kind: str, compiled: bool) -> None:
     make, rule = RULES[name]
     mine = [Parameter(from_numpy(v), name=f"p{i}") for i, v in enumerate(values(0, kind))]
     opt = make(mine, **options)
@@ -102,7 +102,7 @@ def test_steps_are_those_of_the_definition(name: str, options: dict[str, Any], k
 
 
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
-def test_muon_goes_where_that_of_torch_goes(adjust: str) -> None:
+def test_muon_stays_close_to_torch(adjust: str) -> None:
     mine = [Parameter(from_numpy(v)) for v in values(0, "float32")]
     theirs = [torch.tensor(v, requires_grad=True) for v in values(0, "float32")]
     a, b = Muon(mine, adjust=adjust), torch.optim.Muon(theirs, adjust_lr_fn=adjust)
@@ -118,14 +118,14 @@ def test_muon_goes_where_that_of_torch_goes(adjust: str) -> None:
         assert np.linalg.norm(ours - other) < 0.03 * np.linalg.norm(other)
 
 
-def test_a_step_of_muon_has_singular_values_near_1() -> None:
+def test_muon_updates_have_singular_values_near_1() -> None:
     p = Parameter(from_numpy(np.zeros((16, 24))))
     p.grad = Tensor(from_numpy(np.random.default_rng(0).normal(size=(16, 24))))
     Muon([p], 1.0).step()
     assert np.abs(np.linalg.svd(p.numpy(), compute_uv=False) - 1).max() < 0.4
 
 
-def test_a_gradient_of_zero_moves_nothing_but_decay() -> None:
+def test_a_zero_gradient_only_decays() -> None:
     for make in (Lion, Muon):
         p = Parameter(from_numpy(np.ones((2, 3))))
         p.grad = gw.zeros(2, 3, dtype="float64")
@@ -133,7 +133,7 @@ def test_a_gradient_of_zero_moves_nothing_but_decay() -> None:
         np.testing.assert_allclose(p.numpy(), 0.95)
 
 
-def test_what_they_do_not_take() -> None:
+def test_invalid_options_and_parameters_are_refused() -> None:
     vector = Parameter(from_numpy(np.zeros(3)), name="norm.bias")
     with pytest.raises(ShapeError, match=r"norm\.bias"):
         Muon([vector])
@@ -145,7 +145,7 @@ def test_what_they_do_not_take() -> None:
         Lion([vector], betas=(0.9, 1.0))
 
 
-def test_matrices_by_muon_and_the_rest_by_adamw_learn() -> None:
+def test_training_with_muon_and_adamw() -> None:
     with gw.fork_rng(0):
         net = gw.nn.Sequential(gw.nn.Linear(8, 16), gw.nn.Tanh(), gw.nn.Linear(16, 3))
     inner = [p for p in net.parameters() if p.ndim == 2]

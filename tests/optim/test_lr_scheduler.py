@@ -16,13 +16,13 @@ from graphwright.optim import SGD, lr_scheduler, warmup_cosine
 from graphwright.optim.lr_scheduler import LRScheduler
 
 
-def test_golden_list():
+def test_warmup_cosine_golden_rates():
     rates = [warmup_cosine(s, peak=3e-3, warmup=4, total=10, floor=0.1) for s in range(12)]
     golden = [7.5e-4, 1.5e-3, 2.25e-3, 3e-3, 3e-3, 2.819134e-3, 2.325e-3, 1.65e-3, 9.75e-4, 4.808657e-4, 3e-4, 3e-4]
     assert rates == pytest.approx(golden, rel=1e-6)
 
 
-def test_closed_form_after_warm_up():
+def test_warmup_cosine_closed_form():
     for step in range(100, 701):
         t = (step - 100) / 600
         wanted = 3e-3 * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * t)))
@@ -30,14 +30,14 @@ def test_closed_form_after_warm_up():
 
 
 @pytest.mark.parametrize(("warmup", "total"), [(0, 1), (5, 5), (7, 5), (0, 10)])
-def test_corners_stay_between_floor_and_peak(warmup, total):
+def test_rates_stay_between_floor_and_peak(warmup, total):
     rates = [warmup_cosine(s, peak=1.0, warmup=warmup, total=total, floor=0.2) for s in range(total + 3)]
     assert all(0 < r <= 1 for r in rates)
     assert rates[-1] == pytest.approx(0.2) or warmup >= total
 
 
 @pytest.mark.parametrize("wrong", [{"total": 0}, {"warmup": -1}, {"floor": 1.5}, {"floor": -0.1}])
-def test_nonsense_is_refused(wrong):
+def test_invalid_warmup_cosine_arguments_are_refused(wrong):
     with pytest.raises(UsageError):
         warmup_cosine(0, **{"peak": 1.0, "warmup": 2, "total": 10, **wrong})
 
@@ -61,7 +61,7 @@ TORCHS: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "options"), TORCHS, ids=lambda v: v if isinstance(v, str) else "")
-def test_rates_are_those_of_torch(name, options):
+def test_schedulers_match_torch(name, options):
     opt = optimizer(0.1, 0.4)
     params = [torch.zeros(1, requires_grad=True) for _ in range(2)]
     other = torch.optim.SGD([{"params": [params[0]], "lr": 0.1}, {"params": [params[1]], "lr": 0.4}])
@@ -109,10 +109,10 @@ def test_golden_rates_also_after_resuming(name, stop):
 
 
 @pytest.mark.parametrize("state", [{}, {"last_step": -1}, {"last_step": 1.0}, {"last_step": 1, "more": 2}])
-def test_a_state_that_is_none_changes_nothing(state):
+def test_an_invalid_scheduler_state_changes_nothing(state):
     opt = optimizer(1.0)
     scheduler = lr_scheduler.StepLR(opt, 1)
-    with pytest.raises(UsageError, match="place"):
+    with pytest.raises(UsageError, match="state"):
         scheduler.load_state_dict(state)
     assert (scheduler.last_step, opt.lr) == (0, 1.0)
 
@@ -129,14 +129,14 @@ def test_a_state_that_is_none_changes_nothing(state):
         lambda o: lr_scheduler.WarmupCosineLR(o, 1, 0),
     ],
 )
-def test_schedules_that_are_none(make):
+def test_invalid_schedules_are_refused(make):
     opt = optimizer(1.0)
     with pytest.raises(UsageError):
         make(opt)
     assert opt.lr == 1.0
 
 
-def test_a_compiled_step_sees_the_rates_without_another_trace():
+def test_a_compiled_step_reads_new_rates_without_retracing():
     import graphwright as gw
 
     p = Parameter(from_numpy(np.zeros(1, np.float32)), name="p")

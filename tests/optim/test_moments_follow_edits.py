@@ -1,4 +1,4 @@
-"""Moments along edits of what an optimizer trains: cut, grown and permuted axes, undo, parameters that come and go."""
+"""Optimizer moments after edits: cut, grown and permuted axes, undo, added and removed parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def program() -> gw.Program:
     return b.build()
 
 
-def test_parameters_that_an_edit_adds_are_trained_as_new_ones():
+def test_parameters_added_by_an_edit_are_trained():
     p = program()
     opt = AdamW(p, 0.1, weight_decay=0.0)
     x = np.ones((2, 3), np.float32)
@@ -49,7 +49,7 @@ def test_parameters_that_an_edit_adds_are_trained_as_new_ones():
     assert [q.name for q in opt.parameters()] == ["w"]
 
 
-def test_a_changed_shape_starts_its_moments_anew():
+def test_a_weight_set_to_another_shape_resets_its_moments():
     p = program()
     opt = AdamW(p, 0.1)
     x = np.ones((2, 3), np.float32)
@@ -68,7 +68,7 @@ def test_a_changed_shape_starts_its_moments_anew():
     assert opt.state_of(q).steps.item() == 1
 
 
-def test_two_parameters_of_one_name_keep_their_states_apart():
+def test_parameters_with_the_same_name_have_separate_states():
     params = [Parameter(from_numpy(v), name="same") for v in values(0)]
     opt = AdamW(params)
     assert len(opt.variables()) == 1 + 3 * 3
@@ -114,7 +114,7 @@ TORCH_NAMES = {"m": "exp_avg", "v": "exp_avg_sq"}
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("name", MAKERS)
 def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
-    """Surviving moments keep their bits, new ones are 0, and the next steps are those of a run sliced by hand."""
+    """Surviving moments keep their bits, new ones are 0, and the next steps are those of a manually sliced run."""
     ours_made, torch_made, _ = MAKERS[name]
     p = perceptron()
     opt = ours_made(p)
@@ -129,12 +129,12 @@ def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
         e.permute("first.neurons", [2, 0, 1])
     with p.edit("grow") as e:
         e.grow("first.neurons", 1)
-    places = [4, 0, 2]
+    indices = [4, 0, 2]
     for n, before in held[first].items():
         state = opt.state_of(first).moments[n].numpy()
-        assert state[:3].tobytes() == before[places].tobytes()
+        assert state[:3].tobytes() == before[indices].tobytes()
         assert not state[3].any()
-        assert opt.state_of(second).moments[n].numpy()[:, :3].tobytes() == before_columns(held[second][n], places)
+        assert opt.state_of(second).moments[n].numpy()[:, :3].tobytes() == before_columns(held[second][n], indices)
     assert opt.state_of(first).steps.item() == 4
     hand = [torch.tensor(w.numpy().copy(), requires_grad=True) for w in (first, second)]
     other = torch_made(hand)
@@ -153,11 +153,11 @@ def test_moments_follow_cut_grown_and_permuted_axes(name, compiled):
         np.testing.assert_allclose(weight.numpy(), tensor.detach().numpy(), rtol=2e-5, atol=1e-6)
 
 
-def before_columns(moment: np.ndarray, places: list[int]) -> bytes:
-    return np.ascontiguousarray(moment[:, places]).tobytes()
+def before_columns(moment: np.ndarray, indices: list[int]) -> bytes:
+    return np.ascontiguousarray(moment[:, indices]).tobytes()
 
 
-def test_undo_before_a_step_gives_the_moments_back_and_after_one_what_stayed():
+def test_undo_restores_moments_of_surviving_entries():
     p = perceptron()
     opt = AdamW(p, 0.05)
     step = run_of(p, opt, compiled=False)
@@ -180,7 +180,7 @@ def test_undo_before_a_step_gives_the_moments_back_and_after_one_what_stayed():
     assert opt.state_of(first).moments["m"].numpy().tobytes() == stayed.tobytes()
 
 
-def test_a_parameter_that_left_and_came_back_has_its_moments():
+def test_a_restored_parameter_has_its_moments():
     p = program()
     opt = AdamW(p, 0.1)
     with p.edit("add") as e:
@@ -195,7 +195,7 @@ def test_a_parameter_that_left_and_came_back_has_its_moments():
     assert opt.state_of(again).moments["m"].numpy().tobytes() == held.tobytes()
 
 
-def test_a_shape_that_was_set_between_two_edits_starts_anew():
+def test_a_shape_set_between_two_edits_resets_moments():
     p = perceptron()
     opt = AdamW(p, 0.05)
     run_of(p, opt, compiled=False)()
@@ -210,7 +210,7 @@ def test_a_shape_that_was_set_between_two_edits_starts_anew():
     assert opt.state_of(p.parameters()[0]).steps.item() == 0
 
 
-def test_a_master_follows_too_and_takes_new_rows_from_the_parameter():
+def test_masters_follow_edits_and_take_new_rows_from_the_parameter():
     p = low(np.arange(6, dtype=np.float32).reshape(3, 2))
     opt = SGD([p], 0.001, momentum=0.9)
     p.grad = Tensor(from_numpy(np.ones((3, 2), np.float32)))

@@ -64,7 +64,7 @@ def compiled(name: str, executor: str) -> CompiledFunction:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_step_is_one_call_with_the_losses_of_aten(name: str) -> None:
+def test_a_step_is_one_native_call_with_the_losses_of_aten(name: str) -> None:
     rng = np.random.default_rng(1)
     x, y = (gw.tensor(rng.normal(size=(5, n)).astype("f4")) for n in (6, 3))
     losses = {}

@@ -79,7 +79,7 @@ def assert_equal(mine: list[Parameter], reference: list[torch.Tensor], rtol: flo
 
 @pytest.mark.parametrize("width", ["float32", "float64"])
 @pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
-def test_a_hundred_steps_are_those_of_torch(kind, options, width):
+def test_a_hundred_steps_match_torch(kind, options, width):
     """The weights stay near 1: what is compared is relative to that, not to what cancels."""
     mine = [Parameter(from_numpy(v.astype(width)), name=f"p{i}") for i, v in enumerate(values(0))]
     reference = [torch.tensor(v.astype(width), requires_grad=True) for v in values(0)]
@@ -109,7 +109,7 @@ MOMENTS = {
         ("RMSprop", {"momentum": 0.9, "centered": True}),
     ],
 )
-def test_moments_are_those_of_torch(kind, options):
+def test_moments_match_torch(kind, options):
     mine, reference = ours(), theirs()
     a, b = KINDS[kind](mine, **options), getattr(torch.optim, kind)(reference, **options)
     for step in range(10):
@@ -124,14 +124,14 @@ def test_moments_are_those_of_torch(kind, options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_defaults_are_those_of_torch(kind):
+def test_defaults_match_torch(kind):
     group = getattr(torch.optim, kind)([torch.zeros(1)]).param_groups[0]
     own = KINDS[kind]([Parameter(from_numpy(np.zeros(1, "f4")))]).param_groups[0]
     assert own.lr == group["lr"]
     assert {n: group[n] for n in own.options if n in group} == {n: v for n, v in own.options.items() if n in group}
 
 
-def test_a_parameter_without_gradient_waits_and_is_corrected_by_its_own_steps():
+def test_a_parameter_without_gradient_is_skipped_and_counts_its_own_steps():
     mine, reference = ours(), theirs()
     a, b = AdamW(mine, 0.05), torch.optim.AdamW(reference, 0.05)
     for step in range(30):
@@ -145,7 +145,7 @@ def test_a_parameter_without_gradient_waits_and_is_corrected_by_its_own_steps():
     assert_equal(mine, reference)
 
 
-def test_groups_have_their_own_numbers_and_a_schedule_moves_them_together():
+def test_groups_have_their_own_options_and_scale_together():
     mine, reference = ours(), theirs()
     rest = {"lr": 0.002, "weight_decay": 0.2, "betas": (0.6, 0.9), "eps": 1e-4}
     a = AdamW([{"params": mine[:1]}, {"params": mine[1:], **rest}], lr=0.01)
@@ -192,22 +192,22 @@ def test_decay_on_matrices_only():
     ],
     ids=str,
 )
-def test_numbers_out_of_range_are_refused(kind, options):
+def test_options_out_of_range_are_refused(kind, options):
     with pytest.raises(UsageError, match="out of range"):
         kind(ours(), **options)
 
 
 def test_duplicates_and_unknown_entries_are_refused():
     p, q, _ = ours()
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate"):
         AdamW([p, q, p])
-    with pytest.raises(UsageError, match="twice"):
+    with pytest.raises(UsageError, match="duplicate"):
         AdamW([{"params": [p]}, {"params": [q, p]}])
     with pytest.raises(UsageError, match="momentum"):
         AdamW([{"params": [p], "momentum": 0.9}])
-    with pytest.raises(UsageError, match="nothing to train"):
+    with pytest.raises(UsageError, match="no parameters"):
         SGD([])
-    with pytest.raises(UsageError, match="has params"):
+    with pytest.raises(UsageError, match="lacks"):
         SGD([{"lr": 0.1}])
 
 
@@ -256,7 +256,7 @@ def test_zero_grad_in_place_is_traced():
 
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
-def test_masters_keep_what_16_bits_would_lose():
+def test_masters_keep_small_updates():
     start = np.full((4, 4), 1.0, np.float32)
     twin, p = Parameter(from_numpy(start.copy()), name="twin"), low(start)
     a, b = AdamW([twin], 1e-4, weight_decay=0.0), AdamW([p], 1e-4, weight_decay=0.0)
@@ -275,7 +275,7 @@ def test_masters_keep_what_16_bits_would_lose():
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_16_bit_parameter_that_was_set_from_outside_is_trained_from_there(compiled):
+def test_training_continues_from_a_parameter_set_outside(compiled):
     p = low(np.zeros((3,), np.float32))
     opt = AdamW([p], 0.5, weight_decay=0.0)
 
@@ -295,7 +295,7 @@ def test_a_16_bit_parameter_that_was_set_from_outside_is_trained_from_there(comp
 
 
 # -- compiled ----------------------------------------------------------------------------------------------------------
-def test_a_compiled_step_equals_the_eager_one_and_sees_a_new_rate_without_a_trace():
+def test_a_compiled_step_equals_eager_and_reads_a_new_rate():
     results = []
     for compiled in (False, True):
         params = ours()
@@ -319,7 +319,7 @@ def test_a_compiled_step_equals_the_eager_one_and_sees_a_new_rate_without_a_trac
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_an_infinity_that_was_found_keeps_weights_moments_and_counts():
+def test_found_inf_keeps_weights_moments_and_counts():
     params = ours()
     opt = AdamW(params, 0.1)
     give(params, values(1))
@@ -343,11 +343,11 @@ def test_ema_update(compiled):
     for tau in (-0.1, 1.1):
         with pytest.raises(UsageError, match="tau"):
             ema_update(targets, sources, tau)
-    with pytest.raises(UsageError, match="different parameters"):
+    with pytest.raises(UsageError, match="differ in length"):
         ema_update(targets, sources[:1], 0.5)
 
 
-def test_accumulated_micro_batches_are_one_batch():
+def test_accumulated_micro_batches_equal_one_batch():
     x = np.random.default_rng(0).normal(size=(8, 3)).astype("f4")
     w = Parameter(from_numpy(np.ones(3, np.float32)))
     loss = lambda x: ((gw.tensor(x) * w).sum(axis=1).tanh()).mean()  # noqa: E731

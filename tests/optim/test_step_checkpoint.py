@@ -1,4 +1,4 @@
-"""A saved training of a compiled step: continued to the bit, refused elsewhere, carried along edits made since."""
+"""A saved training of a compiled step: resumed exactly, refused for mismatches, remapped along edits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Run:
         return {f"{k}.{n}": v.data.tobytes() for k, part in parts.items() for n, v in part.variables().items()}
 
 
-def test_ten_steps_are_three_and_seven_in_the_midst_of_an_accumulation(tmp_path: Path) -> None:
+def test_resuming_within_an_accumulation_is_exact(tmp_path: Path) -> None:
     whole = Run()
     losses = whole.run(0, 10)
     first = Run()
@@ -91,7 +91,7 @@ EDITS: dict[str, Any] = {
 
 @pytest.mark.parametrize("saved", [False, True])
 @pytest.mark.parametrize("edit", list(EDITS))
-def test_a_state_is_carried_along_the_edits_of_the_journal(edit: str, saved: bool, tmp_path: Path) -> None:
+def test_a_state_is_remapped_along_the_journal(edit: str, saved: bool, tmp_path: Path) -> None:
     donor = Run()
     with donor.p.edit(edit) as e:
         EDITS[edit](donor.p, e)
@@ -117,7 +117,7 @@ def test_a_state_is_carried_along_the_edits_of_the_journal(edit: str, saved: boo
     assert fresh.bits() == then
 
 
-def test_other_options_journals_schemas_and_files_are_refused_with_nothing_changed(tmp_path: Path) -> None:
+def test_mismatched_options_journals_schemas_and_files_change_nothing(tmp_path: Path) -> None:
     first = Run()
     first.run(0, 3)
     gw.save_state(tmp_path / "state", **first.parts(), step=3)
@@ -132,7 +132,7 @@ def test_other_options_journals_schemas_and_files_are_refused_with_nothing_chang
     with edited.p.edit("insert") as e:
         EDITS["insert"](edited.p, e)
     stranger = Run()
-    with pytest.raises(StateError, match="does not lead"):
+    with pytest.raises(StateError, match="does not contain the edits"):
         gw.load_state(tmp_path / "state", **edited.parts(), remap=stranger.p.journal)
 
     undone = Run()
@@ -149,5 +149,5 @@ def test_other_options_journals_schemas_and_files_are_refused_with_nothing_chang
             gw.load_state(place, **Run().parts())
     text = (tmp_path / "state" / "train.json").read_text()
     (tmp_path / "state" / "train.json").write_text(text.replace('"schema": 2', '"schema": 1'))
-    with pytest.raises(StateError, match="another schema"):
+    with pytest.raises(StateError, match="unknown schema"):
         gw.load_state(tmp_path / "state", **Run().parts())

@@ -1,4 +1,4 @@
-"""A training on a device: bits of the CPU, no wait from the first step on, state where the parameters are."""
+"""Training on a device: bits of the CPU, no synchronisation after the first step, state on its device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device
-from graphwright.array.sim import SimBackend
 from graphwright.autograd import Tensor
+from graphwright.testing.simulated_device import SimBackend
 
 SIM = Device("sim")
 
@@ -46,12 +46,12 @@ def losses(device: Device, opt_of: Any, norm: float, sim: SimBackend) -> list[Te
 
 @pytest.mark.parametrize("norm", [1.0, 2.0, float("inf")])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_with_clipping_never_waits(kind: str, norm: float, sim: SimBackend) -> None:
+def test_a_step_with_clipping_never_synchronises(kind: str, norm: float, sim: SimBackend) -> None:
     for a, b in zip(*(losses(d, KINDS[kind], norm, sim) for d in (SIM, CPU)), strict=True):
         assert a.numpy().tobytes() == b.numpy().tobytes()
 
 
-def test_looking_at_the_norm_waits_and_only_that(sim: SimBackend) -> None:
+def test_only_reading_the_norm_synchronises(sim: SimBackend) -> None:
     p = gw.Parameter(gw.ones(3))
     p.data = p.data.to(SIM)
     p.grad = gw.ones(3, device="sim")
@@ -63,7 +63,7 @@ def test_looking_at_the_norm_waits_and_only_that(sim: SimBackend) -> None:
     assert sim.driver.syncs == 2
 
 
-def test_a_module_and_its_optimizer_move_on_the_way(sim: SimBackend) -> None:
+def test_a_module_and_its_optimizer_move_during_training(sim: SimBackend) -> None:
     ends = []
     for moves in (False, True):
         with gw.fork_rng(3):

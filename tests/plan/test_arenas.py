@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from graphwright.array import CPU, Device, Storage, backend
 from graphwright.array.backend import use
-from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import UsageError
 from graphwright.plan import Executable, OutOfMemory, StaleBorrow
 from graphwright.plan.running.arena import shared_arena
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program import Builder, Program
+from graphwright.testing.simulated_device import SimBackend, SimDriver
 
 pytestmark = pytest.mark.usefixtures("young_heap")
 

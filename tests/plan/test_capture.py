@@ -19,8 +19,6 @@ from graphwright import optim
 from graphwright.array import CPU, Device, NDArray, bfloat16, from_numpy
 from graphwright.array.backend import Needs, use
 from graphwright.array.cpu.kernel import KERNELS
-from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import OPS
 from graphwright.plan import CaptureExecutable, CaptureRefused, CaptureState, Executable, Plan
@@ -40,6 +38,7 @@ from graphwright.plan.planning.hazards import (
 from graphwright.plan.running.capture import _block
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
+from graphwright.testing.simulated_device import SimBackend, SimDriver
 
 SIM = Device("sim")
 

@@ -14,7 +14,6 @@ import graphwright as gw
 from graphwright import nn, optim
 from graphwright.array import CPU, Device, DeviceUnavailable, NDArray, bfloat16, from_numpy
 from graphwright.array.memory_pool import DriverError
-from graphwright.array.sim import SimBackend
 from graphwright.autograd import Parameter, Variable, tensor
 from graphwright.autograd.random import rng
 from graphwright.errors import UsageError
@@ -24,6 +23,7 @@ from graphwright.plan import DeviceFailed, Executable, ParallelExecutable
 from graphwright.plan.table import HOST
 from graphwright.program import Builder, FeedError, Program
 from graphwright.testing.oracle import assert_bits
+from graphwright.testing.simulated_device import SimBackend
 
 SIM = Device("sim")
 

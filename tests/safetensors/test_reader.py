@@ -264,7 +264,7 @@ def test_what_is_no_file_is_a_typed_error_and_a_named_pipe_does_not_hang(tmp_pat
         TensorFile(tmp_path / "none.safetensors")
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(CheckpointError, match="no regular file"):
+        with pytest.raises(CheckpointError, match="not a regular file"):
             TensorFile(path)
 
 

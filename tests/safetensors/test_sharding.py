@@ -227,5 +227,5 @@ def test_sizes_are_decimal_unless_they_say_i(text, size):
 
 @pytest.mark.parametrize("text", ["", "5", "-1GB", "GB", "5 XB", 0, -3, "0MB", 1.5, None])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(UsageError, match="size of a shard"):
+    with pytest.raises(UsageError, match="invalid shard size"):
         parse_size(text)

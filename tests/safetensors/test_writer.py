@@ -146,7 +146,7 @@ def test_what_no_reader_would_accept_is_refused_before_a_byte_is_written(tmp_pat
 
 
 def test_an_opaque_tensor_made_by_a_function_must_say_its_size(tmp_path):
-    with pytest.raises(UsageError, match="give nbytes"):
+    with pytest.raises(UsageError, match="pass nbytes"):
         write_tensors(tmp_path / "f", [TensorData("a", "NEW", (1,), lambda: b"abc")])
     write_tensors(
         tmp_path / "f", [TensorData("a", "NEW", (1,), lambda: b"abc", 3), TensorData("b", "NEW", (1,), b"de")]

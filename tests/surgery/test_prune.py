@@ -82,7 +82,7 @@ def test_every_number_of_the_report_can_be_recomputed(pruned):
         assert facts["nats"] == pytest.approx(tiny_all(_logits(p, HELD), HELD), rel=1e-5)
         assert facts["perplexity"] == pytest.approx(math.exp(facts["nats"]))
         assert facts["tokens_per_s"] == pytest.approx(1e3 / facts["ms_per_token"])
-    assert report.export_level == (1, model.export_plan().rung)
+    assert report.export_level == (1, model.export_plan().level)
     assert report.journal == model.program.journal.hash
     assert report.calibration["tokens"] == 8192
     for step in report.steps:
@@ -296,7 +296,7 @@ def test_few_rows_are_a_warning_and_a_ridge_allows_fewer():
 def test_an_exported_model_loads_in_transformers_with_equal_logits(pruned, tmp_path):
     model, _, _ = pruned
     receipt = model.export(tmp_path / "smaller", check="none")
-    again = gw.open(tmp_path / "smaller") if receipt.rung < 5 else None
+    again = gw.open(tmp_path / "smaller") if receipt.level < 5 else None
     if again is not None:
         np.testing.assert_allclose(again.logits(HELD[:2]), model.logits(HELD[:2]), atol=1e-5)
     assert receipt.to_json()

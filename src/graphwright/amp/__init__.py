@@ -1,4 +1,4 @@
-"""Automatic mixed precision: 16 bits where they are safe, every cast visible."""
+"""Automatic mixed precision: 16 bits where they are safe, with explicit casts."""
 
 from __future__ import annotations
 

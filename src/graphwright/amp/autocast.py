@@ -1,4 +1,4 @@
-"""Automatic mixed precision: ops of class `low` run in 16 bits, those of class `f32` in float32, casts stay visible."""
+"""Autocast: ops of casting class `low` run in 16 bits, those of class `f32` in float32; casts are ordinary ops."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphwright.program.kinds import KINDS
 
 @contextmanager
 def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
-    """Inside, matrix products and attention run in `dtype`; losses and sums in float32; norms keep their input's dtype.
+    """Run matrix products and attention in `dtype`, losses and sums in float32; norms keep their input's dtype.
 
-    Works eagerly and in traces. Nested `autocast(enabled=False)` switches it off; an exception restores the outer mode.
-    Raises: DTypeError for a dtype that is no 16-bit float.
+    A context manager for eager code and traces. A nested `autocast(enabled=False)` switches it off.
+    Raises: DTypeError unless `dtype` is a 16-bit float.
     """
     kind = low_dtype(dtype)
     with autocast_to(kind if enabled else None):
@@ -26,15 +26,16 @@ def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
 
 
 def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry | None:
-    """Put casts into a program so that it computes in 16 bits where `autocast` would; undo takes them out again.
+    """Insert casts into a program so that it computes in 16 bits where `autocast` would; one edit, which undo reverts.
+
+    A value is cast to a dtype once for all its readers.
 
     Args:
-        program: a forward pass. Gradients are taken of the result, so their casts follow from these.
+        program: a forward pass; gradients derived from it later include the casts.
         dtype: bfloat16 or float16.
         why: reason in the journal.
-    Returns: the journal entry; its edits list each cast and each edge that reads one. A value is cast to a dtype once,
-        however many read it. None inside an open edit, of which it becomes a part, and where nothing is to be cast.
-    Raises: DTypeError for another dtype; SpecMismatch where an op takes no 16-bit operands, with nothing changed.
+    Returns: the journal entry; None inside an open edit, which the casts join, or if nothing needs a cast.
+    Raises: DTypeError for another dtype; SpecMismatch if an op takes no 16-bit operands, with nothing changed.
     """
     kind, entries = low_dtype(dtype), len(program.journal)
     with program.edit(why or f"mixed precision in {kind.name}", tool="amp") as e:
@@ -47,8 +48,8 @@ def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry
             values = [program.edge_value(edge) for edge in edges]
             specs = [e.spec(v) for v in values]
             target = target_dtype(row, [(s.dtype, _kind(s)) for s in specs], kind)
-            for place, (edge, value, spec) in enumerate(zip(edges, values, specs, strict=True)):
-                if target is None or not is_cast(row, place, spec.dtype, target):
+            for i, (edge, value, spec) in enumerate(zip(edges, values, specs, strict=True)):
+                if target is None or not is_cast(row, i, spec.dtype, target):
                     continue
                 if (value, target) not in made:
                     name = program.free_name(f"{program.path(value)}.{target.name}")

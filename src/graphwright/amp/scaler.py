@@ -1,6 +1,6 @@
 """Loss scaling for float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2).
 
-Everything is tensors: no value is read back, so the same lines run eagerly and as state inside a plan.
+It is tensor code that reads no value back, so it runs eagerly and, with its state, inside a plan.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 
 
-class Steps(Protocol):
+class OptimizerLike(Protocol):
     """An optimizer."""
 
     def parameters(self) -> Iterable[Parameter]:
-        """What it trains."""
+        """Iterate over the trained parameters."""
         ...
 
     def step(self, *, found_inf: Tensor | None = None) -> None:
-        """One update, left out where `found_inf` is not 0."""
+        """Run one update, skipped if `found_inf` is not 0."""
         ...
 
 
 class GradScaler:
-    """Scale the loss up, gradients down again; a step with an infinity or NaN is skipped and the scale lowered.
+    """Scale the loss up and gradients down; skip a step with an infinity or NaN and lower the scale.
 
         scaler.scale(loss).backward()
-        scaler.unscale_(opt)          # only if gradients are clipped or looked at
+        scaler.unscale_(opt)          # only to clip or inspect gradients
         scaler.step(opt)
         scaler.update()
 
     Args:
-        init_scale: first factor.
-        growth_factor, growth_interval: the factor grows by this after so many steps in a row without infinity.
-        backoff_factor: and shrinks by this after a step with one.
-        enabled: False for bfloat16 and float32, which need no scale: everything passes through.
+        init_scale: initial scale.
+        growth_factor, growth_interval: the scale grows by this factor after this many finite steps in a row.
+        backoff_factor: the scale shrinks by this factor after a skipped step.
+        enabled: False for bfloat16 and float32, which need no scale; all methods then pass their input through.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class GradScaler:
     ) -> None:
         if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
             raise UsageError(
-                "a number is out of range",
+                "an argument is out of range",
                 where="GradScaler",
                 expected="init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1",
             )
@@ -67,22 +67,22 @@ class GradScaler:
         self._found: dict[int, Tensor] = {}
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the factor."""
+        """Multiply the loss by the scale."""
         return loss * self._scale.to(loss.dtype) if self.enabled else loss
 
     def get_scale(self) -> float:
-        """The factor of the next step; 1 when not enabled. Waits for the value."""
+        """Return the scale of the next step; 1 if not enabled. Synchronises with the device."""
         return self._scale.item() if self.enabled else 1.0
 
-    def unscale_(self, optimizer: Steps) -> None:
-        """Divide the optimizer's gradients by the factor, once per step, and note whether all are finite.
+    def unscale_(self, optimizer: OptimizerLike) -> None:
+        """Divide the optimizer's gradients by the scale, once per step, and record whether all are finite.
 
-        Raises: UsageError if it was done already since `update`, or there is no gradient.
+        Raises: UsageError if this was already called since `update`, or no parameter has a gradient.
         """
         if not self.enabled:
             return
         if id(optimizer) in self._found:
-            raise UsageError("gradients were unscaled already", fix="call update() at the end of each step")
+            raise UsageError("unscale_ was already called in this step", fix="call update() at the end of each step")
         with no_grad(), scoped("scaler"):
             kinds: dict[DType, list[Parameter]] = {}
             for p in optimizer.parameters():
@@ -98,11 +98,11 @@ class GradScaler:
                     p.grad = g
             self._found[id(optimizer)] = found
 
-    def step(self, optimizer: Steps, *, waiting: Tensor | None = None) -> None:
-        """The optimizer's step, unscaling first if that was not done; skipped, count and all, if not all is finite.
+    def step(self, optimizer: OptimizerLike, *, waiting: Tensor | None = None) -> None:
+        """Run the optimizer's step, after `unscale_` if needed; skip it and its count unless all gradients are finite.
 
         Args:
-            waiting: 0-d float32; where it is not 0, gradients are still being accumulated, and the step is left out.
+            waiting: 0-d float32; if it is not 0, gradients are still being accumulated, and the step is skipped.
         """
         if not self.enabled:
             optimizer.step(found_inf=waiting)
@@ -113,11 +113,11 @@ class GradScaler:
         optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Set the factor of the next step by what all optimizers of this one found; unless it waits, see `step`."""
+        """Set the scale of the next step by the gradients of all optimizers; `waiting` as in `step` leaves it."""
         if not self.enabled:
             return
         if not self._found:
-            raise UsageError("nothing was unscaled since the last update", fix="call step(optimizer) first")
+            raise UsageError("update called without a step since the last update", fix="call step(optimizer) first")
         with no_grad(), scoped("scaler"):
             found = reduce(lambda a, b: call("maximum", a, b), self._found.values())
             bad, good = found > 0.0, self._good + 1.0
@@ -133,5 +133,5 @@ class GradScaler:
         self._found.clear()
 
     def variables(self) -> dict[str, Variable]:
-        """Everything that a resumed run needs, by name."""
+        """Return everything that a resumed run needs, by name."""
         return {v.name: v for v in (self._scale, self._good)}

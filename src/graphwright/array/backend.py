@@ -1,4 +1,4 @@
-"""Backend: what a device must offer. Everything above `array/` speaks to these calls and to no library."""
+"""Backend: the interface of a device. Everything above `array/` uses these calls and no array library."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ if TYPE_CHECKING:
 Attrs = Mapping[str, Any]
 Call = Callable[[], object]
 Fresh = Callable[..., Any]
-"""Handles of the operands, attributes by name -> the handle of a new row-major result."""
+"""Operand handles, attributes by name -> the handle of a new row-major result."""
 
 torch_functions: dict[str, str] = {}
-"""Op -> the torch function that is its kernel on the CPU; `ops/` fills it from the `aten` cells, without torch."""
+"""Op -> the torch function that is its CPU kernel; `ops/` fills it from the `aten` cells without importing torch."""
 
 queued_failure: ContextVar[Callable[[Exception], Exception] | None] = ContextVar("queued_failure", default=None)
-"""What a kernel that is bound now raises for a failure in a device's queue, of which the host learns when it waits."""
+"""The error for a failure in a device queue, created when the kernel is bound and raised when the host waits."""
 
 
 class MissingKernel(ComputeError):
-    """A backend has no kernel of this name."""
+    """A backend has no kernel with this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a use of a kernel asks of the host; where nothing, a graph of the device may hold it.
+    """Host requirements of one use of a kernel; a kernel without any can be captured in a device graph.
 
     Attributes:
-        reads: places of operands whose values the host must know when the kernel is launched.
-        answers: the host looks at a result before it goes on.
-        allocates: memory is taken while it runs.
-        fallback: why the kernel runs on the host instead of the device, or nothing.
+        reads: operand numbers whose values the host must know when the kernel is launched.
+        answers: True if the host reads a result before it continues.
+        allocates: True if the kernel allocates memory while it runs.
+        fallback: the reason why the kernel runs on the host instead of the device, or an empty string.
     """
 
     reads: tuple[int, ...] = ()
@@ -55,41 +55,41 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """What keeps it out of a graph, whatever its operands, or nothing."""
+        """The reason why the kernel cannot be captured, whatever its operands, or an empty string."""
         if self.fallback:
             return self.fallback
         return "the host looks at its result" if self.answers else "takes memory as it runs" if self.allocates else ""
 
 
 class Backend(Protocol):
-    """A device's memory and kernels.
+    """Memory and kernels of a device.
 
-    A kernel is found by the op's name and bound to its operands once; the bound call takes no argument, allocates
-    nothing and may be run any number of times. Eager code binds and runs at once, a plan keeps the bound calls.
+    A kernel is looked up by the op's name and bound to its operands once; the bound call takes no arguments, allocates
+    nothing and can run any number of times. Eager code binds and runs at once, a plan keeps the bound calls.
     """
 
     device: Device
 
     @property
     def driver(self) -> Driver | None:
-        """What the device's memory and queue are driven by; None where calls run at once."""
+        """The driver of the device's memory and queues; None where calls run synchronously."""
         ...
 
     @property
     def stream(self) -> int:
-        """The stream of the driver that calls are queued on."""
+        """The driver stream on which calls are queued."""
         ...
 
     def allocate(self, nbytes: int) -> Storage:
-        """A block of bytes, aligned to 64."""
+        """Return a block of bytes, aligned to 64."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """An uninitialised array with memory of its own."""
+        """Return an uninitialised array with its own memory."""
         ...
 
     def wrap(self, array: NDArray) -> Any:
-        """The backend's handle on the memory of an array; no stride is negative."""
+        """Return the backend's handle on the memory of an array without negative strides."""
         ...
 
     def copy(self, target: NDArray, source: NDArray) -> None:
@@ -97,54 +97,64 @@ class Backend(Protocol):
         ...
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """The elements as numpy (floats that it lacks as bits), shared where possible; waits for what writes them."""
+        """Return the elements as numpy, shared if possible (unsupported dtypes as bits); waits for their writer."""
         ...
 
     def adopt(self, other: Any) -> NDArray:
-        """An array over the memory of an object that speaks DLPack."""
+        """Return an array over the memory of an object that supports DLPack."""
         ...
 
     def address(self, array: NDArray) -> int:
-        """Where its first element lies in host memory."""
+        """Return the host address of the first element."""
         ...
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Scratch that a kernel wants beside its outputs."""
+        """Return the specs of the scratch buffers that a kernel needs."""
         ...
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """What a use of a kernel asks of the host."""
+        """Return the host requirements of one use of a kernel."""
         ...
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
-        """The calls that compute `outs` from `ins`. Raises: MissingKernel."""
+        """Return the calls that compute `outs` from `ins`. Raises: MissingKernel."""
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """A call that makes the result of operands laid out as these, in memory of its own, with the bits of `bind`.
+        """Return a call that allocates and computes the result for operands of these layouts, with the bits of `bind`.
 
-        None where asking for memory and writing to it is as good, or there are several results.
+        None if separate allocation is as fast, or if there are several results.
         """
         ...
 
+    def has_kernel(self, name: str) -> bool:
+        """True if the backend has a kernel of this name."""
+        ...
+
     def kernels(self) -> frozenset[str]:
-        """Names of the kernels there are."""
+        """Return the names of all kernels."""
         ...
 
 
 SPINS = "1000"
-"""How often a thread of a kernel looks for the others before it sleeps: some 15 us. With the 300 000 of the OpenMP
-runtime it burns the core that another process waits for, or, after a kernel of ATen, a thread of the VM."""
+"""Spin count of a kernel's thread before it sleeps, some 15 us. The OpenMP default of 300 000 keeps a core busy that
+another process, or a VM thread after an ATen kernel, is waiting for."""
 
-_HOME = {"cpu": "cpu", "meta": "meta", "sim": "sim"}
-"""Kind of device -> module of `array/` that has its `make(device)`; loaded at its first use."""
+_HOME = {"cpu": "cpu", "meta": "meta"}
+"""Device kind -> module of `array/` with its `make(device)`; imported at first use."""
+_MAKERS: dict[str, Callable[[Device], Backend]] = {}
+"""Device kind -> a function that makes its backend, for backends outside `array/`."""
+_UNAVAILABLE = {
+    "cuda": "this build has no CUDA backend",
+    "sim": "`import graphwright.testing.simulated_device` makes it available",
+}
 _backends: dict[Device, Backend] = {}
 
 
 def backend(device: Device) -> Backend:
-    """The backend of a device; loaded at its first use, so that looking at a model imports no torch.
+    """Return the backend of a device; imported at first use, so that inspecting a model imports no torch.
 
     Raises: DeviceUnavailable with the reason.
     """
@@ -153,17 +163,22 @@ def backend(device: Device) -> Backend:
 
 
 def use(device: Device, made: Backend | None = None) -> Backend:
-    """Make `made` the backend of a device, or the one of this package by default.
+    """Set the backend of a device: `made`, or the package's own by default.
 
     Raises: DeviceUnavailable with the reason.
     """
     if made is None:
-        home = _HOME.get(device.kind)
-        if home is None or (device.kind != "sim" and device.index):
-            reason = "this build has no CUDA backend" if device.kind == "cuda" else "there is one of its kind"
-            raise DeviceUnavailable(f"no such device here: {reason}", got=str(device), fix='device="cpu"')
+        make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
+        if make is None and (home is None or device.index):
+            reason = _UNAVAILABLE.get(device.kind, "there is only one of its kind")
+            raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='device="cpu"')
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
-        made = import_module(f"graphwright.array.{home}").make(device)
+        made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)
         assert made is not None
     _backends[device] = made
     return made
+
+
+def register_backend(kind: str, make: Callable[[Device], Backend]) -> None:
+    """Use `make` to create the backends of a device kind."""
+    _MAKERS[kind] = make

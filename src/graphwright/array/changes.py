@@ -1,7 +1,7 @@
-"""A count of what may make a plan stale: a variable that gets another array or is frozen, a program that is edited, a
-write to a watched block of memory.
+"""A process-wide count of events that can make a plan stale: a variable gets another array or is frozen, a program is
+edited, a watched block of memory is written.
 
-While it stands still, whatever was checked still holds; so a loop checks one number instead of every variable.
+While the count is unchanged, earlier checks still hold, so a training loop compares one number, not every variable.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from array import array
 
 
 class Changes:
-    """The one counter of a process; it only rises.
+    """The counter; it only increases.
 
     Attributes:
         count: changes so far.

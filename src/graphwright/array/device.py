@@ -1,4 +1,4 @@
-"""Device: where an array lives. Naming one is free; one that is not here is refused at its use, with the reason."""
+"""Device: where an array is stored. Naming a device is always possible; using an unavailable one raises."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Self, TypeGuard, cast
 from graphwright.errors import UsageError
 
 KINDS = ("cpu", "cuda", "sim", "meta")
-"""`sim` is host memory under the rules of a GPU, `meta` specs without bytes."""
+"""`sim` is host memory with the rules of a GPU, `meta` has specs without bytes."""
 
 
 class DeviceUnavailable(UsageError):
-    """A device that this machine or this build does not have."""
+    """This machine or build does not have the device."""
 
 
 class DeviceMismatch(UsageError):
-    """Operands that lie on different devices."""
+    """Operands are on different devices."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Device:
-    """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`: one object each.
+    """A kind of device and its index; `Device("cuda") is Device("cuda:0") is Device("cuda", 0)`.
 
-    Raises: UsageError for text that names no device.
+    Raises: UsageError for an unknown name.
     """
 
     kind: str
     index: int
 
     def __new__(cls, kind: str, index: int = 0) -> Self:
-        """The one object of this kind and index."""
+        """Return the single object of this kind and index."""
         name, _, number = kind.partition(":")
         if name not in KINDS or not (number or "0").isdecimal() or (number and index) or index < 0:
             raise UsageError("unknown device", expected=f"{', '.join(KINDS)}, or kind:index", got=repr(kind))
@@ -47,7 +47,7 @@ class Device:
 
     @classmethod
     def parse(cls, text: str | Self) -> Self:
-        """Read `"cpu"`, `"cuda:1"`; a Device is itself. Raises: UsageError."""
+        """Parse `"cpu"` or `"cuda:1"`; a Device is returned unchanged. Raises: UsageError."""
         return text if isinstance(text, cls) else cls(str(text))
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ _DEVICES: dict[tuple[str, int], Device] = {}
 
 
 def names_device(value: object) -> TypeGuard[Device | str]:
-    """Whether this is a device or the name of one, as against a dtype."""
+    """Return True for a device or the name of one, as opposed to a dtype."""
     return isinstance(value, Device) or (isinstance(value, str) and value.partition(":")[0] in KINDS)
 
 

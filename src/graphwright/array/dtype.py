@@ -1,6 +1,6 @@
-"""DType: one row per element type, with its name in every neighbouring system.
+"""DType: one row per element type, with its name in torch, numpy, safetensors, DLPack, Triton and ONNX.
 
-Invariant: a DType is a value; there is one instance per name, so `is` and `==` agree.
+Invariant: there is one instance per name, so `is` and `==` agree.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class DType:
     """One element type.
 
     Attributes:
-        name: the name torch and numpy share (`float32`); `bfloat16` has no numpy twin.
+        name: the name in torch and numpy (`float32`); numpy has no `bfloat16`.
         itemsize: bytes per element.
-        kind: `float`, `int`, `uint`, `bool`, or `float8`: stored and cast, never computed with.
-        rank: place in the promotion lattice within the kind, narrow to wide.
-        numpy: dtype of the host view; for floats that numpy lacks their bits as unsigned integers.
+        kind: `float`, `int`, `uint`, `bool`, or `float8`, which is only stored and cast.
+        rank: position in the promotion lattice within the kind, narrow to wide.
+        numpy: dtype of the host view; for floats that numpy lacks, unsigned integers holding their bits.
         safetensors: tag in a checkpoint header.
         dlpack: (type code, bits) of the DLPack header.
         triton: name in `triton.language`.
         onnx: number in `onnx.TensorProto.DataType`.
-        as_bits: True for floats that numpy does not have: bfloat16 and the two of 8 bits.
-        is_float: True for floating types that are computed with.
-        is_low: True for 16-bit floats, whose statistics are taken in float32.
+        as_bits: True for floats that numpy does not have: bfloat16 and the two 8-bit ones.
+        is_float: True for floating types that support arithmetic.
+        is_low: True for 16-bit floats, whose statistics are computed in float32.
     """
 
     name: str
@@ -81,7 +81,7 @@ DTYPES: dict[str, DType] = {
     )
 }
 BY_TAG: dict[str, DType] = {d.safetensors: d for d in DTYPES.values()}
-_SHORT: dict[str, DType] = {  # as specs are printed, and as people write
+_SHORT: dict[str, DType] = {  # short names, as specs print them
     **{tag.lower(): d for tag, d in BY_TAG.items() if d.is_float},
     **{f"fp{8 * d.itemsize}": d for d in (float64, float32, float16)},
 }
@@ -89,15 +89,15 @@ _BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if not d
 
 
 def decode(bits: np.ndarray, kind: DType) -> np.ndarray:
-    """The float32 values of bit patterns of a float that numpy does not have: exact."""
+    """Convert bit patterns of a float that numpy does not have to float32, exactly."""
     if kind is bfloat16:  # the upper half of a float32
-        return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)  # a shift of no axes gives a scalar
+        return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)  # shifting a 0-d array gives a scalar
     return _float8_values(4 if kind is float8_e4m3fn else 5)[bits]
 
 
 @cache
 def _float8_values(exponent_bits: int) -> np.ndarray:
-    """The 256 values of E4M3FN (no infinities, one NaN a sign) or E5M2 (as IEEE 754).
+    """Return the 256 values of E4M3FN (no infinities, one NaN per sign) or E5M2 (as IEEE 754).
 
     Source: Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1.
     """
@@ -115,7 +115,7 @@ def _float8_values(exponent_bits: int) -> np.ndarray:
 
 
 def dtype(value: Any) -> DType:
-    """The DType named by a DType, a name (`"bfloat16"`, `"bf16"`, `"bool_"`) or a numpy dtype.
+    """Return the DType for a DType, a name (`"bfloat16"`, `"bf16"`, `"bool_"`) or a numpy dtype.
 
     Raises: DTypeError for anything else.
     """
@@ -130,11 +130,11 @@ def dtype(value: Any) -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of `a + b` for two dimensioned operands: torch's lattice. Raises: DTypeError for floats of 8 bits."""
+    """Return the dtype of `a + b` for two dimensioned operands, by torch's lattice. Raises: DTypeError for float8."""
     if a is b:
         return a
     if "float8" in (a.kind, b.kind):
-        raise DTypeError("floats of 8 bits are stored, not computed with", got=f"{a!r}, {b!r}", fix="cast them first")
+        raise DTypeError("8-bit floats do not support arithmetic", got=f"{a!r}, {b!r}", fix="cast them first")
     if a.kind == b.kind:
         if a.rank == b.rank:  # bfloat16 with float16
             return float32
@@ -147,12 +147,12 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def result_type(operands: list[tuple[DType, str]]) -> DType:
-    """The type that operands are cast to, by torch's rule.
+    """Return the dtype that operands are cast to, by torch's rule.
 
     Args:
         operands: (dtype, category) pairs; category is `array`, `scalar0d` or `python`. A lower category changes the
-            result only when its kind is higher than that of every operand above it.
-    Raises: DTypeError for floats of 8 bits beside others.
+            result only if its kind is higher than that of every operand in a higher category.
+    Raises: DTypeError for 8-bit floats beside other dtypes.
     """
     kinds = {"bool": 0, "uint": 1, "int": 1, "float": 2, "float8": 2}
     result: DType | None = None

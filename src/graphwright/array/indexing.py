@@ -1,6 +1,6 @@
-"""What `x[...]` means, by numpy's rules: a view where slices and numbers give one, else entries by index arrays.
+"""Indexing `x[...]` by numpy's rules: a view for slices and numbers, a gather for index arrays.
 
-An `IndexPlan` is made of a shape and an index alone; arrays carry it out here, tensors in `autograd/indexing.py`.
+An `IndexPlan` depends on shape and index alone; arrays execute it here, tensors in `autograd/indexing.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from graphwright.errors import DTypeError, IndexOutOfRange, ShapeError, UsageErr
 
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """Slices first, then axes left out and put in, then index arrays for consecutive axes.
+    """Slices, then dropped and new axes, then index arrays for consecutive axes.
 
     Attributes:
         slices: start, size and step along each axis of the array.
-        drop: axes of the array that a number picks one entry of.
-        new: places of new axes of size 1 in what is left.
-        order: the axes after that, indexed ones first; None to leave them.
-        axis: where the indexed axes begin.
-        ids: an index array per indexed axis; none for a view.
-        shape: of the result.
+        drop: axes of the array that are indexed by a number.
+        new: positions of new axes of size 1 among the remaining ones.
+        order: permutation after that, indexed axes first; None for no permutation.
+        axis: first of the indexed axes.
+        ids: one index array per indexed axis; empty for a view.
+        shape: shape of the result.
     """
 
     slices: tuple[tuple[int, int, int], ...]
@@ -43,7 +43,7 @@ class IndexPlan:
     shape: Shape
 
     def view(self, layout: Layout) -> Layout:
-        """The part of the array that the index arrays look into, or all of the result."""
+        """Shape of the view that the index arrays gather from, or of the result."""
         for axis, (start, size, step) in enumerate(self.slices):
             layout = lay.narrow(layout, axis, start, size, step)
         kept = [(n, s) for a, (n, s) in enumerate(zip(layout.shape, layout.strides, strict=True)) if a not in self.drop]
@@ -54,17 +54,17 @@ class IndexPlan:
 
 
 def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
-    """The plan of `x[index]` for an array of a shape.
+    """Return the plan of `x[index]` for an array of a shape.
 
     Args:
         index: numbers, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
-            masks of bool; or a tuple of them.
-    Raises: ShapeError for too many of them, a mask of another shape, index arrays that do not broadcast,
-        or a number outside its axis; DTypeError for an array of floats; UsageError for anything else.
+            bool masks; or a tuple of them.
+    Raises: ShapeError for too many indices, a mask of another shape, index arrays that do not broadcast,
+        or a number outside its axis; DTypeError for a float array; UsageError for anything else.
     """
     items = _items(tuple(shape), index if isinstance(index, tuple) else (index,))
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
-    if arrays:  # numbers beside index arrays are index arrays themselves
+    if arrays:  # beside index arrays, numbers are index arrays too
         items = [np.asarray(i, np.int64) if isinstance(i, int) else i for i in items]
         arrays = [i for i, item in enumerate(items) if _is_array(item)]
     slices, drop, new, kept = [], [], [], []
@@ -97,7 +97,7 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
 
 
 def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
-    """One item per axis, None for a new one: `...` spelt out, masks as index arrays."""
+    """Return one item per axis, None for a new one, with `...` expanded and masks as index arrays."""
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))
     dots = [i for i, item in enumerate(given) if item is Ellipsis]
@@ -107,26 +107,26 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
     items: list[Any] = []
     axis = 0
     for item in [*given[:at], *[slice(None)] * (len(shape) - used), *given[at + 1 :]]:
-        items += _places(item, shape[axis : axis + _axes(item)]) if _is_mask(item) else [item]
+        items += _mask_indices(item, shape[axis : axis + _axes(item)]) if _is_mask(item) else [item]
         axis += _axes(item)
     return items
 
 
 def _read(item: Any) -> Any:
-    """Numbers as int, lists as arrays. Raises: UsageError, DTypeError for what is no index."""
+    """Convert numbers to int and lists to arrays. Raises: UsageError, DTypeError for an invalid index."""
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, int | np.integer):
         if isinstance(item, bool):
-            raise UsageError("True and False are no indices", fix="a mask is an array of bool")
+            raise UsageError("True and False are not valid indices", fix="use an array of bool as a mask")
         return int(item)
     if isinstance(item, list):
         item = np.asarray(item)
         item = item if item.size else item.astype(np.int64)
     if not _is_array(item) or (_is_mask(item) and not item.shape):
-        raise UsageError("indices are ints, slices, ..., None, arrays of ints and masks", got=type(item).__name__)
-    if not _is_mask(item) and item.dtype.kind not in ("i", "u", "int", "uint"):  # numpy's names and ours
-        raise DTypeError("an index is made of ints or bools", got=item.dtype)
+        raise UsageError("invalid index", expected="int, slice, ..., None, int array or mask", got=type(item).__name__)
+    if not _is_mask(item) and item.dtype.kind not in ("i", "u", "int", "uint"):  # numpy's kinds and ours
+        raise DTypeError("an index array must be integer or bool", got=item.dtype)
     return item.astype(np.int64) if item.dtype.kind in ("i", "u") else item
 
 
@@ -139,14 +139,14 @@ def _is_mask(item: Any) -> bool:
 
 
 def _axes(item: Any) -> int:
-    """How many axes of the array an item stands for."""
+    """Return the number of array axes that an item indexes."""
     return 0 if item is None or item is Ellipsis else len(item.shape) if _is_mask(item) else 1
 
 
-def _places(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
-    """Where a mask is true, row by row: an index array per axis."""
+def _mask_indices(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
+    """Convert a mask to an index array per axis, in row-major order."""
     if tuple(mask.shape) != shape:
-        raise ShapeError("a mask has the shape of the axes it stands for", expected=shape, got=tuple(mask.shape))
+        raise ShapeError("the mask does not match the indexed axes", expected=shape, got=tuple(mask.shape))
     return np.nonzero(mask.to_numpy() if isinstance(mask, NDArray) else np.asarray(mask))
 
 
@@ -157,7 +157,7 @@ def _inside(i: int, n: int, axis: int) -> int:
 
 
 def read(x: NDArray, index: Any) -> NDArray:
-    """`x[index]`: a view of x, or with index arrays a new array."""
+    """Return `x[index]`: a view, or a new array if there are index arrays."""
     plan = index_plan(x.shape, index)
     source = x.view(plan.view(x.layout))
     if not plan.ids:
@@ -168,9 +168,9 @@ def read(x: NDArray, index: Any) -> NDArray:
 
 
 def write(x: NDArray, index: Any, value: Any) -> None:
-    """`x[index] = value`: the value broadcast to the places and converted to the dtype of x; repeats in order.
+    """Assign `x[index] = value`, with the value broadcast and cast to the dtype of x; duplicates are written in order.
 
-    Raises: as `index_plan`; ShapeError for a value that does not broadcast; ReadOnlyArray. x is then as before.
+    Raises: the errors of `index_plan`; ShapeError if the value does not broadcast; ReadOnlyArray. x is unchanged.
     """
     plan = index_plan(x.shape, index)
     target = x.view(plan.view(x.layout))
@@ -186,7 +186,7 @@ def write(x: NDArray, index: Any, value: Any) -> None:
 
 
 def _row_major(array: NDArray) -> NDArray:
-    """The array, or a copy of one that a kernel cannot walk through row by row."""
+    """Return the array, or a copy if its strides do not suit the kernel."""
     return array if array.contiguous and min(array.strides, default=0) >= 0 else array.copy()
 
 
@@ -197,7 +197,7 @@ def _run(kernel: str, out: NDArray, ins: Sequence[NDArray], plan: IndexPlan) -> 
         for call in kernels.bind(kernel, [out], ins, attrs, [empty(s.sizes, s.dtype, out.device) for s in scratch]):
             call()
     except IndexError as error:
-        raise IndexOutOfRange("an index array leaves its axis", expected=plan.view, got=str(error)) from error
+        raise IndexOutOfRange("index out of range", expected=plan.view, got=str(error)) from error
 
 
 def _int64(ids: Any) -> NDArray:
@@ -208,12 +208,12 @@ def _int64(ids: Any) -> NDArray:
 
 
 def _values(value: Any, shape: Shape, x: NDArray) -> NDArray:
-    """What is written, of the shape of the places; a copy if it lies in the memory that is written."""
+    """Return the value broadcast to the indexed shape; a copy if it shares memory with the target."""
     array = value if isinstance(value, NDArray) else from_numpy(np.asarray(value))
-    while len(array.shape) > len(shape) and array.shape[0] == 1:  # as numpy: leading axes of size 1 do not count
+    while len(array.shape) > len(shape) and array.shape[0] == 1:  # as in numpy, leading axes of size 1 are ignored
         array = array.view(Layout(array.shape[1:], array.strides[1:], array.offset))
     if broadcast_shapes(array.shape, shape) != shape:
-        raise ShapeError("the value does not broadcast to the places", expected=shape, got=array.shape)
+        raise ShapeError("the value does not broadcast to the indexed shape", expected=shape, got=array.shape)
     if array.storage is x.storage:
         array = array.copy()
     if array.dtype is not x.dtype:

@@ -1,11 +1,11 @@
-"""MemoryPool: device memory that is kept and cut up, so that a step asks the driver for nothing.
+"""MemoryPool: a caching allocator for device memory, so that a step makes no driver calls.
 
-Sizes are rounded up to one of eight classes per power of two, so less than an eighth is lost. Pieces come from
-segments, best fit first, are split and merged with their neighbours; small ones (to 1 MiB) have segments of their own,
-larger ones than 1 GiB a segment each. A freed piece carries one event of each stream that used it, for which the stream
-of its next owner waits.
+Sizes are rounded up to one of eight classes per power of two, so less than an eighth is wasted. Blocks are cut best-fit
+from segments, split and merged with free neighbours; small ones (up to 1 MiB) have segments of their own, blocks above
+1 GiB a segment each. A freed block carries one event per stream that used it, and the stream of the next owner waits
+for them.
 
-Invariant: the pieces of a segment tile it, and no two free ones are neighbours.
+Invariant: the pieces of a segment tile it, and no two neighbours are free.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ Place = int | np.ndarray
 
 
 class DriverError(ComputeError):
-    """A call to a driver failed, or broke a rule of the device."""
+    """A driver call failed, or broke a rule of the device."""
 
 
 class DeviceFull(DriverError):
-    """The device has no room of the size asked for."""
+    """The device has not enough free memory."""
 
 
 class OutOfDeviceMemory(ComputeError):
-    """A pool found no room, not even after it gave back what it kept.
+    """A pool could not allocate, even after returning its cached segments.
 
     Attributes:
-        asked: bytes asked for.
+        asked: bytes requested.
         live, reserved: bytes in use, and taken from the driver.
         largest_free: the largest free piece.
         owners: (bytes, name) of the largest live blocks.
@@ -62,72 +62,72 @@ class OutOfDeviceMemory(ComputeError):
 
 
 class Driver(Protocol):
-    """Memory, streams and events of one device. Work on a stream runs in order, and after the call that asked for it.
+    """Memory, streams and events of one device. Work on a stream runs in order, asynchronously.
 
-    All calls raise DriverError; a failed call has changed nothing.
+    All calls raise DriverError; a failed call has no effect.
     """
 
     device: Device
 
     def alloc(self, nbytes: int) -> int:
-        """The address of new memory. Raises: DeviceFull."""
+        """Allocate and return an address. Raises: DeviceFull."""
         ...
 
     def free(self, address: int) -> None:
-        """Give memory back; nothing queued may use it."""
+        """Free memory that no queued work uses."""
         ...
 
     def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
-        """Queue a copy; host bytes must stay alive and unchanged until it ran."""
+        """Queue a copy; host bytes must stay alive and unchanged until it has run."""
         ...
 
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
-        """Queue writing one byte value everywhere."""
+        """Queue a fill with one byte value."""
         ...
 
     def stream(self) -> int:
-        """A new stream; stream 0 is always there."""
+        """Return a new stream; stream 0 always exists."""
         ...
 
     def record(self, stream: int) -> int:
-        """An event that is done when what the stream holds now has run."""
+        """Record an event that completes when all work now on the stream has run."""
         ...
 
     def wait(self, stream: int, event: int) -> None:
-        """What is queued on the stream from here on runs after the event."""
+        """Let later work on the stream run after the event."""
         ...
 
     def done(self, event: int) -> bool:
-        """Whether an event has happened."""
+        """Return True if an event has completed."""
         ...
 
     def synchronize(self, stream: int | None = None) -> None:
-        """Wait for a stream, or for all."""
+        """Wait for a stream, or for all of them."""
         ...
 
     def begin_capture(self, stream: int) -> None:
-        """Keep what is queued on the stream instead of running it."""
+        """Begin to capture the work queued on the stream instead of running it."""
         ...
 
     def end_capture(self, stream: int) -> int:
-        """The graph of what was kept. Whatever it raises, the stream captures no more."""
+        """End the capture and return its graph. The stream no longer captures, even if this raises."""
         ...
 
     def instantiate(self, graph: int) -> int:
-        """A captured graph made ready to be replayed."""
+        """Prepare a captured graph for replay."""
         ...
 
     def replay(self, ready: int, stream: int) -> None:
-        """Queue an instantiated graph, as a whole or not at all."""
+        """Queue an instantiated graph as a whole, or not at all."""
         ...
 
     @property
     def capturing(self) -> bool:
-        """Whether a stream captures."""
+        """Return True while a stream captures."""
         ...
 
     def mem_info(self) -> tuple[int, int]:
-        """(free, total) bytes."""
+        """Return (free, total) bytes."""
         ...
 
 
@@ -136,11 +136,11 @@ SMALL = 2**20
 SLAB = 2**21
 DIRECT = 2**30
 LIMIT = "GRAPHWRIGHT_CUDA_LIMIT"
-_OWNERS = 5  # named in an error
+_OWNERS = 5  # listed in an error
 
 
 def size_class(nbytes: int) -> int:
-    """The size that a request gets: eight classes per power of two, from 256 bytes on."""
+    """Round a request up to one of eight classes per power of two, from 256 bytes on."""
     if nbytes <= SMALLEST:
         return SMALLEST
     step = 1 << ((nbytes - 1).bit_length() - 4)
@@ -148,15 +148,15 @@ def size_class(nbytes: int) -> int:
 
 
 class Stats(NamedTuple):
-    """True sums over a pool, in bytes and counts.
+    """Totals of a pool, in bytes and counts.
 
     Attributes:
-        live: bytes asked for and not given back; `peak` is the most there was.
+        live: bytes allocated and not freed; `peak` is its maximum.
         waste: bytes lost to size classes.
-        cached: bytes kept for later; reserved = live + waste + cached.
+        cached: free bytes held by the pool; reserved = live + waste + cached.
         reserved: bytes taken from the driver.
         allocs, frees: of blocks.
-        stale: blocks given back a second time, or to a pool that was reset since; dropped.
+        stale: blocks freed twice, or freed after the pool was reset; ignored.
         failed: finalizers that raised.
     """
 
@@ -173,7 +173,7 @@ class Stats(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """Part of a segment, linked to its neighbours."""
+    """A part of a segment, linked to its neighbours."""
 
     address: int
     size: int
@@ -189,8 +189,8 @@ class Block:
     """Memory in use.
 
     Attributes:
-        streams: those it was used on; each must be named before the block is given back.
-        pins: captured graphs that hold its address; with one it is not given back.
+        streams: streams that used it; each must be recorded before the block is freed.
+        pins: captured graphs that hold its address; a pinned block cannot be freed.
     """
 
     address: int
@@ -203,13 +203,13 @@ class Block:
 
 
 class MemoryPool:
-    """See the module.
+    """A caching allocator; see the module docstring.
 
     Args:
-        driver: where memory comes from.
-        limit: most bytes to take from it, or a fraction of the device; by default what GRAPHWRIGHT_CUDA_LIMIT says, or
-            all there are.
-    Raises: UsageError for a limit that is none.
+        driver: the source of memory.
+        limit: maximum bytes to take from it, or a fraction of the device; by default GRAPHWRIGHT_CUDA_LIMIT, or
+            all of it.
+    Raises: UsageError for an invalid limit.
     """
 
     def __init__(self, driver: Driver, limit: float | None = None) -> None:
@@ -228,7 +228,7 @@ class MemoryPool:
         self._reserved = self._live = self._taken = self._peak = 0
 
     def alloc(self, nbytes: int, stream: int = 0, owner: str = "") -> Block:
-        """Memory for a stream. Raises: OutOfDeviceMemory, with the pool as it was but for what it had kept."""
+        """Allocate for a stream. Raises: OutOfDeviceMemory; the pool then differs only in having dropped its cache."""
         size = size_class(nbytes)
         piece = self._fitting(size) or self._segment(size)
         if piece is None:
@@ -251,9 +251,9 @@ class MemoryPool:
         return block
 
     def free(self, block: Block) -> None:
-        """Give a block back; one that is no longer this pool's to take is counted and dropped.
+        """Free a block; one that no longer belongs to this pool is counted and ignored.
 
-        Raises: UsageError for one that a captured graph holds.
+        Raises: UsageError for a block that a captured graph holds.
         """
         piece = block.piece
         if block.pins:
@@ -275,7 +275,7 @@ class MemoryPool:
         insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
 
     def empty_cache(self) -> int:
-        """Give whole free segments back to the driver, after the work that used them; returns the bytes."""
+        """Return free segments to the driver once the work that used them is done; return the bytes."""
         whole = [p for pieces in self._free.values() for _, _, p in pieces if p.before is None and p.after is None]
         if any(not self.driver.done(e) for p in whole for e in p.events.values()):
             self.driver.synchronize()
@@ -286,17 +286,17 @@ class MemoryPool:
         return sum(p.size for p in whole)
 
     def set_limit(self, limit: float) -> None:
-        """The most to take from the driver: bytes, or a fraction of the device. Raises: UsageError if negative."""
+        """Set the maximum to take from the driver: bytes, or a fraction. Raises: UsageError if negative."""
         if not limit >= 0:
-            raise UsageError("a limit is a fraction or a number of bytes", got=limit)
+            raise UsageError("a memory limit must be a fraction or a number of bytes", got=limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
 
     def reset_peak(self) -> None:
-        """Count the peak from what is live now."""
+        """Reset the peak to the present live bytes."""
         self._peak = self._live
 
     def reset(self) -> None:
-        """Forget all memory, as after the device was lost; blocks of before that are given back later are dropped.
+        """Forget all memory, as after the device was lost; blocks from before that are freed later are ignored.
 
         Raises: UsageError while a captured graph holds a block.
         """
@@ -307,7 +307,7 @@ class MemoryPool:
         self._clear()
 
     def stats(self) -> Stats:
-        """What is in use, kept and lost."""
+        """Return the totals."""
         return Stats(
             live=self._live,
             peak=self._peak,
@@ -321,11 +321,11 @@ class MemoryPool:
         )
 
     def summary(self) -> str:
-        """`stats` as a table."""
+        """Return `stats` as a table."""
         return "\n".join(f"{name:<9}{value:>16,}" for name, value in self.stats()._asdict().items())
 
     def pieces(self) -> Iterable[tuple[int, int, bool]]:
-        """(address, size, free) of every piece, by address."""
+        """Return (address, size, free) of every piece, by address."""
         live = ((b.address, b.piece.size, False) for b in self._blocks.values() if b.piece is not None)
         return sorted([*live, *((a, s, True) for pieces in self._free.values() for s, a, _ in pieces)])
 
@@ -338,7 +338,7 @@ class MemoryPool:
         return pieces[at][2]
 
     def _segment(self, size: int) -> _Piece | None:
-        """A new segment as one free piece, or None if there is no room."""
+        """Allocate a segment as one free piece; return None if the device is full."""
         nbytes = SLAB if size <= SMALL else size if size > DIRECT else -(-size // SLAB) * SLAB
         if self.limit is not None and self._reserved + nbytes > self.limit:
             return None
@@ -383,14 +383,16 @@ class MemoryPool:
 
 
 def _environment_limit() -> float | None:
-    """GRAPHWRIGHT_CUDA_LIMIT as bytes (`8589934592`) or as a fraction (`0.5`); None if it is not set."""
+    """Return GRAPHWRIGHT_CUDA_LIMIT as bytes (`8589934592`) or a fraction (`0.5`); None if it is not set."""
     text = os.environ.get(LIMIT)
     if not text:
         return None
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError as error:
-        raise UsageError("a limit is a fraction or a number of bytes", where=LIMIT, got=repr(text)) from error
+        raise UsageError(
+            "a memory limit must be a fraction or a number of bytes", where=LIMIT, got=repr(text)
+        ) from error
 
 
 def _pinned(block: Block) -> UsageError:
@@ -403,7 +405,7 @@ def _pinned(block: Block) -> UsageError:
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:
-    """Two free neighbours as one; a later event of a stream stands for an earlier one."""
+    """Merge two free neighbours; a later event of a stream replaces an earlier one."""
     events = {s: max(first.events.get(s, -1), second.events.get(s, -1)) for s in {*first.events, *second.events}}
     first.size, first.after, first.events = first.size + second.size, second.after, events
     if second.after is not None:
@@ -413,11 +415,11 @@ def _merged(first: _Piece, second: _Piece) -> _Piece:
 
 MOST_BYTES = 64 * 2**20
 MOST_ARRAYS = 4096
-_ALIGN = 64  # bytes, as single arrays are
+_ALIGN = 64  # bytes, the alignment of single arrays
 
 
 def chunks(sizes: Sequence[int]) -> Iterator[range]:
-    """Ranges that tile the arrays in their order, each of at most 4096 and 64 MiB; a larger array stands alone.
+    """Return consecutive ranges of at most 4096 arrays and 64 MiB; a larger array is a range of its own.
 
     Args:
         sizes: bytes of each array.
@@ -434,23 +436,23 @@ def chunks(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def upload(arrays: Sequence[NDArray], device: Device) -> list[NDArray]:
-    """The arrays on a device, in their order, shape and dtype: row-major, one copy a chunk; those there stay.
+    """Copy arrays to a device with one copy per chunk; arrays already there are returned unchanged.
 
-    Arrays of one chunk lie in one block, which lives as long as one of them. Raises: DeviceUnavailable.
+    Arrays of one chunk share a block, which lives as long as one of them. Raises: DeviceUnavailable.
     """
-    moving = [place for place, array in enumerate(arrays) if array.device != device]
+    moving = [index for index, array in enumerate(arrays) if array.device != device]
     result = list(arrays)
-    for part in chunks([arrays[place].nbytes for place in moving]):
-        places = [moving[at] for at in part]
-        ends = np.cumsum([_aligned(arrays[place].nbytes) for place in places])
+    for part in chunks([arrays[index].nbytes for index in moving]):
+        indices = [moving[at] for at in part]
+        ends = np.cumsum([_aligned(arrays[index].nbytes) for index in indices])
         host = np.zeros(int(ends[-1]), np.uint8)
         starts = [0, *map(int, ends[:-1])]
-        for place, start in zip(places, starts, strict=True):
-            host[start : start + arrays[place].nbytes] = np.frombuffer(arrays[place].tobytes(), np.uint8)
+        for index, start in zip(indices, starts, strict=True):
+            host[start : start + arrays[index].nbytes] = np.frombuffer(arrays[index].tobytes(), np.uint8)
         block = empty(host.shape, uint8, device).copy_from(from_numpy(host))
-        for place, start in zip(places, starts, strict=True):
-            array = arrays[place]
-            result[place] = NDArray(block.storage, array.dtype, array.shape, offset=start // array.dtype.itemsize)
+        for index, start in zip(indices, starts, strict=True):
+            array = arrays[index]
+            result[index] = NDArray(block.storage, array.dtype, array.shape, offset=start // array.dtype.itemsize)
     return result
 
 

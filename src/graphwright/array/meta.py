@@ -1,4 +1,4 @@
-"""The meta device: arrays that have a spec and no bytes. Running an op on them checks it and computes nothing."""
+"""The meta device: arrays with a spec and no bytes. Running an op on them checks specs and computes nothing."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from graphwright.errors import ComputeError
 
 
 class NoBytes(ComputeError):
-    """The elements of an array on the meta device were asked for."""
+    """The elements of an array on the meta device were requested."""
 
 
 class MetaBackend:
-    """Every kernel is there and does nothing."""
+    """A backend whose kernels all exist and do nothing."""
 
     driver = None
     stream = 0
@@ -29,53 +29,57 @@ class MetaBackend:
         self.device = device
 
     def allocate(self, nbytes: int) -> Storage:
-        """A block without bytes."""
+        """Return a block without bytes."""
         return Storage(None, nbytes, self.device, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """An array without bytes."""
+        """Return an array without bytes."""
         return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
 
     def wrap(self, array: NDArray) -> Any:
-        """The array itself."""
+        """Return the array itself."""
         return array
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Nothing is copied onto the device. Raises: NoBytes for a copy from it."""
+        """Copy nothing. Raises: NoBytes for a copy from the device."""
         if target.device != self.device:
             self.to_host(source)
 
     def to_host(self, array: NDArray) -> Never:
         """Raises: NoBytes."""
-        raise NoBytes("an array on the meta device has no bytes", got=array.spec, fix="give real arrays to the code")
+        raise NoBytes("an array on the meta device has no data", got=array.spec, fix="pass real arrays")
 
     def adopt(self, other: Any) -> Never:
-        """Raises: NoBytes: nothing to share memory with."""
-        raise NoBytes("the meta device shares no memory", got=type(other).__name__)
+        """Raises: NoBytes."""
+        raise NoBytes("the meta device cannot share memory", got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
         """Raises: NoBytes."""
         self.to_host(array)
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """None."""
+        """Return no scratch."""
         return []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Nothing."""
+        """Return no requirements."""
         return Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
-        """No calls."""
+        """Return no calls."""
         return []
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
-        """Memory comes from here alone."""
+        """Return None: there is nothing to compute."""
+
+    def has_kernel(self, name: str) -> bool:
+        """True: every op runs, as nothing is computed."""
+        return True
 
     def kernels(self) -> frozenset[str]:
-        """None of its own."""
+        """Return no kernel names."""
         return frozenset()
 
 

@@ -1,4 +1,4 @@
-"""NDArray: a typed, strided view of a Storage. The header is immutable and the only truth on layout."""
+"""NDArray: a typed, strided view of a Storage. Its immutable header is the only source of the layout."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError,
 
 
 class ReadOnlyArray(ComputeError):
-    """A write to an array that maps a file or borrows read-only memory."""
+    """A write to an array over a mapped file or borrowed read-only memory."""
 
 
 _new = object.__new__
 
 
 class NDArray:
-    """n-dimensional array of any stride sign.
+    """An n-dimensional array with strides of any sign.
 
     Attributes:
-        storage: the memory it looks at; of a new result on the CPU made when it is first asked for.
-        device: where the memory lies.
+        storage: the memory; for a new CPU result it is created on first access.
+        device: where the memory is.
         dtype, shape, strides, offset: the layout; strides and offset in elements.
-        impl: the backend's own handle on the same memory, made at first use (a cache of the header).
+        impl: the backend's handle on the same memory, created on first use.
     """
 
     __slots__ = ("__weakref__", "_impl", "_spec", "_storage", "device", "dtype", "offset", "shape", "strides")
@@ -54,7 +54,7 @@ class NDArray:
 
     @staticmethod
     def owning(impl: Any, spec: Spec, strides: tuple[int, ...]) -> NDArray:
-        """A new array on the CPU, the only one to hold what its backend allocated."""
+        """Wrap what the CPU backend allocated; the array is its only owner."""
         array = _new(NDArray)
         array._impl, array._spec, array._storage = impl, spec, None
         array.device, array.dtype, array.shape, array.strides, array.offset = CPU, spec.dtype, spec.shape, strides, 0
@@ -62,24 +62,24 @@ class NDArray:
 
     @property
     def storage(self) -> Storage:
-        """See the class."""
+        """Make an array from its header; see the class."""
         if self._storage is None:
             self._storage = Storage(self._impl, self.nbytes, CPU, kind="owned")
         return self._storage
 
     @property
     def closed(self) -> bool:
-        """True once the memory was let go."""
+        """True once the memory was freed."""
         return self._storage is not None and self._storage.closed
 
     @property
     def version(self) -> int:
-        """How often the memory was written."""
+        """Number of writes to the memory."""
         return 0 if self._storage is None else self._storage.version
 
     @property
     def impl(self) -> Any:
-        """The backend's handle (a torch tensor on the CPU); no stride may be negative. Raises: StorageClosed."""
+        """The backend's handle (a torch tensor on the CPU); needs strides >= 0. Raises: StorageClosed."""
         storage = self._storage
         if self._impl is None or (storage is not None and storage.closed):
             self._impl = backend(self.device).wrap(self)
@@ -114,51 +114,53 @@ class NDArray:
 
     # -- views: the same memory ------------------------------------------------------------------------------------
     def view(self, layout: Layout) -> NDArray:
-        """Another layout over the same memory."""
+        """Return another layout over the same memory."""
         return NDArray(self.storage, self.dtype, layout.shape, layout.strides, layout.offset)
 
     def permute(self, *axes: int) -> NDArray:
-        """Axes in another order."""
+        """Permute the axes."""
         return self.view(lay.permute(self.layout, axes))
 
     def expand(self, *shape: int) -> NDArray:
-        """Broadcast to a shape; not to be written to."""
+        """Broadcast to a shape; the result must not be written."""
         return self.view(lay.expand(self.layout, shape))
 
     def squeeze(self, axis: int | None = None) -> NDArray:
-        """Without an axis of size 1, or without all of them. Raises: ShapeError for a longer axis."""
+        """Remove an axis of size 1, or all of them. Raises: ShapeError for a longer axis."""
         if axis is not None and self.shape[axis] != 1:
-            raise ShapeError("only an axis of size 1 can go", where=f"axis {axis}", expected=1, got=self.shape[axis])
+            raise ShapeError(
+                "only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=self.shape[axis]
+            )
         return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
-        """With a new axis of size 1 before `axis` (negative: counted in the result)."""
+        """Insert an axis of size 1 before `axis` (negative: counted in the result)."""
         return self.view(lay.unsqueeze(self.layout, axis % (len(self.shape) + 1)))
 
     def diagonal(self, first: int = 0, second: int = 1, shift: int = 0) -> NDArray:
-        """Elements (i, i + shift) of two axes, as a last axis in their place."""
+        """Replace two axes by a last axis of the elements (i, i + shift)."""
         return self.view(lay.diagonal(self.layout, first, second, shift))
 
     def split(self, sizes: Sequence[int], axis: int = 0) -> list[NDArray]:
-        """Pieces of these sizes along an axis. Raises: ShapeError unless they add up to it."""
+        """Split an axis into pieces of these sizes. Raises: ShapeError unless they add up to it."""
         if sum(sizes) != self.shape[axis] or min(sizes, default=0) < 0:
-            raise ShapeError("the pieces must make up the axis", expected=self.shape[axis], got=tuple(sizes))
+            raise ShapeError("the pieces must add up to the axis", expected=self.shape[axis], got=tuple(sizes))
         return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
 
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
-        """The same elements under another shape: a view where strides can say it, else a copy.
+        """Return the same elements under another shape: a view if strides allow it, else a copy.
 
         Args:
-            copy: False to refuse a copy, True to make one in any case.
-        Raises: ShapeError for another number of elements, or where copy=False and only a copy will do.
+            copy: False forbids a copy, True forces one.
+        Raises: ShapeError for another number of elements, or if copy=False and a copy is needed.
         """
         if prod(shape) != self.size:
-            raise ShapeError("another number of elements", expected=self.shape, got=shape)
+            raise ShapeError("reshape to a different number of elements", expected=self.shape, got=shape)
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
             raise ShapeError(
-                "no strides show these elements under this shape",
-                expected=f"{self.shape} of strides {self.strides}",
+                "reshape needs a copy",
+                expected=f"a shape that strides {self.strides} of {self.shape} allow",
                 got=shape,
                 fix="reshape(...), which copies",
             )
@@ -166,7 +168,7 @@ class NDArray:
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
-        """Count a write. Raises: ReadOnlyArray if the memory must not change; AliasError where elements share it."""
+        """Count a write. Raises: ReadOnlyArray; AliasError if elements share memory."""
         storage = self.storage
         if storage.readonly:
             raise ReadOnlyArray(
@@ -177,31 +179,31 @@ class NDArray:
         storage.written()
 
     def __getitem__(self, index: Any) -> NDArray:
-        """A view, or with index arrays and masks a new array; see `array.indexing`."""
+        """Return a view, or with index arrays and masks a new array; see `array.indexing`."""
         from graphwright.array.indexing import read
 
         return read(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        """Write a value, broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
+        """Assign a value, broadcast, at an index. Raises: ReadOnlyArray, ShapeError, IndexOutOfRange."""
         from graphwright.array.indexing import write
 
         write(self, index, value)
 
     def copy(self) -> NDArray:
-        """A contiguous array of its own."""
+        """Return a contiguous copy."""
         target = empty(self.shape, self.dtype, self.device)
         backend(self.device).copy(target, self)
         return target
 
     def copy_from(self, source: NDArray) -> NDArray:
-        """Write `source` (same shape, any dtype) into this array; returns self."""
+        """Copy `source` (same shape, any dtype) into this array; return self."""
         self.writable()
         backend(self.device).copy(self, source if source.device in (self.device, CPU) else source.to(CPU))
         return self
 
     def to(self, device: Device) -> NDArray:
-        """Itself if it lies there, else a copy that does. Raises: DeviceUnavailable."""
+        """Return the array itself if it is on the device, else a copy there. Raises: DeviceUnavailable."""
         if device == self.device:
             return self
         target = empty(self.shape, self.dtype, device)
@@ -216,7 +218,7 @@ class NDArray:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> Any:
-        """The memory for another library, shared unless `copy`. Raises: BufferError where it cannot be."""
+        """Export the memory by DLPack, shared unless `copy`. Raises: BufferError if it cannot be exported."""
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
         if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
@@ -226,16 +228,16 @@ class NDArray:
         return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(kind, index) as DLPack counts them: (1, 0) is the CPU."""
+        """Return (kind, index) as in DLPack: (1, 0) is the CPU."""
         return (1, 0)
 
     def to_numpy(self, dtype: npt.DTypeLike | None = None, *, bits: bool = False) -> np.ndarray:
-        """The elements as a numpy array; shares memory when neither dtype nor layout forces a copy.
+        """Return the elements as a numpy array, sharing memory if neither dtype nor layout needs a copy.
 
         Args:
-            dtype: numpy dtype to convert to; needed for bfloat16 and floats of 8 bits, which numpy does not have.
-            bits: give those as their bit patterns.
-        Raises: DTypeError for one of those without either.
+            dtype: numpy dtype to convert to; needed for bfloat16 and 8-bit floats, which numpy does not have.
+            bits: return those as their bit patterns.
+        Raises: DTypeError for such a dtype without either.
         """
         if self.dtype.as_bits and dtype is None and not bits:
             raise DTypeError(f"numpy has no {self.dtype.name}", fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
@@ -245,7 +247,7 @@ class NDArray:
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
-        """The elements as numpy: straight from a host buffer, so that looking loads no backend, else by the backend."""
+        """Return the elements as numpy, from a host buffer without loading the backend where possible."""
         memory = self.storage.memory
         if self.device != CPU or not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
             return backend(self.device).to_host(self)
@@ -261,14 +263,14 @@ class NDArray:
         )
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
-        """For numpy: as `to_numpy`, of memory of the host.
+        """Implement numpy's array protocol for host memory.
 
-        Raises: DTypeError; StorageClosed; DeviceMismatch on a device, where it would wait and copy unasked; UsageError
-            for copy=False where only a copy will do.
+        Raises: DTypeError; StorageClosed; DeviceMismatch on a device, to avoid a hidden copy; UsageError for copy=False
+            if a copy is needed.
         """
         if self.device != CPU:
             raise DeviceMismatch(
-                "numpy looks at memory of the host",
+                "numpy can only read host memory",
                 where="numpy",
                 expected=CPU,
                 got=self.device,
@@ -278,23 +280,23 @@ class NDArray:
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
             raise UsageError(
-                "only a copy gives numpy this", where="numpy", expected=self.spec, got=host.dtype, fix="copy=None"
+                "numpy needs a copy of this array", where="numpy", expected=self.spec, got=host.dtype, fix="copy=None"
             )
         return host.copy() if copy and not fresh else host
 
     def tobytes(self) -> bytes:
-        """Row-major bytes of the elements."""
+        """Return the elements as row-major bytes."""
         return self.to_numpy(bits=True).tobytes()
 
     def item(self) -> Any:
-        """The one element as a Python number."""
+        """Return the single element as a Python number."""
         return self.to_numpy("float32" if self.dtype.as_bits else None).item()
 
     def text(self, prefix: str = "") -> str | None:
-        """The first and last elements as numpy prints them; None for a mapped array whose bytes nobody has asked for.
+        """Return the first and last elements as numpy prints them; None for a mapped array that was not read yet.
 
         Args:
-            prefix: what stands before it on the first line, for the indent of the others.
+            prefix: text before it on the first line, for the indent of the others.
         """
         if not self.storage.touched:
             return None
@@ -308,7 +310,7 @@ class NDArray:
         )
 
     def _text_of_bits(self, bits: np.integer) -> str:
-        """A float by its bit pattern, widened only where it is shown."""
+        """A float held as its bit pattern, converted only for display."""
         return f"{decode(np.asarray(bits), self.dtype).item():.4g}"
 
     def __repr__(self) -> str:
@@ -318,7 +320,7 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Uninitialised memory of a shape; NaN under `array.poison`."""
+    """Return uninitialised memory of a shape; filled with NaN under `array.poison`."""
     made = backend(device).empty(shape, dtype)
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
@@ -326,20 +328,20 @@ def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray
 
 
 def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy: bool | None = None) -> NDArray:
-    """An array that shares memory with `host` where its layout allows it; `storage.kind` says: borrowed, or owned.
+    """Return an array that shares memory with `host` if its layout allows; `storage.kind` is then `borrowed`.
 
     Args:
-        host: any numeric or bool array; floats that numpy does not have come as bits with `bits=bfloat16`.
-        copy: False to refuse a copy, True to make one in any case.
-    Raises: DTypeError; ShapeError for copy=False where the strides are no multiples of the element.
+        host: any numeric or bool array; dtypes that numpy lacks come as bits with `bits=bfloat16`.
+        copy: False forbids a copy, True forces one.
+    Raises: DTypeError; ShapeError for copy=False if the strides are not multiples of the element size.
     """
     host = np.asarray(host)
-    if host.flags.c_contiguous and host.dtype.isnative and not copy:  # most are: every feed of a step comes by here
+    if host.flags.c_contiguous and host.dtype.isnative and not copy:  # the usual case: every feed of a step
         return _row_by_row(host, dtype(host.dtype) if bits is None else bits, "borrowed")
     kind = dtype(host.dtype.newbyteorder("=")) if bits is None else bits
     odd = any(s % host.itemsize for s in host.strides) or not host.dtype.isnative
     if odd and copy is False:
-        raise ShapeError("this memory cannot be shared: strides are no multiples of the element", got=host.strides)
+        raise ShapeError("strides are not multiples of the element size", got=host.strides, fix="copy=True")
     if odd or copy:
         host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
     origin = "owned" if odd or copy else "borrowed"
@@ -359,14 +361,14 @@ def _row_by_row(host: np.ndarray, kind: DType, origin: str) -> NDArray:
 
 
 def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
-    """An array that shares memory with another library's (torch, numpy, jax), by DLPack; it keeps that one alive.
+    """Return an array that shares memory with another library's (torch, numpy, jax) by DLPack, keeping it alive.
 
     Args:
-        copy: True for memory of its own.
-    Raises: DeviceUnavailable for memory that is not on the CPU; what the other library raises, as for read-only memory.
+        copy: True to own the memory.
+    Raises: DeviceUnavailable for memory that is not on the CPU; errors of the other library, as for read-only memory.
     """
     where = other.__dlpack_device__()
     if where[0] != 1:
-        raise DeviceUnavailable("only memory on the CPU can be shared", got=f"DLPack device {where[0]}:{where[1]}")
+        raise DeviceUnavailable("only CPU memory can be shared", got=f"DLPack device {where[0]}:{where[1]}")
     array = backend(CPU).adopt(other)
     return array.copy() if copy else array

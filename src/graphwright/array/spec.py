@@ -1,4 +1,4 @@
-"""Spec: the shape and dtype of a value before it exists. A dimension is an int, or a name that a run decides."""
+"""Spec: the shape and dtype of a value. A dimension is an int, or a name that is bound when the program runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Dim = int | str
 
 
 class UnboundDim(UsageError):
-    """A named dimension is needed as a number, and no input has said it yet."""
+    """A named dimension is needed as a number before an input has bound it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Spec:
 
     @property
     def symbolic(self) -> bool:
-        """True while a dimension is a name."""
+        """True if a dimension is a name."""
         return str in map(type, self.shape)
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape as numbers. Raises: UnboundDim while a dimension is a name."""
+        """The shape as numbers. Raises: UnboundDim if a dimension is a name."""
         if self.symbolic:
-            raise UnboundDim("a size is not known", got=repr(self), fix="compile or run with real inputs")
+            raise UnboundDim("the size is symbolic", got=repr(self), fix="compile or run with concrete inputs")
         return cast("tuple[int, ...]", self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements. Raises: UnboundDim while a dimension is a name."""
+        """Number of elements. Raises: UnboundDim if a dimension is a name."""
         return prod(self.sizes)
 
     @property
@@ -51,13 +51,13 @@ class Spec:
         return self.size * self.dtype.itemsize
 
     def bind(self, dims: Mapping[str, int]) -> Spec:
-        """Put numbers for names; names not in `dims` stay."""
+        """Replace names by numbers; names not in `dims` stay."""
         if not self.symbolic:
             return self
         return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
 
     def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
-        """True if `shape` fits; names seen for the first time are entered into `dims`."""
+        """Return True if `shape` matches; new names are entered into `dims`."""
         if len(shape) != len(self.shape):
             return False
         return all(
@@ -66,12 +66,12 @@ class Spec:
         )
 
     def to_json(self) -> list:
-        """`[dtype name, [dims]]`."""
+        """Return `[dtype name, [dims]]`."""
         return [self.dtype.name, list(self.shape)]
 
     @staticmethod
     def from_json(data: list) -> Spec:
-        """Inverse of `to_json`."""
+        """Invert `to_json`."""
         return Spec(tuple(data[1]), dtype(data[0]))
 
     def __repr__(self) -> str:
@@ -82,9 +82,9 @@ class Spec:
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """The shape that operands of an elementwise op meet in; a name equals only itself.
+    """Return the broadcast shape of operands; a name broadcasts only with itself and 1.
 
-    Raises: ShapeError naming the axis that does not fit.
+    Raises: ShapeError naming the mismatched axis.
     """
     rank = max((len(s) for s in shapes), default=0)
     result: list[Dim] = []

@@ -1,4 +1,4 @@
-"""Storage: one block of memory, who owns it, and how often it was written.
+"""Storage: one block of memory with its owner and a count of writes.
 
 Invariant: every array refers to a Storage, never to another array; a Storage outlives all its views.
 """
@@ -19,15 +19,15 @@ from graphwright.errors import ComputeError
 
 
 class StorageClosed(ComputeError):
-    """The memory of a closed block was asked for."""
+    """The memory of a closed block was accessed."""
 
 
 class WriteCount:
-    """How often a plan has run: one number to raise instead of the version of every block that it writes.
+    """A counter of runs of a plan, which stands for the versions of all blocks that the plan writes.
 
     Attributes:
-        address: where native code raises it.
-        retired: True once the plan's memory is gone, so that the count stays.
+        address: where native code increments it.
+        retired: True once the plan's memory is gone and the count is final.
     """
 
     __slots__ = ("_cell", "address", "retired")
@@ -46,7 +46,7 @@ class WriteCount:
         self._cell[0] += 1
 
     def retire(self) -> None:
-        """Nobody will count on."""
+        """Mark the count as final."""
         self.retired = True
 
 
@@ -55,14 +55,14 @@ class Storage:
 
     Attributes:
         nbytes: length in bytes.
-        device: where it lies.
-        kind: `owned`: given back when the last array goes; `borrowed`: the owner is kept alive, and sees the writes;
+        device: where the memory is.
+        kind: `owned`: freed with the last array; `borrowed`: keeps the owner alive, which sees writes;
             `mapped`: the bytes of a file, never written.
-        readonly: writes are refused (a mapped file, a borrowed read-only buffer).
-        version: rises with every write; caches of what was computed from the block compare it.
-        watched: a write raises `changes`: a plan relies on what the block holds.
-        views: typed flat views that a backend made of the block, by DType; the backend's own cache.
-        closed: True once the memory was let go.
+        readonly: True if writes are refused (a mapped file, a borrowed read-only buffer).
+        version: increases with every write; caches of values computed from the block compare it.
+        watched: True if a write must raise `changes`, because a plan relies on the content.
+        views: typed flat views that a backend made of the block, by DType.
+        closed: True once the memory was freed.
     """
 
     __slots__ = (
@@ -92,7 +92,7 @@ class Storage:
 
     @property
     def version(self) -> int:
-        """How often the block was written, by hand and by plans."""
+        """Number of writes, by arrays and by plans."""
         return self._version + sum(c.count for c in self._counts) if self._counts else self._version
 
     @version.setter
@@ -108,7 +108,7 @@ class Storage:
             changes.rise()
 
     def counted_by(self, count: WriteCount) -> None:
-        """From now on a rise of `count` is a write."""
+        """Treat increments of `count` as writes from now on."""
         if count not in self._counts:
             kept = tuple(c for c in self._counts if not c.retired)
             self._version += sum(c.count for c in self._counts if c.retired) - count.count
@@ -125,51 +125,51 @@ class Storage:
     def mapped(
         cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
     ) -> Storage:
-        """A read-only block whose bytes are asked for at the first use: `touch()` maps them or raises.
+        """Make a read-only block that is mapped on first use: `touch()` maps it or raises.
 
-        `check()` raises if what was mapped has been written to since.
+        `check()` raises if the mapped file has changed since.
         """
         storage = cls(None, nbytes, device, readonly=True, kind="mapped")
         storage._open, storage._check = touch, check
         return storage
 
     def check(self) -> None:
-        """Raises what says that the bytes are not those of the file that was opened: for who relies on old values."""
+        """Raise if the mapped bytes are no longer those of the file that was opened."""
         if self.memory is not None and self._check is not None:
             self._check()
 
     @property
     def memory(self) -> Any:
-        """The block itself: a buffer, or what the backend allocated. A mapped one is opened here.
+        """The memory: a buffer, or what the backend allocated. A mapped block is opened on first access.
 
         Raises: StorageClosed.
         """
         if self.closed:
-            raise StorageClosed("this memory was closed", got=f"{self.nbytes} bytes on {self.device}")
+            raise StorageClosed("the memory was closed", got=f"{self.nbytes} bytes on {self.device}")
         if self._open is not None:
             self._memory, self._open = self._open(), None
         return self._memory
 
     @property
     def touched(self) -> bool:
-        """False while a mapped block has not been opened."""
+        """False if the block is mapped and not opened yet."""
         return self._open is None
 
     def close(self) -> None:
-        """Let go of the memory now, whoever still looks at it; again is no harm. What it borrowed stays the owner's."""
+        """Free the memory now, even if arrays still use it; idempotent. Borrowed memory stays with its owner."""
         self._memory = self._open = None
         self.views, self.closed = {}, True
 
 
-_POISON = 0x7FF8  # NaN in float16, bfloat16, float32 and float64 alike when repeated
+_POISON = 0x7FF8  # repeated, NaN in float16, bfloat16, float32 and float64
 
 poisoning: ContextVar[bool] = ContextVar("graphwright_poisoning", default=False)
-"""Whether `empty` fills what it gives."""
+"""True if `empty` fills memory with NaN."""
 
 
 @contextmanager
 def poison() -> Iterator[None]:
-    """Arrays that are made empty inside hold NaN (integers: 7FF8, as often as it fits; bools: True)."""
+    """Fill uninitialised arrays created inside with NaN (integers: 7FF8 repeated; bools: True)."""
     token = poisoning.set(True)
     try:
         yield
@@ -184,9 +184,9 @@ def fill(memory: Any) -> None:
 
 
 def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Elements of a dtype (floats that numpy lacks: their bits) that read NaN."""
+    """Return NaN elements of a dtype (dtypes that numpy lacks: their bits)."""
     if kind.itemsize == 1:
-        return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both floats of 8 bits
+        return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both 8-bit floats
     made = np.empty(shape, kind)
     fill(made.reshape(-1).view(np.uint8))
     return made

@@ -1,6 +1,6 @@
-"""A function of arrays as a module of torch, with torch's gradients flowing through it.
+"""A function of arrays as a `torch.nn.Module`, differentiable by torch.
 
-What the function is stays with the caller: this file knows arrays and torch, and nothing of programs or tapes.
+The caller supplies the function; this file knows arrays and torch, not programs or tapes.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from graphwright.array.ndarray import NDArray, from_dlpack
 Arrays = Sequence[NDArray]
 Back = Callable[[Sequence[NDArray | None]], Sequence[NDArray | None]]
 Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Back]]
-"""(parameters by name, inputs, which of both want a gradient) -> (outputs, gradients of outputs -> of all of them)."""
+"""(parameters by name, inputs, which of both need a gradient) -> (outputs, vjp: output gradients -> all gradients)."""
 
 
 class _Bridge(torch.autograd.Function):
-    """One call, as torch's tape sees it."""
+    """One call, recorded by torch's autograd."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, names: Sequence[str], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Operands are the parameters in order of their names, then the inputs."""
+        """Run forward; operands are the parameters in order of their names, then the inputs."""
         arrays = [from_dlpack(t.detach().resolve_neg()) for t in tensors]
         count = len(names)
         parameters = dict(zip(names, arrays[:count], strict=True))
@@ -37,27 +37,27 @@ class _Bridge(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator has no types
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's decorator is untyped
         ctx: Any, *grad_outputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Gradients of the operands."""
+        """Return the gradients of the operands."""
         given = [None if g is None else from_dlpack(g.detach().contiguous()) for g in grad_outputs]
         found = ctx.back(given)
         return (None, None, *(None if g is None else torch.from_dlpack(g) for g in found))
 
 
 class TorchModule(torch.nn.Module):
-    """See the module; `forward` takes and gives tensors of torch.
+    """A module around a function; `forward` takes and returns torch tensors.
 
     Args:
         run: the function.
         parameters: dotted names -> arrays; the module's parameters share their memory. Dots become attributes of
-            submodules, as torch has them.
+            submodules, as in torch.
         shape: outputs -> what the module returns.
-        names: of the inputs, for calls by keyword.
-        before: called before each run with the names of the parameters that torch has written since the last; gives
-            arrays that take the place of others.
-        trained: which parameters want a gradient; all floating ones by default.
+        names: names of the inputs, for keyword arguments.
+        before: called before each run with the names of parameters that torch has written since the last run; returns
+            arrays that replace others.
+        trained: which parameters need a gradient; by default all floating ones.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class TorchModule(torch.nn.Module):
         self._seen = {name: p._version for name, p in self._linked.items()}
 
     def forward(self, *args: torch.Tensor, **named: torch.Tensor) -> Any:
-        """Run on tensors by place or by name. Raises: TypeError for inputs that are missing or unknown."""
+        """Run on tensors given by position or by name. Raises: TypeError for missing or unknown inputs."""
         unknown = named.keys() - set(self._names[len(args) :])
         if unknown or (self._names and len(args) + len(named) != len(self._names)):
             raise TypeError(
-                f"takes {', '.join(self._names)}; got {len(args)} by place, {', '.join(named) or 'none'} by name"
+                f"takes {', '.join(self._names)}; got {len(args)} positional, {', '.join(named) or 'no'} keyword inputs"
             )
         tensors = [*args, *(named[n] for n in self._names[len(args) :])]
         self.written()
@@ -98,9 +98,9 @@ class TorchModule(torch.nn.Module):
         return self._shape(made)
 
     def written(self) -> None:
-        """Tell the other side of what torch wrote into shared parameters, and take over what it replaced.
+        """Report torch's writes to shared parameters to the caller's side, and take over arrays that it replaced.
 
-        `forward` does it too; call it before the other side runs by itself after a step of a torch optimizer.
+        `forward` does this too; call it before the other side runs by itself after a step of a torch optimizer.
         """
         if self._before is None:
             return
@@ -111,5 +111,5 @@ class TorchModule(torch.nn.Module):
 
 
 def on_meta() -> AbstractContextManager[object]:
-    """A context in which torch makes tensors on its meta device."""
+    """Return a context in which torch creates tensors on its meta device."""
     return torch.device("meta")

@@ -12,7 +12,6 @@ from graphwright.array import (
     CPU,
     Device,
     DType,
-    MissingKernel,
     NDArray,
     Spec,
     bool_,
@@ -24,7 +23,7 @@ from graphwright.array import (
 )
 from graphwright.autograd.errors import TraceError
 from graphwright.autograd.inplace import rebind, write_over
-from graphwright.autograd.modes import autocast, grad_mode, no_grad
+from graphwright.autograd.modes import autocast, grad_mode
 from graphwright.autograd.recorder import Symbol, active_recorder, mark_alias
 from graphwright.autograd.tape import Hook, TapeNode
 from graphwright.errors import DTypeError, UsageError
@@ -61,12 +60,7 @@ def apply(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Sequ
             mark_alias(results[0], data[0])
         outputs: Sequence[Tensor] = [_Tensor(r) for r in results]
     elif outs is None:
-        try:
-            results = compute(row, data, attrs)
-        except MissingKernel:
-            if row.expand is None:
-                raise
-            results = expanded(row, data, attrs)
+        results = compute(row, data, attrs)
         outputs = (_Tensor(results[0]),) if len(results) == 1 else [_Tensor(r) for r in results]
     else:
         data = write_over(row, data, attrs, outs, taped)
@@ -294,11 +288,3 @@ def _on_one_device(operands: Sequence[Tensor]) -> Sequence[Tensor]:
     if device is None:
         return operands
     return [t.to(device) if t.requires_grad and not t.shape and t.device == CPU else t for t in operands]
-
-
-def expanded(row: Op, data: Sequence[NDArray], attrs: Mapping[str, Any]) -> tuple[NDArray, ...]:
-    """Compute an op by its expansion, for a backend without a kernel of its name."""
-    assert row.expand is not None
-    with no_grad():
-        found = row.expand([_Tensor(d) for d in data], attrs)
-    return tuple(t.own() for t in (found if isinstance(found, tuple) else (found,)))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphwright.array import CPU, DTYPES, Device, DType, MissingKernel, NDArray, from_numpy
-from graphwright.autograd.apply import expanded
+from graphwright.array import CPU, DTYPES, Device, DType, MissingKernel, NDArray, backend, from_numpy
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.ops import OPS, Op, compute
+from graphwright.ops import OPS, Op, compute, expansion
 
 
 def support(device: Device | str = CPU) -> dict[str, dict[str, str]]:
@@ -33,18 +32,12 @@ def _how(row: Op, kind: DType, device: Device) -> str:
     if row.view is not None:
         return "view"
     try:
-        try:
-            results, how = compute(row, arrays, attrs), "native"
-        except MissingKernel:
-            if row.expand is None:
-                return "missing"
-            results, how = expanded(row, arrays, attrs), "expanded"
-        for result in results:
+        for result in compute(row, arrays, attrs):
             if device.kind != "meta":
                 result.to_numpy(bits=True)  # run queued work
     except (GraphwrightError, RuntimeError, TypeError):  # including errors of the backend's library
         return "missing"
-    return how
+    return "expanded" if expansion.expanded(row, backend(device)) else "native"
 
 
 def _as(host: np.ndarray, kind: DType, device: Device) -> NDArray:

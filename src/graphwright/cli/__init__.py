@@ -1,4 +1,4 @@
-"""The command line: one file a verb, thin over the public API. Heavy imports happen inside the verbs."""
+"""The command line: one file per command, thin over the public API. Commands load heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from graphwright.cli import (
     verify,
     warmup,
 )
-from graphwright.cli.common import Verbs
+from graphwright.cli.common import EXAMPLES, Commands
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=Commands,
     no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
@@ -55,27 +55,28 @@ def _root(
     """
 
 
-for _module in (
-    demo,
-    inspect,
-    run,
-    generate,
-    train,
-    evolve,
-    edit,
-    diagnose,
-    prune,
-    search,
-    orthogonalize,
-    compress,
-    export,
-    verify,
-    diff,
-    warmup,
-):
-    _module.register(app)
+_COMMANDS = (
+    demo.demo,
+    inspect.inspect,
+    run.run,
+    generate.generate,
+    train.train,
+    evolve.evolve,
+    edit.edit,
+    diagnose.diagnose,
+    prune.prune,
+    search.search,
+    orthogonalize.orthogonalize,
+    compress.compress,
+    export.export,
+    verify.verify,
+    diff.diff,
+    warmup.warmup,
+)
+for _command in _COMMANDS:
+    app.command(epilog=f"Example: {EXAMPLES[_command.__name__]}")(_command)
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     app()

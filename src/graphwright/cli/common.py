@@ -1,4 +1,4 @@
-"""What all verbs share: output for people or as one JSON document, errors in three lines, exit codes, threads, bars."""
+"""Shared parts of all commands: options, output as text or one JSON document, errors, exit codes, progress bars."""
 
 from __future__ import annotations
 
@@ -25,60 +25,78 @@ Dir = Annotated[
     str,
     typer.Argument(metavar="DIR", help="Hugging Face directory, saved model, or the word bundled.", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; everything else goes to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no hints.")]
+Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, everything else to stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Write no progress and no notes.")]
 Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="CPU threads; 0 leaves the default.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of everything random.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what stands there.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of all random numbers.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Check = Annotated[
-    str, typer.Option(metavar="HOW", help="Proof by transformers in a clean process: auto, required or none.")
+    str, typer.Option(metavar="HOW", help="Check by transformers in a separate process: auto, required or none.")
 ]
+Prefer = Annotated[str, typer.Option(metavar="WHAT", help="original (classes of transformers) or size (no zeros).")]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Windows per step.")]
+Window = Annotated[int, typer.Option("--window", metavar="N", min=2, help="Tokens per window.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+EXAMPLES: dict[str, str] = {}
+"""The example of each command, shown at the end of its help."""
 
 
 class _Notes(logging.Handler):
-    """What the library has to say, on stderr."""
+    """Writes the log of the library to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"note  {record.getMessage()}", file=sys.stderr)
 
 
-def verb(fn: Callable[..., int | None]) -> Callable[..., None]:
-    """A command: errors of the package become three lines and an exit code, Ctrl-C becomes 130.
+def command(example: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
+    """Make a function a command. Errors of the package become a short text and an exit code, Ctrl-C becomes 130.
 
-    The text of a KeyboardInterrupt says what is kept.
+    The text of a KeyboardInterrupt says what was saved.
+
+    Args:
+        example: a command line, shown at the end of the help.
     """
 
-    @wraps(fn)
-    def run(*args: Any, **kwargs: Any) -> None:
-        debug = kwargs.get("debug", False)
-        log, notes = logging.getLogger("graphwright"), _Notes(logging.WARNING)
-        if not kwargs.get("quiet"):
-            log.addHandler(notes)
-        try:
-            code = fn(*args, **kwargs)
-        except KeyboardInterrupt as stop:
-            kept = str(stop) or "nothing half-written is left"
-            if kwargs.get("as_json"):
-                emit_json({"ok": False, "error": "Interrupted", "what": kept})
-            print(f"\ninterrupted  {kept}", file=sys.stderr)
-            raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:
-            os._exit(DONE)
-        except (GraphwrightError, OSError) as error:
-            if debug:
-                raise
-            if kwargs.get("as_json"):
-                with suppress(OSError):  # stdout itself may be what failed
-                    emit_json({"ok": False, **_facts(error)})
-            fail(str(error))
-            raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
-        finally:
-            log.removeHandler(notes)
-        if code:
-            raise typer.Exit(code)
+    def make(fn: Callable[..., int | None]) -> Callable[..., None]:
+        EXAMPLES[fn.__name__] = example
 
-    return run
+        @wraps(fn)
+        def run(*args: Any, **kwargs: Any) -> None:
+            _run(fn, args, kwargs)
+
+        return run
+
+    return make
+
+
+def _run(fn: Callable[..., int | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    as_json = kwargs.get("as_json")
+    log, notes = logging.getLogger("graphwright"), _Notes(logging.WARNING)
+    if not kwargs.get("quiet"):
+        log.addHandler(notes)
+    try:
+        code = fn(*args, **kwargs)
+    except KeyboardInterrupt as stop:
+        saved = str(stop) or "no incomplete files remain"
+        if as_json:
+            emit_json({"ok": False, "error": "Interrupted", "what": saved})
+        print(f"\ninterrupted  {saved}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        os._exit(DONE)
+    except (GraphwrightError, OSError) as error:
+        if kwargs.get("debug"):
+            raise
+        if as_json:
+            with suppress(OSError):  # stdout may have failed
+                emit_json({"ok": False, **_facts(error)})
+        fail(str(error))
+        raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
+    finally:
+        log.removeHandler(notes)
+    if code:
+        raise typer.Exit(code)
 
 
 def _facts(error: GraphwrightError | OSError) -> dict[str, Any]:
@@ -88,39 +106,39 @@ def _facts(error: GraphwrightError | OSError) -> dict[str, Any]:
 
 
 def fail(text: str) -> None:
-    """An error on stderr."""
+    """Write an error to stderr."""
     first, _, rest = text.partition("\n")
     red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
     print(f"{red}error{off}  {first}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
 
 
 def say(text: str = "") -> None:
-    """A line on stdout."""
+    """Write a line to stdout."""
     print(text, flush=True)
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """The JSON document on stdout."""
+    """Write the JSON document to stdout."""
     print(json.dumps({"schema": SCHEMA, **value}, indent=1), flush=True)
 
 
 def colours(stream: Any) -> bool:
-    """Whether to colour: a terminal, and neither NO_COLOR nor TERM=dumb."""
+    """Whether to use colours: on a terminal, without NO_COLOR and TERM=dumb."""
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def read_text(path: Path) -> str:
-    """The text of a UTF-8 file. Raises: UnreadableFile."""
+    """Read a UTF-8 file. Raises: UnreadableFile."""
     from graphwright.files import UnreadableFile
 
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UnreadableFile("the text cannot be read", where=str(path), got=str(error)) from None
+        raise UnreadableFile("cannot read the text file", where=str(path), got=str(error)) from None
 
 
 def set_threads(threads: int) -> None:
-    """Limit the CPU threads of everything that runs."""
+    """Set the number of CPU threads; 0 leaves the default."""
     if threads:
         from graphwright.array.cpu import set_num_threads
 
@@ -129,10 +147,7 @@ def set_threads(threads: int) -> None:
 
 @contextmanager
 def bar(quiet: bool = False) -> Iterator[Report | None]:
-    """A progress bar on stderr with rate and remaining time, and the table of the last event below it.
-
-    None when nobody would see it.
-    """
+    """Show a progress bar on stderr, and below it the table of the last event; None if stderr is not a terminal."""
     if quiet or not colours(sys.stderr):
         yield None
         return
@@ -160,7 +175,7 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
             kind(table_column=Column(no_wrap=True))
             for kind in (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
         ),
-        TextColumn("{task.fields[facts]}", table_column=Column()),  # the one that wraps where it is narrow
+        TextColumn("{task.fields[facts]}", table_column=Column()),  # this column wraps on a narrow terminal
     )
     with Shown(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}
@@ -175,37 +190,33 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
         yield report
 
 
-_WrongUse: Any = typer.BadParameter.__base__  # typer has it under this name in none of its versions
+_WrongUse: Any = typer.BadParameter.__base__  # no version of typer exports the base class of usage errors
 
 
-class Verbs(TyperGroup):
-    """The verbs; with `--json` what their parser refuses is one JSON document too."""
+class Commands(TyperGroup):
+    """The group of all commands; with `--json` usage errors are one JSON document too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options that stand before the verb."""
-        ctx.obj = _asks_for_json(args)
-        with _told(ctx.obj):
+        """Parse the options before the command."""
+        ctx.obj = "--json" in (args[: args.index("--")] if "--" in args else args)
+        with _usage_errors(ctx.obj):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Read the options of the verb, and do it."""
-        with _told(ctx.obj):
+        """Parse the options of the command, and run it."""
+        with _usage_errors(ctx.obj):
             return super().invoke(ctx)
 
 
-def _asks_for_json(args: list[str]) -> bool:
-    return "--json" in args[: args.index("--")] if "--" in args else "--json" in args
-
-
 @contextmanager
-def _told(as_json: bool) -> Iterator[None]:
+def _usage_errors(as_json: bool) -> Iterator[None]:
     try:
         yield
     except _WrongUse as error:
         if not as_json:
             raise
-        of = error.ctx.command_path if error.ctx is not None else "graphwright"
-        told = UsageError(error.format_message().rstrip("."), where=of, fix=f"{of} --help")
-        emit_json({"ok": False, **told.to_json()})
-        fail(str(told))
+        name = error.ctx.command_path if error.ctx is not None else "graphwright"
+        wrong = UsageError(error.format_message().rstrip("."), where=name, fix=f"{name} --help")
+        emit_json({"ok": False, **wrong.to_json()})
+        fail(str(wrong))
         raise typer.Exit(error.exit_code) from None

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, command, set_threads
 from graphwright.cli.surgery import (
     Context,
     DryRun,
@@ -21,15 +21,7 @@ from graphwright.cli.surgery import (
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog="Example: graphwright compress bundled smaller --where layers.0.mlp --method svd --budget ratio=0.3"
-        " --tokens 0"
-    )(compress)
-
-
-@verb
+@command("graphwright compress bundled smaller --where layers.0.mlp --method svd --budget ratio=0.3 --tokens 0")
 def compress(
     directory: Dir,
     out: Out = None,

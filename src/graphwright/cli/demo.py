@@ -1,4 +1,4 @@
-"""`graphwright demo`: the main job on the bundled model, each chapter with the line of Python that did it."""
+"""`graphwright demo`: the main features on the bundled model, each chapter with its line of Python."""
 
 from __future__ import annotations
 
@@ -23,24 +23,20 @@ from graphwright.cli.common import (
     Threads,
     bar,
     colours,
+    command,
     emit_json,
     say,
     set_threads,
-    verb,
 )
+from graphwright.cli.demo_report import write_report
 
 PROMPT = "The following"
 BRANCH, SKIP = ("layers.1.mlp.down", "layers.1.out"), ("layers.0.out", "layers.2.out")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright demo --out graphwright-demo --quick")(demo)
-
-
 @dataclass(slots=True)
 class Chapter:
-    """One step of the demo: what was done, the Python that did it, what came out, and what was checked."""
+    """One step of the demo: title, Python code, results and checks."""
 
     title: str
     code: str
@@ -50,10 +46,10 @@ class Chapter:
     seconds: float = 0.0
 
 
-@verb
+@command("graphwright demo --out graphwright-demo --quick")
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")] = Path("graphwright-demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the text and 4 training steps.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a tenth of the text and 4 training steps.")] = False,
     overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
@@ -61,19 +57,19 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """The whole way on the bundled model, in twelve chapters.
+    """Show the main features on the bundled model in twelve chapters.
 
-    Open, draw, run, diagnose, cut, undo, prune, export smaller, add a skip, train, export, prove. Writes report.html,
-    model.html, model.svg, receipt.json, and the model pruned, exported and saved.
+    Open, draw, measure, diagnose, cut, undo, prune, export, add a skip, train, export, undo. Writes report.html,
+    model.html, model.svg, receipt.json, and the pruned, exported and saved models.
     """
     from graphwright.files import atomic_directory
 
     set_threads(threads)
     started = perf_counter()
     show = not (as_json or quiet)
-    with atomic_directory(out, overwrite=overwrite) as place:
-        story = _Story(place, quick, seed, quiet or as_json, show)
-        chapters = story.run()
+    with atomic_directory(out, overwrite=overwrite) as folder:
+        demo_run = _Demo(folder, quick, seed, quiet or as_json, show)
+        chapters = demo_run.run()
         facts = {
             "seconds": round(perf_counter() - started, 2),
             "ok": all(all(c.checks.values()) for c in chapters),
@@ -82,14 +78,12 @@ def demo(
                 for c in chapters
             ],
         }
-        (place / "demo.json").write_text(json.dumps({"schema": 1, **facts}, indent=1) + "\n", encoding="utf-8")
-        from graphwright.cli.report import write_report
-
-        write_report(place / "report.html", chapters, story, facts["seconds"])
+        (folder / "demo.json").write_text(json.dumps({"schema": 1, **facts}, indent=1) + "\n", encoding="utf-8")
+        write_report(folder / "report.html", chapters, demo_run, facts["seconds"])
     if as_json:
         emit_json({**facts, "out": str(out)})
     elif show:
-        say(f"\n{facts['seconds']:.0f} s in all. Look at {out}/report.html, then try:")
+        say(f"\n{facts['seconds']:.0f} s in total. Open {out}/report.html, then try:")
         say(
             f"  graphwright inspect {out}/edited\n  graphwright verify {out}/exported --trust-code\n"
             f"  graphwright diff bundled {out}/edited"
@@ -97,17 +91,17 @@ def demo(
     return 0 if facts["ok"] else FAILED
 
 
-class _Story:
-    """The chapters in order, and what later ones need of earlier ones."""
+class _Demo:
+    """The chapters in order, with the state that later ones share."""
 
-    def __init__(self, place: Path, quick: bool, seed: int, silent: bool, show: bool) -> None:
-        self.place, self.quick, self.seed, self.silent, self.show = place, quick, seed, silent, show
+    def __init__(self, folder: Path, quick: bool, seed: int, silent: bool, show: bool) -> None:
+        self.folder, self.quick, self.seed, self.silent, self.show = folder, quick, seed, silent, show
         self.chapters: list[Chapter] = []
         self.losses: list[float] = []
         self.receipt: Any = None
 
     def run(self) -> list[Chapter]:
-        """Tell all chapters."""
+        """Run all chapters."""
         steps: list[tuple[str, str, Callable[[Chapter], None]]] = [
             ("open", 'model = gw.open("bundled")', self.open),
             ("draw", 'p = model.program; p.to_svg("model.svg"); p.to_html("model.html")', self.draw),
@@ -127,7 +121,7 @@ class _Story:
             ),
             ("add a skip", 'with p.edit("skip") as e: e.link("layers.0.out", "layers.2.out", zeros)', self.skip),
             ("train the edited model", 'with p.edit("train"): Trainer(model, text, recipe).run()', self.train),
-            ("export, proved by transformers", 'receipt = model.export("exported")', self.export),
+            ("export, checked by transformers", 'receipt = model.export("exported")', self.export),
             ("undo everything", "p.undo(2)", self.undo_all),
         ]
         for number, (title, code, step) in enumerate(steps, 1):
@@ -142,15 +136,15 @@ class _Story:
             if self.show:
                 for line in chapter.lines:
                     say(f"   {line}")
-                for what, held in chapter.checks.items():
-                    say(f"   {'ok    ' if held else 'FAILED'} {what}")
+                for what, passed in chapter.checks.items():
+                    say(f"   {'ok    ' if passed else 'FAILED'} {what}")
         return self.chapters
 
     # -- chapters ----------------------------------------------------------------------------------------------------
     def open(self, c: Chapter) -> None:
         import graphwright as gw
 
-        load = gw.open  # importing the package is not opening a model
+        load = gw.open  # the time excludes the import of the package
         started = perf_counter()
         self.model = load("bundled")
         ms = (perf_counter() - started) * 1e3
@@ -168,9 +162,9 @@ class _Story:
         c.checks = {"no weight byte was read": touched == 0}
 
     def draw(self, c: Chapter) -> None:
-        text = self.p.to_svg(self.place / "model.svg")
+        text = self.p.to_svg(self.folder / "model.svg")
         c.facts = {"bytes": len(text)}
-        self.p.to_html(self.place / "model.html")
+        self.p.to_html(self.folder / "model.html")
         c.lines = [f"model.svg, {len(text):,} bytes; in model.html blocks open with a click"]
 
     def measure(self, c: Chapter) -> None:
@@ -216,11 +210,11 @@ class _Story:
         text = self.model.generate(PROMPT, 80, temperature=0.7, seed=self.seed).text
         c.facts = {"edge": " -> ".join(BRANCH), "ms_to_next_byte": round(ms, 1), "bits_per_byte": damaged, "text": text}
         c.lines = [
-            f"cut {' -> '.join(BRANCH)}; the next byte came {ms:.0f} ms after, cache filled again included",
+            f"cut {' -> '.join(BRANCH)}; the next byte came after {ms:.0f} ms, including a new prefill",
             f"{self.before:.4f} -> {damaged:.4f} bits per byte",
             *_quoted(PROMPT + text),
         ]
-        c.checks = {"the old cache was refused": refused, "the damage shows": damaged > self.before}
+        c.checks = {"the stale cache was refused": refused, "the text gets worse": damaged > self.before}
 
     def undo(self, c: Chapter) -> None:
         import numpy as np
@@ -232,7 +226,7 @@ class _Story:
         c.lines = [f"undone in {ms:.1f} ms"]
         c.checks = {
             "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
-            "hash is the one from before": self.p.hash() == self.hash,
+            "the hash is that of chapter 3": self.p.hash() == self.hash,
         }
 
     def diagnose(self, c: Chapter) -> None:
@@ -240,21 +234,21 @@ class _Story:
         with self.p.edit("a defect", tool="graphwright demo", check=False) as e:
             e.cut("layers.2.mid -> layers.2.out")
         planted = self.model.diagnose()
-        mended = planted.fix_all()
+        fixed = planted.fix_all()
         left = self.model.diagnose()
-        self.p.undo(1 + bool(mended))
+        self.p.undo(1 + bool(fixed))
         c.facts = {
             "findings": len(found),
             "planted": [f.kind for f in planted],
-            "fixes": len(mended),
+            "fixes": len(fixed),
             "left": len(left),
         }
         c.lines = [str(found), "with the residual edge of block 2 cut:", *str(planted).splitlines(),
-                   f"mended by {len(mended)} fix in one edit: {left}"]  # fmt: skip
+                   f"repaired by {len(fixed)} fix in one edit: {left}"]  # fmt: skip
         c.checks = {
-            "a sound model has no findings": not found,
-            "the planted defect is found, alone": [f.kind for f in planted] == ["missing_residual"],
-            "its repair leaves none": not left,
+            "an intact model has no findings": not found,
+            "only the planted defect is found": [f.kind for f in planted] == ["missing_residual"],
+            "its repair leaves no finding": not left,
         }
 
     def prune(self, c: Chapter) -> None:
@@ -277,21 +271,21 @@ class _Story:
     def export_pruned(self, c: Chapter) -> None:
         from math import isfinite
 
-        rungs, sizes = {}, {}
-        for name, prefer in (("pruned", "stock"), ("pruned-true-size", "size")):
+        levels, sizes = {}, {}
+        for name, prefer in (("pruned", "original"), ("pruned-true-size", "size")):
             with bar(self.silent) as report:
-                receipt = self.model.export(self.place / name, prefer=prefer, report=report)
+                receipt = self.model.export(self.folder / name, prefer=prefer, report=report)
             error = receipt.check.get("export_error", {}).get("max_rel", 0.0)
-            rungs[name] = receipt.rung
-            sizes[name] = (self.place / name / "model.safetensors").stat().st_size
+            levels[name] = receipt.level
+            sizes[name] = (self.folder / name / "model.safetensors").stat().st_size
             proof = f"largest relative error {error:.1e}" if receipt.confirmed else "not confirmed: needs the extra hf"
-            c.lines.append(f"{name}: rung {receipt.rung}, {sizes[name]:,} bytes, {proof}")
+            c.lines.append(f"{name}: export level {receipt.level}, {sizes[name]:,} bytes, {proof}")
             c.checks[f"{name} computes the same"] = isfinite(error) and error <= 2e-2
-        c.facts = {"rungs": rungs, "bytes": sizes}
-        c.checks["the stock class holds it, zeros in place of what went"] = rungs["pruned"] == 3
-        c.checks["the other one is smaller"] = sizes["pruned-true-size"] < sizes["pruned"]
+        c.facts = {"levels": levels, "bytes": sizes}
+        c.checks["the original class loads it, with zeros for removed weights"] = levels["pruned"] == 3
+        c.checks["the export of true sizes is smaller"] = sizes["pruned-true-size"] < sizes["pruned"]
         self.p.undo()
-        c.checks["undone: hash is the one from chapter 3"] = self.p.hash() == self.hash
+        c.checks["after undo the hash is that of chapter 3"] = self.p.hash() == self.hash
 
     def skip(self, c: Chapter) -> None:
         import numpy as np
@@ -306,12 +300,12 @@ class _Story:
             f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; "
             f"{c.facts['parameters']:,} parameters now"
         ]
-        c.checks = {"same function until it is trained": bool(same)}
+        c.checks = {"the skip does not change the logits": bool(same)}
 
     def train(self, c: Chapter) -> None:
-        from graphwright.models.train import Recipe, Trainer
+        from graphwright.models.train import Trainer, TrainOptions
 
-        recipe = Recipe(
+        recipe = TrainOptions(
             steps=4 if self.quick else 60,
             batch=4 if self.quick else 12,
             window=128 if self.quick else 256,
@@ -340,20 +334,20 @@ class _Story:
         ]
         c.checks = {"the gradient reached the skip": c.facts["skip_norm"] > 0}
         if not self.quick:
-            c.checks["better than before the edit"] = after < self.before
+            c.checks["the score is better than before the edit"] = after < self.before
 
     def export(self, c: Chapter) -> None:
         with bar(self.silent) as report:
-            self.receipt = self.model.export(self.place / "exported", report=report)
-        self.model.save(self.place / "edited")
-        shutil.copyfile(self.place / "exported" / "receipt.json", self.place / "receipt.json")
+            self.receipt = self.model.export(self.folder / "exported", report=report)
+        self.model.save(self.folder / "edited")
+        shutil.copyfile(self.folder / "exported" / "receipt.json", self.folder / "receipt.json")
         rows = self.receipt.summary()
         c.facts = {label: value for label, value in rows}
         c.lines = [f"{label:<22} {value}" for label, value in rows]
         if self.receipt.confirmed:
-            c.checks = {"transformers computes the same in a clean process": True}
+            c.checks = {"transformers computes equal logits in a separate process": True}
         else:
-            c.lines.append("not confirmed: transformers is not installed (pip install 'graphwright[hf]')")
+            c.lines.append("not checked: transformers is not installed (pip install 'graphwright[hf]')")
 
     def undo_all(self, c: Chapter) -> None:
         import filecmp
@@ -361,16 +355,16 @@ class _Story:
         import numpy as np
 
         self.p.undo(2)
-        copy = self.place / "copy"
+        copy = self.folder / "copy"
         self.model.export(copy, check="none")
         same = filecmp.cmp(copy / "model.safetensors", self.model.directory / "model.safetensors", shallow=False)
         shutil.rmtree(copy)
         c.facts = {"journal": len(self.p.journal), "journal_hash": self.p.journal.hash}
         c.lines = [f"{len(self.p.journal)} journal entries, chained to {self.p.journal.hash[:16]}"]
         c.checks = {
-            "hash is the one from chapter 3": self.p.hash() == self.hash,
+            "the hash is that of chapter 3": self.p.hash() == self.hash,
             "logits are equal bit for bit": bool(np.array_equal(self.model.logits(self._ids()), self.logits)),
-            "an export now has the very bytes of the original file": same,
+            "an export has the bytes of the original file": same,
         }
         self.p.journal.verify()
 
@@ -391,7 +385,7 @@ class _Story:
 
 
 def spark(values: list[float], width: int = 40) -> str:
-    """A line of block characters over the values."""
+    """Draw values as a line of block characters."""
     step = max(1, len(values) // width)
     means = [sum(values[i : i + step]) / len(values[i : i + step]) for i in range(0, len(values), step)]
     low, high = min(means), max(means)

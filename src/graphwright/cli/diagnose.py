@@ -16,19 +16,14 @@ from graphwright.cli.common import (
     Overwrite,
     Quiet,
     bar,
+    command,
     emit_json,
     read_text,
     say,
-    verb,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright diagnose bundled --svg findings.svg")(diagnose)
-
-
-@verb
+@command("graphwright diagnose bundled --svg findings.svg")
 def diagnose(
     directory: Dir,
     text: Annotated[

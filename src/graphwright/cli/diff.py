@@ -1,4 +1,4 @@
-"""`graphwright diff A B`: what two models differ in."""
+"""`graphwright diff A B`: the differences between two models."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import FAILED, Debug, Json, emit_json, say, verb
+from graphwright.cli.common import FAILED, Debug, Json, command, emit_json, say
 
 _LAYER = re.compile(r"\blayers\.(\d+)\.")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright diff bundled bundled")(diff)
-
-
-@verb
+@command("graphwright diff bundled bundled")
 def diff(
     left: Annotated[str, typer.Argument(metavar="A", help="Hugging Face directory, saved model, or the word bundled.")],
-    right: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    right: Annotated[str, typer.Argument(metavar="B", help="Another model.")],
     logits: Annotated[str | None, typer.Option(metavar="TEXT", help="A text on which to compare logits.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """What two models differ in: config, structure, weights.
+    """Compare the config, structure and weights of two models.
 
-    Exit 0: the same, 1: different.
+    The exit code is 0 if they are equal and 1 if they differ.
     """
     from graphwright.models.compare import compare_models
 
@@ -38,7 +33,7 @@ def diff(
         for name, (a, b) in found.config.items():
             say(f"config {name}: {a} -> {b}")
         lines = folded(str(found.program).splitlines())
-        say("structure and weights are the same" if found.program.identical else "\n".join(lines))
+        say("structure and weights are equal" if found.program.identical else "\n".join(lines))
         if found.logits:
             moved, nats, same = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
             say(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * same:.1f} %")
@@ -46,7 +41,7 @@ def diff(
 
 
 def folded(lines: list[str]) -> list[str]:
-    """Lines that say the same of several layers as one, at the first of them: `layers.{0-3}.attn.q: ...`."""
+    """Merge lines that differ only in the number of a layer: `layers.{0-3}.attn.q: ...`."""
     from graphwright.program.axes.units import runs
 
     found: dict[str, list[int]] = {}

@@ -1,4 +1,4 @@
-"""`graphwright edit DIR ...`: change a model from the shell; every call is one journal entry."""
+"""`graphwright edit DIR ...`: edit a model from the shell; every call is one journal entry."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, emit_json, say, verb
+from graphwright.cli.common import Debug, Dir, Json, Overwrite, command, emit_json, say
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog='Example: graphwright edit bundled --cut "layers.1.mlp.down -> layers.1.out" --out cut')(edit)
-
-
-@verb
+@command('graphwright edit bundled --cut "layers.1.mlp.down -> layers.1.out" --out cut')
 def edit(
     directory: Dir,
-    place: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="Where the model is saved, as --out.", show_default=False)
+    target: Annotated[
+        Path | None, typer.Argument(metavar="OUT", help="Directory for the model, as --out.", show_default=False)
     ] = None,
     cut: Annotated[
         list[str] | None, typer.Option(metavar="EDGE", help='Edge into a junction: "source -> target".')
@@ -29,45 +24,47 @@ def edit(
         list[str] | None, typer.Option(metavar="EDGE", help='New edge into a junction: "source -> target".')
     ] = None,
     insert: Annotated[
-        list[str] | None, typer.Option(metavar="EDGE:OP", help='An op on an edge: "source -> target : op".')
+        list[str] | None, typer.Option(metavar="EDGE:OP", help='Insert an op on an edge: "source -> target : op".')
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="ATTR", help='An attribute: "node.attr=value", the value as JSON.'),
+        typer.Option("--set", metavar="ATTR", help='Set an attribute: "node.attr=value", the value as JSON.'),
     ] = None,
     apply: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Make the edits of a recipe.yaml, or of a journal.jsonl.")
+        Path | None, typer.Option(metavar="FILE", help="Apply the edits of a recipe.yaml or journal.jsonl.")
     ] = None,
-    undo: Annotated[int, typer.Option(metavar="N", min=0, help="Take back this many entries first.")] = 0,
-    why: Annotated[str | None, typer.Option(metavar="TEXT", help="What the journal says; else the edits.")] = None,
+    undo: Annotated[int, typer.Option(metavar="N", min=0, help="Undo this many journal entries first.")] = 0,
+    why: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Reason for the journal; by default the edits.")
+    ] = None,
     log: Annotated[bool, typer.Option("--log", help="Print the journal.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Save the model here; without it only a saved model is changed, in place."),
+        typer.Option(metavar="DIR", help="Save the model here; without it a saved model is changed in place."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what stands at --out.")] = False,
+    overwrite: Overwrite = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Cut, connect, insert, set, replay, undo; or the journal.
+    """Edit a model: cut, connect, insert, set, replay, undo; or print the journal.
 
-    What is asked for in one call is one journal entry. Prints version and hashes.
+    The edits of one call are one journal entry. Prints version and hashes.
     """
     from graphwright.errors import UsageError
     from graphwright.models import open, resolve
     from graphwright.models.saved import is_saved
     from graphwright.program import apply_recipe
 
-    if None not in (place, out) and place != out:
-        raise UsageError("two places to save to", where="OUT", got=f"{place} and --out {out}", fix="give one of them")
-    out = out or place
+    if None not in (target, out) and target != out:
+        raise UsageError("OUT and --out differ", got=f"{target} and --out {out}", fix="give one of them")
+    out = out or target
     model = open(directory)
     p = model.program
     saved = is_saved(resolve(directory))
     changes = bool(cut or connect or insert or set_ or apply or undo)
     if changes and out is None and not saved:
         raise UsageError(
-            "a Hugging Face directory is never changed", where=directory, fix="--out DIR saves the edited model there"
+            "a Hugging Face directory is never changed in place", where=directory, fix="save elsewhere with --out DIR"
         )
     before, entries = p.hash(), len(p.journal)
     if undo:
@@ -76,8 +73,8 @@ def edit(
         apply_recipe(apply, p)
     asked = {"cut": cut, "connect": connect, "insert": insert, "set": set_}
     if any(asked.values()):
-        said = "; ".join(f"{verb} {text}" for verb, texts in asked.items() for text in texts or ())
-        with p.edit(why or said, tool="graphwright edit") as e:
+        summary = "; ".join(f"{kind} {text}" for kind, texts in asked.items() for text in texts or ())
+        with p.edit(why or summary, tool="graphwright edit") as e:
             for text in cut or ():
                 e.cut(text)
             for text in connect or ():
@@ -112,12 +109,12 @@ def edit(
 
 
 def _sides(parts: tuple[str, str, str], form: str) -> tuple[str, str]:
-    """What stands on both sides of the mark. Raises: UsageError if one is missing."""
+    """Strip both sides of a separator. Raises: UsageError if one is empty."""
     from graphwright.errors import UsageError
 
     left, _, right = (part.strip() for part in parts)
     if not (left and right):
-        raise UsageError("this cannot be read", expected=f'"{form}"', got="".join(parts))
+        raise UsageError("an edit has the wrong form", expected=f'"{form}"', got="".join(parts))
     return left, right
 
 

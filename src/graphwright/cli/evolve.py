@@ -1,4 +1,4 @@
-"""`graphwright evolve TASK`: let a network find its structure; live table, resumable, champion with its family tree."""
+"""`graphwright evolve TASK`: evolve a network for a task, resumable, with a live table and pictures of the champion."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Json, Overwrite, Quiet, Seed, Threads, colours, emit_json, say, verb
+from graphwright.cli.common import Debug, Json, Overwrite, Quiet, Seed, Threads, colours, command, emit_json, say
 from graphwright.errors import UsageError
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright evolve xor --seed 7 --out run")(evolve)
-
-
-@verb
+@command("graphwright evolve xor --seed 7 --out run")
 def evolve(
     task: Annotated[
         str | None,
@@ -31,49 +26,52 @@ def evolve(
     ] = None,
     own: Annotated[
         Path | None,
-        typer.Option("--task", metavar="FILE.py", help="A task of your own: `task`, or a function that makes it."),
+        typer.Option(
+            "--task", metavar="FILE.py", help="Python file that defines `task`, a Task or a function that makes one."
+        ),
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a CSV: the column to predict.")] = None,
-    generations: Annotated[int, typer.Option(metavar="N", min=1, help="Generations at most.")] = 300,
+    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a CSV to predict.")] = None,
+    generations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of generations.")] = 300,
     evaluations: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Candidates at most.", show_default=False)
+        int | None, typer.Option(metavar="N", min=1, help="Maximum number of candidates.", show_default=False)
     ] = None,
-    population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes of a generation.")] = None,
-    hybrid: Annotated[
-        bool, typer.Option("--hybrid", help="Train each candidate by gradients; few candidates.")
-    ] = False,
+    population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes per generation.")] = None,
+    hybrid: Annotated[bool, typer.Option("--hybrid", help="Train each genome by gradients, with few genomes.")] = False,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Evolve whole layers, from one linear layer on, trained by gradients.")
+        bool, typer.Option("--layers", help="Evolve layers, starting from one linear layer, trained by gradients.")
     ] = False,
-    delays: Annotated[bool, typer.Option("--delays", help="Half of the new links carry the step before.")] = False,
+    delays: Annotated[
+        bool, typer.Option("--delays", help="Half of the new links carry the value of the previous step.")
+    ] = False,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run: written as it goes, with champion and pictures.")
+        Path | None, typer.Option(metavar="DIR", help="Directory for the run, its champion and pictures.")
     ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with a run that lies there.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Resume the run in this directory.")] = None,
     overwrite: Overwrite = False,
-    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two states.")] = 10,
+    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two saved states.")] = 10,
     seeds: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs from N seeds, as distributions.", show_default=False)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Run from N seeds and report distributions.", show_default=False),
     ] = None,
-    lineage: Annotated[bool, typer.Option("--lineage", help="Show the champion's history of edits.")] = False,
+    lineage: Annotated[bool, typer.Option("--lineage", help="Print the ancestors of the champion.")] = False,
     seed: Seed = 0,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Let a network find its structure for a task, by NEAT.
+    """Evolve a network for a task by NEAT.
 
-    --hybrid trains candidates by gradients. With --out the run is kept and can be killed at any moment; --resume goes
-    on from there, to the bit. --seeds tells how often the search succeeds, and at what cost.
+    --hybrid also trains genomes by gradients. With --out the run is saved and may be killed at any time; --resume
+    continues it with identical results. --seeds reports how often the search succeeds, and its costs.
     """
     from graphwright import evolve as ev
 
     if task is not None and own is not None:
-        raise UsageError("two tasks", got=f"{task} and --task {own}")
-    given = _own(own) if own is not None else _task(task, target)
+        raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
+    given = _task_of_file(own) if own is not None else _task(task, target)
     if seeds is not None and (resume is not None or out is not None):
-        raise UsageError("runs from several seeds are not kept", got="--seeds with --out or --resume",
+        raise UsageError("runs from several seeds cannot be saved", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
@@ -81,13 +79,16 @@ def evolve(
         asked = {"--population": population is not None, "--hybrid": hybrid, "--layers": layers, "--delays": delays,
                  "--seed": seed != 0}  # fmt: skip
         if any(asked.values()):
-            raise UsageError("a run that goes on keeps its settings and seed", where=resume,
+            raise UsageError("the settings and the seed of a saved run cannot change", where=resume,
                              got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
-        raise UsageError("a task is missing", expected=f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py",
-                         fix="graphwright evolve xor")  # fmt: skip
+        raise UsageError(
+            "the argument TASK is missing",
+            expected=f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py",
+            fix="graphwright evolve xor",
+        )
     else:
         start, settings = _search(
             given, {} if population is None else {"population": population}, layers, hybrid, delays
@@ -96,21 +97,24 @@ def evolve(
             found = ev.over_seeds(given, start, settings, seeds=range(seed, seed + seeds), threads=threads or 1,
                                   test=not isinstance(given.split, str), max_generations=generations,
                                   max_evaluations=evaluations)  # fmt: skip
-            emit_json(found.to_json()) if as_json else say(str(found))
+            if as_json:
+                emit_json(found.to_json())
+            else:
+                say(str(found))
             return
         run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        state = out if (out / "run.json").is_file() else state  # a run that Python saved
+        state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
         with _table(quiet or as_json, run.task.metric, generations) as show:
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(_kept(state)) from None
+        raise KeyboardInterrupt(_saved(state)) from None
     tested = None if isinstance(run.task.split, str) else result.test()
     if tested is not None and state is not None:
-        run.save(state)  # that the test cases were read is kept too
+        run.save(state)  # with the count of test reads
     facts = result.to_json()
     if tested is not None:
         facts["metric"]["test"] = tested
@@ -123,14 +127,14 @@ def evolve(
     if "test" in facts["metric"]:
         say(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
     if lineage:
-        for birth in _line(result):
+        for birth in _ancestors(result):
             say(f"  {birth}")
     if out is not None:
         say(f"wrote {out}: {', '.join(facts['out'])}")
 
 
 def _clear(out: Path, overwrite: bool) -> None:
-    """Make room for a run. Raises: DestinationExists for a place that holds something."""
+    """Clear the directory of a run. Raises: DestinationExists if it is in use."""
     import shutil
 
     from graphwright.files.directory import check_free
@@ -138,21 +142,21 @@ def _clear(out: Path, overwrite: bool) -> None:
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
         raise DestinationExists(
-            "a run lies there", where=out, fix=f"--resume {out} goes on with it, --overwrite begins anew"
+            "the directory already has a run", where=out, fix=f"--resume {out} continues it, --overwrite replaces it"
         )
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
 
 
-def _kept(state: Path | None) -> str:
-    """What is left of a run that was interrupted."""
+def _saved(state: Path | None) -> str:
+    """Report the saved part of an interrupted run."""
     if state is None:
-        return "nothing is kept; --out DIR would keep the run"
+        return "nothing was saved; use --out DIR to save the run"
     if not (state / "run.json").is_file():
-        return "nothing is kept yet; --save-every N says how often it is"
+        return "nothing was saved yet; --save-every N sets how often"
     count = len(json.loads((state / "run.json").read_text(encoding="utf-8"))["log"])
-    return f"{count} generations are kept in {state}"
+    return f"{count} generations are saved in {state}"
 
 
 def _task(task: str | None, target: str | None) -> Any:
@@ -162,57 +166,59 @@ def _task(task: str | None, target: str | None) -> Any:
         return None
     if task.endswith(".csv"):
         if target is None:
-            raise UsageError("a CSV needs the column to predict", where=task, fix="--target COLUMN")
+            raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
         return tasks.csv(task, target)
     return tasks.named(task)
 
 
-def _own(path: Path) -> Any:
-    """The task of a Python file. Raises: UsageError for a file that fails or makes none."""
+def _task_of_file(path: Path) -> Any:
+    """Load the task of a Python file. Raises: UsageError for a file that fails or defines no task."""
     from runpy import run_path
     from traceback import extract_tb
 
     if not path.is_file():
-        raise UsageError("no such file", where=path)
+        raise UsageError("the file does not exist", where=path)
     try:
         made = run_path(str(path)).get("task")
         made = made() if callable(made) else made
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f"{path}:{lines[-1]}" if lines else path
-        raise UsageError("this file fails", where=where, got=f"{type(error).__name__}: {error}") from error
+        raise UsageError(
+            "the file of the task raised an error", where=where, got=f"{type(error).__name__}: {error}"
+        ) from error
     if not hasattr(made, "score"):
-        raise UsageError("this file makes no task", where=path, got=type(made).__name__,
+        raise UsageError("the file defines no task", where=path, got=type(made).__name__,
                          expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
     return made
 
 
 def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:
-    """What evolves, and how."""
+    """The start and the settings of a run."""
     from graphwright import evolve as ev
 
     if not layers:
         return ev.scalar(), _neurons(task, changes, hybrid, delays)
     if hybrid or delays:
-        raise UsageError("--layers is by gradients, and without memory", got="--hybrid or --delays as well")
+        raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
     if not isinstance(task, ev.Task):
-        raise UsageError("layers evolve on data", got=task.name, fix="without --layers")
+        raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
     return ev.blocks(_linear(task)), ev.Layers(**changes)
 
 
 def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> Any:
-    """Settings for neurons on a task."""
+    """The settings of neurons for a task."""
     from graphwright import evolve as ev
 
     if delays or task.sequence:
         changes["delays"] = 0.5
-    if isinstance(task, ev.Task) and task.loss == "mse":  # numbers of any size, not shares
+    if isinstance(task, ev.Task) and task.loss == "mse":  # targets of any size
         changes["output"] = "identity"
     return ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
 
 
 def _linear(task: Any) -> Any:
-    """One linear layer of zeros from the inputs of a task to its outputs, at each step of a sequence."""
+    """Build one linear layer of zeros from the inputs of a task to its outputs, for each step of a sequence."""
     import numpy as np
 
     from graphwright.program import Builder
@@ -225,18 +231,18 @@ def _linear(task: Any) -> Any:
     return b.build()
 
 
-def _line(result: Any) -> list[Any]:
-    """The champion's mothers, without those that changed nothing."""
+def _ancestors(result: Any) -> list[Any]:
+    """The ancestors of the champion, without copies."""
     from graphwright.evolve import LayerResult
 
     if isinstance(result, LayerResult):
         return result.evolution.line(result.best.number)
     line = result.lineage.path(result.best.key)
-    return [b for b in line if b.mutation != "copy" or b.father is not None or b.mother is None]
+    return [b for b in line if b.mutation != "copy" or b.other_parent is not None or b.fitter_parent is None]
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    """The champion as a saved program, the pictures, what inputs are scaled by, and what outputs mean."""
+    """Write champion, pictures, scale of inputs and meaning of outputs; return the names of the files."""
     from graphwright.evolve import LayerResult, pictures
 
     best, task = result.best, result.evolution.task
@@ -264,7 +270,7 @@ def _write(result: Any, out: Path) -> list[str]:
 
 @contextmanager
 def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
-    """A table on stderr that follows the run; None when nobody would see it."""
+    """Show a table of the run on stderr; None if stderr is not a terminal."""
     import sys
 
     if quiet or not colours(sys.stderr):
@@ -292,8 +298,8 @@ def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any
 
 
 def _columns(run: Any, metric: str) -> dict[str, Callable[[Any], str]]:
-    """What a line of the log shows, by title."""
-    from graphwright.evolve.layers.engine import LayerEvolution
+    """The columns of the table: title -> text for a line of the log."""
+    from graphwright.evolve import LayerEvolution
 
     common: dict[str, Callable[[Any], str]] = {
         "generation": lambda line: str(line.generation),

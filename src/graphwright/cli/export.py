@@ -1,4 +1,4 @@
-"""`graphwright export DIR OUT`: a checkpoint for transformers, with its receipt."""
+"""`graphwright export DIR OUT`: write a checkpoint for transformers, with a receipt."""
 
 from __future__ import annotations
 
@@ -7,40 +7,47 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Threads, bar, emit_json, say, set_threads, verb
+from graphwright.cli.common import (
+    Check,
+    Debug,
+    Dir,
+    Json,
+    Overwrite,
+    Prefer,
+    Quiet,
+    Threads,
+    bar,
+    command,
+    emit_json,
+    say,
+    set_threads,
+)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright export bundled copy")(export)
-
-
-@verb
+@command("graphwright export bundled copy")
 def export(
     directory: Dir,
     out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
-    rung: Annotated[str, typer.Option(metavar="N", help="auto, or 1 to 5: see --plan.")] = "auto",
-    prefer: Annotated[
-        str, typer.Option(metavar="WHAT", help="stock (classes of transformers) or size (true sizes).")
-    ] = "stock",
+    level: Annotated[str, typer.Option(metavar="L", help="auto, or name or number of a level: see --plan.")] = "auto",
+    prefer: Prefer = "original",
     dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
-    check: Annotated[
-        str, typer.Option(metavar="HOW", help="auto, required or none: proof by transformers in a clean process.")
-    ] = "auto",
+    check: Check = "auto",
     max_shard_size: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help='Largest file of weights, "5GB"; else as DIR has them.', show_default=False),
+        typer.Option(
+            metavar="SIZE", help='Largest file of weights, such as "5GB"; by default as in DIR.', show_default=False
+        ),
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Write model.onnx too, checked with onnxruntime.")] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, checked with onnxruntime.")] = False,
     onnx_cache: Annotated[
-        bool, typer.Option("--onnx-cache", help="The same, with past_key_values in and out, to decode with.")
+        bool, typer.Option("--onnx-cache", help="The same with past_key_values as inputs and outputs, for decoding.")
     ] = False,
-    opset: Annotated[int, typer.Option(metavar="N", help="Of model.onnx: 20 or 23.")] = 20,
+    opset: Annotated[int, typer.Option(metavar="N", help="Opset of model.onnx: 20 or 23.")] = 20,
     text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure bits per byte of this text, for the receipt.")
+        Path | None, typer.Option(metavar="FILE", help="Measure bits per byte on this text for the receipt.")
     ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Say what would be done; write nothing.")] = False,
+    overwrite: Overwrite = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the possible exports; write nothing.")] = False,
     threads: Threads = 0,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -48,8 +55,8 @@ def export(
 ) -> None:
     """Write a checkpoint for transformers, with a receipt.
 
-    transformers loads it in a clean process and must compute the same before the directory appears. receipt.json says
-    what was edited and what was checked.
+    The directory appears only after transformers has loaded it in a separate process and computed equal logits.
+    receipt.json lists the edits and the checks.
     """
     from graphwright.errors import UsageError
     from graphwright.models import open
@@ -64,11 +71,11 @@ def export(
             say(str(found))
         return
     if out is None:
-        raise UsageError("where to? OUT is missing", fix=f"graphwright export {directory} OUT")
+        raise UsageError("the argument OUT is missing", fix=f"graphwright export {directory} OUT")
     with bar(quiet or as_json) as report:
         receipt = model.export(
             out,
-            rung=rung,
+            level=level,
             prefer=prefer,
             dtype=dtype,
             check=check,

@@ -1,4 +1,4 @@
-"""`graphwright inspect DIR`: what a model is, from headers alone; imports no torch."""
+"""`graphwright inspect DIR`: describe a model from headers alone, without torch."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, emit_json, say, verb
+from graphwright.cli.common import Debug, Dir, Json, command, emit_json, say
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright inspect bundled --depth 2")(inspect)
-
-
-@verb
+@command("graphwright inspect bundled --depth 2")
 def inspect(
     directory: Dir,
     depth: Annotated[int, typer.Option(metavar="N", min=1, help="Levels of the tree.")] = 3,
@@ -23,9 +18,9 @@ def inspect(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """What a model is, from its headers: tree, bytes, FLOPs.
+    """Describe a model from its headers: modules, bytes, FLOPs.
 
-    Reads no weight. FLOPs and KV bytes are per token.
+    Reads no weights. FLOPs and KV bytes are per token.
     """
     from graphwright.models import UnsupportedArchitecture, open, resolve
 
@@ -48,7 +43,7 @@ def inspect(
 
 
 def _unknown(path: Path, error: Any, as_json: bool) -> None:
-    """A class that no architecture describes: tensors grouped by path are what can be said."""
+    """Describe a model of an unsupported architecture: its tensors, grouped by path."""
     from graphwright.safetensors import Checkpoint
 
     with Checkpoint(path) as checkpoint:

@@ -6,18 +6,11 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Overwrite, Quiet, Seed, Threads, bar, command, set_threads
 from graphwright.cli.surgery import Context, DryRun, Out, Text, Tokens, Where, calibration, finish, opened
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog='Example: graphwright orthogonalize bundled split --where "layers.0.attn.{q,k}" --fold insert --tokens 0'
-    )(orthogonalize)
-
-
-@verb
+@command('graphwright orthogonalize bundled split --where "layers.0.attn.{q,k}" --fold insert --tokens 0')
 def orthogonalize(
     directory: Dir,
     out: Out = None,

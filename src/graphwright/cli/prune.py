@@ -16,22 +16,15 @@ from graphwright.cli.common import (
     Seed,
     Threads,
     bar,
+    command,
     emit_json,
     say,
     set_threads,
-    verb,
 )
 from graphwright.cli.surgery import DryRun, Out, Text, calibration, opened
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog="Example: graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet"
-    )(prune)
-
-
-@verb
+@command("graphwright prune bundled smaller --tokens 512 --recipe units --no-time --check none --quiet")
 def prune(
     directory: Dir,
     out: Out = None,
@@ -94,4 +87,4 @@ def prune(
         return
     say(str(plan.report))
     if not dry_run:
-        say(f"wrote {out}" + ("" if receipt is None else f", rung {receipt.rung}"))
+        say(f"wrote {out}" + ("" if receipt is None else f", export level {receipt.level}"))

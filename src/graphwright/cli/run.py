@@ -1,4 +1,4 @@
-"""`graphwright run DIR --text T`: the most likely next tokens, and statistics of values inside."""
+"""`graphwright run DIR --text T`: print the most likely next tokens, and statistics of inner values."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import Debug, Dir, Json, Threads, emit_json, say, set_threads, verb
+from graphwright.cli.common import Debug, Dir, Json, Threads, command, emit_json, say, set_threads
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog='Example: graphwright run bundled --text "The following" --watch layers.1.out')(run)
-
-
-@verb
+@command('graphwright run bundled --text "The following" --watch layers.1.out')
 def run(
     directory: Dir,
-    text: Annotated[str, typer.Option(metavar="TEXT", help="What to run on.")],
+    text: Annotated[str, typer.Option(metavar="TEXT", help="Input text.")],
     watch: Annotated[
-        list[str] | None, typer.Option(metavar="NODE", help="Node whose values to summarise; may be repeated.")
+        list[str] | None, typer.Option(metavar="NODE", help="Summarise the values of this node; may be repeated.")
     ] = None,
     threads: Threads = 0,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """The likeliest next tokens, and values inside."""
+    """Print the most likely next tokens, and statistics of inner values."""
     import numpy as np
 
     from graphwright.models import open
-    from graphwright.models.generation.generate import prompt_ids
     from graphwright.models.generation.sampling import log_softmax
+    from graphwright.models.generation.text import prompt_ids
 
     set_threads(threads)
     model = open(directory)

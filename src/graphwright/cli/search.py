@@ -19,22 +19,15 @@ from graphwright.cli.common import (
     Seed,
     Threads,
     bar,
+    command,
     emit_json,
     read_text,
     say,
     set_threads,
-    verb,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(
-        epilog="Example: graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet"
-    )(search)
-
-
-@verb
+@command("graphwright search bundled learned --units heads --steps 20 --lr 0.5 --check none --quiet")
 def search(
     directory: Dir,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write.")],
@@ -53,7 +46,7 @@ def search(
     ] = 0,
     round_to: Annotated[int, typer.Option(metavar="N", min=1, help="Sizes of long axes become multiples of N.")] = 16,
     check: Check = "auto",
-    prefer: Annotated[str, typer.Option(metavar="WHAT", help="stock or size: see export.")] = "stock",
+    prefer: Annotated[str, typer.Option(metavar="WHAT", help="original or size: see export.")] = "original",
     overwrite: Overwrite = False,
     seed: Seed = 0,
     threads: Threads = 0,
@@ -69,7 +62,7 @@ def search(
     """
     from graphwright.files import check_free
     from graphwright.models import open
-    from graphwright.models.export.export import check_export
+    from graphwright.models.export.export import ExportOptions, check_export
     from graphwright.structure import GatesCannotClose, learn
     from graphwright.structure.report import probabilities
     from graphwright.surgery import Calibration
@@ -79,7 +72,7 @@ def search(
     check_free(out, overwrite)  # this and what follows now, not after the training
     words = None if text is None else read_text(text)
     model = open(directory)
-    check_export(model, out, check=check, prefer=prefer, overwrite=overwrite)
+    check_export(model, out, ExportOptions(check=check, prefer=prefer, overwrite=overwrite))
     kinds = tuple(k.strip() for k in units.split(",") if k.strip())
     with warnings.catch_warnings(record=True) as heard, bar(quiet or as_json) as report:
         warnings.simplefilter("always", GatesCannotClose)
@@ -104,5 +97,5 @@ def search(
     say(str(found))
     if healing is not None:
         say(f"healed in {heal} steps: {healing.before:.4f} -> {healing.after:.4f} nats per token from the model it was")
-    whole = ", with zeros for what was cut (--prefer size leaves them out)" if receipt.rung == 3 else ""
-    say(f"wrote {out}, rung {receipt.rung}{whole}, and {drawn}")
+    whole = ", with zeros for what was cut (--prefer size leaves them out)" if receipt.level == 3 else ""
+    say(f"wrote {out}, export level {receipt.level}{whole}, and {drawn}")

@@ -1,4 +1,4 @@
-"""`graphwright train DIR_OR_CONFIG --text FILE`: train on text, resumable, and write the result."""
+"""`graphwright train DIR_OR_CONFIG --text FILE`: train a model on text, resumable, and write the result."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ from typing import Annotated
 import typer
 
 from graphwright.cli.common import (
+    Batch,
     Debug,
     Json,
     Overwrite,
     Quiet,
     Seed,
     Threads,
+    Window,
     bar,
+    command,
     emit_json,
     read_text,
     say,
     set_threads,
-    verb,
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright train bundled --text notes.txt --steps 50 --out trained")(train)
-
-
-@verb
+@command("graphwright train bundled --text notes.txt --steps 50 --out trained")
 def train(
     source: Annotated[
         str,
@@ -41,17 +38,17 @@ def train(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Hugging Face directory to write; a structure no class has is saved as a model."
+            metavar="DIR", help="Hugging Face directory to write; a structure without a class is saved as a model."
         ),
     ] = None,
     overwrite: Overwrite = False,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps in all.")] = 100,
-    batch: Annotated[int, typer.Option(metavar="N", min=1, help="Windows per step.")] = 16,
-    window: Annotated[int, typer.Option(metavar="N", min=2, help="Tokens per window.")] = 256,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Total number of steps.")] = 100,
+    batch: Batch = 16,
+    window: Window = 256,
     lr: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.")] = 1e-3,
-    warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Steps to reach it.")] = 10,
-    weight_decay: Annotated[float, typer.Option(metavar="X", help="Of matrices.")] = 0.1,
-    clip: Annotated[float, typer.Option(metavar="X", help="Largest gradient norm; 0 for none.")] = 1.0,
+    warmup: Annotated[int, typer.Option(metavar="N", min=0, help="Steps until the peak learning rate.")] = 10,
+    weight_decay: Annotated[float, typer.Option(metavar="X", help="Weight decay of matrices.")] = 0.1,
+    clip: Annotated[float, typer.Option(metavar="X", help="Bound on the gradient norm; 0 for none.")] = 1.0,
     bf16: Annotated[bool, typer.Option("--bf16", help="Matrix products in bfloat16.")] = False,
     state: Annotated[
         Path | None,
@@ -69,22 +66,22 @@ def train(
 ) -> None:
     """Train a model, or a config from scratch, on a text file.
 
-    AdamW, warm-up and cosine, gradient clipping; the whole step is one plan. With --state, the same command again
-    resumes where it stopped.
+    Uses AdamW with warm-up, cosine decay and gradient clipping; the whole step is one plan. With --state, the same
+    command resumes an interrupted training.
     """
     from graphwright.files import check_free
     from graphwright.models import open
     from graphwright.models.architectures.config import Config
     from graphwright.models.open import create
-    from graphwright.models.train import Recipe, Trainer
+    from graphwright.models.train import Trainer, TrainOptions
 
     set_threads(threads)
     if out is not None:
-        check_free(out, overwrite)  # now, not after the training
+        check_free(out, overwrite)  # before the training
     words, held = read_text(text), None if held_out is None else read_text(held_out)
     scratch = source.endswith(".json")
     model = create(Config.read(Path(source).parent, Path(source).name), seed=seed) if scratch else open(source)
-    recipe = Recipe(
+    recipe = TrainOptions(
         steps=steps,
         batch=batch,
         window=window,
@@ -106,11 +103,11 @@ def train(
         losses: list[float] = []
         with model.program.edit(f"train on {text.name}", author="human", tool="graphwright train"):
             while trainer.done < recipe.steps:
-                kept = trainer.done
+                done = trainer.done
                 try:
-                    made = trainer.run(min(save_every, recipe.steps - kept), report)
+                    made = trainer.run(min(save_every, recipe.steps - done), report)
                 except KeyboardInterrupt:
-                    raise KeyboardInterrupt(_kept(state, kept)) from None
+                    raise KeyboardInterrupt(_saved(state, done)) from None
                 losses += made.losses
                 facts["tokens_per_s"] = made.tokens_per_s
                 if state is not None:
@@ -132,23 +129,23 @@ def train(
             f"{facts['tokens_per_s']:,.0f} token/s"
         )
     else:
-        say(f"nothing left to do: the state in {state} is at step {trainer.done}")
+        say(f"the training is complete: the state in {state} is at step {trainer.done}")
     if held is not None:
         say(f"held out {facts['bits_per_byte']['before']:.4f} -> {facts['bits_per_byte']['after']:.4f} bits per byte")
     if out is not None:
         say(f"wrote {out}: {facts['out']}")
 
 
-def _kept(state: Path | None, steps: int) -> str:
+def _saved(state: Path | None, steps: int) -> str:
     if state is None:
-        return "nothing is kept; --state DIR would keep what was trained"
-    return f"{steps} steps are kept in {state}; the same command goes on from there" if steps else "nothing is kept yet"
+        return "nothing was saved; use --state DIR to save the training"
+    return f"{steps} steps are saved in {state}; the same command resumes" if steps else "nothing was saved yet"
 
 
 def _write(model, out: Path, scratch: bool, overwrite: bool) -> str:  # typer reads annotations of commands only
-    if model.export_plan().rung is None:
+    if model.export_plan().level is None:
         model.save(out, overwrite=overwrite)
-        return "a saved model (its structure is no family's): graphwright export says more"
+        return "a saved model, since no architecture has its structure; see graphwright export --plan"
     dtype = "bfloat16" if scratch and model.config.get("dtype") == "bfloat16" else "keep"
     receipt = model.export(out, dtype=dtype, overwrite=overwrite)
     return "a Hugging Face directory, confirmed by transformers" if receipt.confirmed else "a Hugging Face directory"

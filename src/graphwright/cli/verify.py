@@ -1,4 +1,4 @@
-"""`graphwright verify DIR`: an export against its receipt, or one model against another."""
+"""`graphwright verify DIR`: check an export against its receipt, or one model against another."""
 
 from __future__ import annotations
 
@@ -7,35 +7,27 @@ from typing import Annotated
 
 import typer
 
-from graphwright.cli.common import DONE, FAILED, Debug, Json, emit_json, say
-from graphwright.cli.common import verb as command
+from graphwright.cli.common import DONE, FAILED, Debug, Json, command, emit_json, say
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright export bundled copy && graphwright verify copy")(verify)
-
-
-@command
+@command("graphwright export bundled copy && graphwright verify copy")
 def verify(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="What graphwright export wrote.")],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="Directory that graphwright export wrote.")],
     other: Annotated[
-        str | None, typer.Argument(metavar="B", help="Another model: compare what both compute.", show_default=False)
+        str | None, typer.Argument(metavar="B", help="Another model to compare with.", show_default=False)
     ] = None,
-    against: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory that it was exported from.")
-    ] = None,
+    against: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory of the original model.")] = None,
     trust_code: Annotated[
-        bool, typer.Option("--trust-code", help="Run the modeling code that a rung 5 export carries.")
+        bool, typer.Option("--trust-code", help="Run generated modeling code of the export.")
     ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Check an export against its receipt, or two models.
+    """Check an export against its receipt, or compare two models.
 
-    Checksums, headers, a clean load and the stored probe. Exit 0: all holds, 1: something is wrong, 3: something could
-    not be checked. With a second model: logits and greedy tokens on the bundled text, and weights by name; exit 1 if
-    anything differs.
+    Checks checksums, headers, a load in a separate process and the stored logits. The exit code is 0 if all checks
+    pass, 1 if one fails, and 3 if one could not be made. With a second model, compares logits and greedy tokens on the
+    bundled text, and weights by name; the exit code is 1 if anything differs.
     """
     if other is not None:
         return _compare(directory, other, as_json)
@@ -47,11 +39,11 @@ def verify(
         emit_json(found.to_json())
     else:
         for line in found.checked:
-            say(f"holds      {line}")
+            say(f"passed     {line}")
         for line in found.unchecked:
             say(f"unchecked  {line}")
         for line in found.problems:
-            say(f"wrong      {line}")
+            say(f"failed     {line}")
     return found.exit_code
 
 

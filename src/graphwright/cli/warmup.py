@@ -1,4 +1,4 @@
-"""`graphwright warmup`: compile, once per install, what is compiled: edits, planner, VM, tokens, gates, populations."""
+"""`graphwright warmup`: compile the native code once per installation."""
 
 from __future__ import annotations
 
@@ -6,47 +6,40 @@ import subprocess
 import sys
 from time import perf_counter
 
-import typer
-
-from graphwright.cli.common import Debug, Json, Quiet, emit_json, say, verb
+from graphwright.cli.common import Debug, Json, Quiet, command, emit_json, say
 
 _VM = "from graphwright.array.vm.machine import build; build()"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command(epilog="Example: graphwright warmup")(warmup)
-
-
-@verb
+@command("graphwright warmup")
 def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
-    """Compile, once per install, what is native code.
+    """Compile the native code, once per installation.
 
-    Bulk edits, the planner's loops, the VM, the choice of tokens, gates and populations. It is cached on disk: a second
-    call is quick.
+    That is bulk edits, the loops of the planner, the VM, sampling of tokens, gates and populations. The result is
+    cached on disk, so a second call is quick.
     """
     started = perf_counter()
-    from graphwright.array.cpu.choose import build as choice_of_tokens
+    from graphwright.array.cpu.sampling import build as sampling
     from graphwright.array.cpu.warmup import warmup as gates
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
     from graphwright.plan.planning import native as planning
 
-    beside = None  # the VM takes as long as all others together: a process of its own
+    process = None  # the VM takes as long as all others together
     if not built():
         if not (quiet or as_json):
-            say("building the VM, once per install: about a minute")
-        beside = subprocess.Popen([sys.executable, "-c", _VM], stderr=subprocess.DEVNULL)
+            say("building the VM, once per installation: about a minute")
+        process = subprocess.Popen([sys.executable, "-c", _VM], stderr=subprocess.DEVNULL)
     planning.build()
     bulk_edits()
     populations()
-    choice_of_tokens()
+    sampling()
     gates()
-    if beside is not None:
-        beside.wait()
+    if process is not None:
+        process.wait()
         built.cache_clear()
-    build()  # read from disk; compiled here, with its error, where the other process failed
+    build()  # loads from disk, or compiles here and raises the error of the other process
     seconds = perf_counter() - started
     if as_json:
         emit_json({"seconds": seconds})

@@ -1,4 +1,4 @@
-"""What a loader reads: items by index, or a stream of them."""
+"""Datasets: items by index, or a stream of items."""
 
 from __future__ import annotations
 
@@ -13,60 +13,60 @@ from graphwright.errors import ShapeError, UsageError
 
 
 class Dataset:
-    """Items by index; subclasses define `__len__` and `__getitem__`, and may have a faster `batch`."""
+    """Items by index; subclasses define `__len__` and `__getitem__`, and may override `batch` with a faster one."""
 
     def __len__(self) -> int:
         """Number of items."""
-        raise NotImplementedError(f"{type(self).__name__} has no length")
+        raise NotImplementedError(f"{type(self).__name__} does not define __len__")
 
     def __getitem__(self, index: int) -> Any:
-        """One item: a number, an array, or a tuple or dict of them."""
-        raise NotImplementedError(f"{type(self).__name__} has no items")
+        """Return one item: a number, an array, or a tuple or dict of them."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __getitem__")
 
     def batch(self, indices: np.ndarray) -> Any:
-        """Several items, stacked along a new first axis."""
+        """Return several items, stacked along a new first axis."""
         return stack([self[int(i)] for i in indices])
 
 
 class IterableDataset:
-    """Items in an order of their own; subclasses define `__iter__`, which starts anew at each call."""
+    """A stream of items; subclasses define `__iter__`, which starts again at each call."""
 
     def __iter__(self) -> Iterator[Any]:
-        """All items."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be iterated")
+        """Iterate over all items."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __iter__")
 
 
 class TensorDataset(Dataset):
     """Rows of arrays of equal length: item i is the tuple of their i-th rows.
 
-    Raises: ShapeError for arrays of different lengths, UsageError for none.
+    Raises: ShapeError if the lengths differ, UsageError for no arrays.
     """
 
     def __init__(self, *arrays: Any) -> None:
         if not arrays:
-            raise UsageError("a TensorDataset needs an array")
+            raise UsageError("TensorDataset got no arrays")
         self.arrays = [as_tensor(a).numpy() for a in arrays]
         lengths = {a.shape[:1] for a in self.arrays}
         if len(lengths) > 1 or () in lengths:
-            raise ShapeError("arrays have one length", got=", ".join(str(a.shape) for a in self.arrays))
+            raise ShapeError("arrays have different lengths", got=", ".join(str(a.shape) for a in self.arrays))
 
     def __len__(self) -> int:
         """Number of rows."""
         return len(self.arrays[0])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
-        """The rows at an index."""
+        """Return the rows at an index."""
         return tuple(a[index] for a in self.arrays)
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, ...]:
-        """Rows gathered at once."""
+        """Gather rows at once."""
         return tuple(Tensor(from_numpy(np.ascontiguousarray(a[indices]))) for a in self.arrays)
 
 
 def stack(items: Sequence[Any]) -> Any:
-    """Items stacked to tensors along a new first axis; tuples and dicts entry by entry. The default `collate`.
+    """Stack items to tensors along a new first axis, tuples and dicts entry by entry. The default `collate`.
 
-    Raises: ShapeError naming the shapes that differ.
+    Raises: ShapeError if shapes differ.
     """
     first = items[0]
     if isinstance(first, dict):
@@ -76,5 +76,5 @@ def stack(items: Sequence[Any]) -> Any:
     arrays = [as_tensor(item).numpy() for item in items]
     shapes = sorted({a.shape for a in arrays})
     if len(shapes) > 1:
-        raise ShapeError("items of a batch have one shape", got=", ".join(map(str, shapes)), fix="give a collate")
+        raise ShapeError("items of a batch differ in shape", got=", ".join(map(str, shapes)), fix="pass a collate")
     return Tensor(from_numpy(np.stack(arrays)))

@@ -1,4 +1,4 @@
-"""IDX files, as MNIST comes in: a header of big-endian sizes, then the elements, row by row; plain or gzipped.
+"""Data files: IDX (the format of MNIST) and packed token ids.
 
 Source: LeCun, Cortes and Burges, "The MNIST database of handwritten digits", section on the file formats.
 """
@@ -22,20 +22,20 @@ from graphwright.files import FileError, StrPath, UnreadableFile
 
 DTYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 MOST_BYTES = 2**32
-_PIECE = 2**20  # read at once, so that a header that lies costs no memory
+_PIECE = 2**20  # bytes read at once, so that a header with a wrong size costs no memory
 
 
 class CorruptIdx(FileError):
-    """A file is no whole IDX file."""
+    """A file is not a valid IDX file."""
 
 
 def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
-    """The array in an IDX file; a gzipped one is recognised by its first bytes.
+    """Read the array in an IDX file; gzip is recognised by the first bytes.
 
     Args:
-        most: bytes of elements that are read at most.
-    Returns: uint8, int8, int16, int32, float32 or float64, of the host's byte order, any number of axes.
-    Raises: UnreadableFile; CorruptIdx for another format, a header that lies, missing, damaged or further bytes.
+        most: maximum bytes of elements to read.
+    Returns: uint8, int8, int16, int32, float32 or float64 in the host's byte order, with any number of axes.
+    Raises: UnreadableFile; CorruptIdx for another format, a wrong header, and missing, damaged or extra bytes.
     """
     try:
         with open(path, "rb") as file:
@@ -46,11 +46,11 @@ def read_idx(path: StrPath, *, most: int = MOST_BYTES) -> np.ndarray:
             with gzip.GzipFile(fileobj=file) as unpacked:
                 return _array(unpacked, path, most)  # pyright: ignore[reportArgumentType]
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise CorruptIdx("this gzip file is damaged", where=path, got=str(error)) from error
+        raise CorruptIdx("damaged gzip file", where=path, got=str(error)) from error
     except FileError:
         raise
     except OSError as error:
-        raise UnreadableFile("cannot read this file", where=path, cause=error) from error
+        raise UnreadableFile("cannot read the file", where=path, cause=error) from error
 
 
 def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
@@ -61,10 +61,10 @@ def _array(file: BinaryIO, path: StrPath, most: int) -> np.ndarray:
     shape = tuple(int.from_bytes(_bytes(file, 4, path), "big") for _ in range(magic[3]))
     size = prod(shape) * kind.itemsize
     if size > most:
-        raise CorruptIdx("more elements than are read", where=path, expected=f"at most {most} bytes", got=shape)
+        raise CorruptIdx("the array is too large", where=path, expected=f"at most {most} bytes", got=f"{size} bytes")
     host = np.frombuffer(_bytes(file, size, path), kind).reshape(shape)
-    if file.read(1):  # which also makes gzip check its sum
-        raise CorruptIdx("bytes follow the last element", where=path, expected=f"{size} bytes of {shape}")
+    if file.read(1):  # reading to the end makes gzip verify its checksum
+        raise CorruptIdx("extra bytes after the last element", where=path, expected=f"{size} bytes of {shape}")
     return host.astype(kind.newbyteorder("="))
 
 
@@ -73,7 +73,7 @@ def _bytes(file: BinaryIO, count: int, path: StrPath) -> bytearray:
     while len(found) < count:
         piece = file.read(min(_PIECE, count - len(found)))
         if not piece:
-            raise CorruptIdx("the file ends early", where=path, expected=f"{count} bytes", got=len(found))
+            raise CorruptIdx("the file is truncated", where=path, expected=f"{count} bytes", got=len(found))
         found += piece
     return found
 
@@ -82,16 +82,16 @@ _KINDS = "/".join(f"{code:02x}" for code in DTYPES)
 
 
 class TokenWindows(Dataset):
-    """Item i is a pair of int64 [window]: ids, and the ids one place later, which are to be predicted.
+    """Windows of token ids: item i is a pair of int64 [window], ids and the ids shifted by one as targets.
 
-    Windows are packed one after another through each file (every `stride` ids) and never reach from one into the next.
+    A window starts every `stride` ids and never spans two files.
 
     Args:
-        paths: files of nothing but ids, one after another, little-endian.
+        paths: files of packed little-endian ids, without header.
         window: ids per window.
-        stride: places between starts of windows; `window` by default, so that each id is predicted once.
+        stride: distance between starts of windows; `window` by default, so that each id is predicted once.
         dtype: `uint16`, `uint32`, `int32` or `int64`.
-    Raises: UnreadableFile; UsageError for a file that is no whole number of ids, or shorter than one window.
+    Raises: UnreadableFile; UsageError for a file that is not a whole number of ids, or shorter than one window.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class TokenWindows(Dataset):
     ) -> None:
         self.window, self.stride = window, window if stride is None else stride
         if window < 1 or self.stride < 1 or dtype not in ("uint16", "uint32", "int32", "int64"):
-            expected = "window and stride from 1 up, dtype uint16, uint32, int32 or int64"
-            raise UsageError("windows cannot be like this", expected=expected, got=(window, stride, dtype))
+            expected = "window and stride >= 1, dtype uint16, uint32, int32 or int64"
+            raise UsageError("invalid window, stride or dtype", expected=expected, got=(window, stride, dtype))
         kind = np.dtype(dtype).newbyteorder("<")
         self.files: list[np.ndarray] = []
         for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
@@ -108,10 +108,10 @@ class TokenWindows(Dataset):
                 raw = np.memmap(path, np.uint8, "r")
             except (OSError, ValueError) as error:  # an empty file cannot be mapped
                 cause = error if isinstance(error, OSError) else None
-                raise UnreadableFile("cannot map this file of tokens", where=path, cause=cause) from error
+                raise UnreadableFile("cannot map the token file", where=path, cause=cause) from error
             if raw.size % kind.itemsize or raw.size // kind.itemsize <= window:
                 raise UsageError(
-                    "this file does not hold a window of whole ids",
+                    "the token file is shorter than one window, or has a partial id",
                     where=path,
                     expected=f"more than {window} ids of {kind.itemsize} bytes",
                     got=f"{raw.size} bytes",
@@ -121,20 +121,20 @@ class TokenWindows(Dataset):
         self._ends = np.cumsum(counts)
 
     def __len__(self) -> int:
-        """Windows in all files."""
+        """Number of windows in all files."""
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and targets of one window."""
+        """Return ids and targets of one window."""
         if not 0 <= index < len(self):
-            raise IndexOutOfRange("no such window", expected=f"0..{len(self) - 1}", got=index)
+            raise IndexOutOfRange("window index out of range", expected=f"0..{len(self) - 1}", got=index)
         file = int(np.searchsorted(self._ends, index, side="right"))
         start = (index - int(self._ends[file - 1] if file else 0)) * self.stride
         ids = self.files[file][start : start + self.window + 1].astype(np.int64)
         return ids[:-1], ids[1:]
 
     def batch(self, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Ids and targets int64 [len(indices), window]."""
+        """Return ids and targets int64 [len(indices), window]."""
         pairs = [self[int(i)] for i in indices]
         ids, targets = (np.stack(column) for column in zip(*pairs, strict=True))
         return Tensor(from_numpy(ids)), Tensor(from_numpy(targets))

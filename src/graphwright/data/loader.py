@@ -1,7 +1,7 @@
-"""Batches of a dataset in an order that seed and epoch alone decide, from any place on.
+"""DataLoader: batches in an order that depends only on seed and epoch, resumable at any batch.
 
-Invariant: over the ranks of one epoch each index comes exactly once (with `drop_last`: at most once), and a loader that
-took another's `state_dict` yields the batches that the other would have.
+Invariant: over the ranks of one epoch each index occurs exactly once (with `drop_last` at most once), and a loader that
+loaded another's `state_dict` yields the batches that the other would have.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from graphwright.errors import UsageError
 
 
 class DataLoader:
-    """Iterate over it once per epoch.
+    """Iterates over a dataset in batches, once per epoch.
 
     Args:
-        dataset: a Dataset, or an IterableDataset (which has an order of its own and cannot be shuffled).
+        dataset: a Dataset, or an IterableDataset, which cannot be shuffled.
         batch_size: items per batch; the last may be smaller.
-        shuffle: another order in each epoch.
-        seed: of the orders.
-        drop_last: leave out a last batch that is not full; then all ranks have equally many.
+        shuffle: whether each epoch has another order.
+        seed: seed of the orders.
+        drop_last: drop an incomplete last batch; all ranks then have the same number of batches.
         collate: makes a batch of a list of items; stacks them to tensors by default.
-        rank, ranks: this reader takes every `ranks`-th item of the order, from the `rank`-th on.
+        rank, ranks: this loader reads every `ranks`-th item of the order, from the `rank`-th on.
 
     Attributes:
         epoch: number of the running or next epoch.
-        done: batches given out in it.
-    An epoch that was broken off is not taken up again, except by `load_state_dict`: the next loop is the next epoch.
+        done: batches yielded in it.
+    A loop that ends early is not continued: the next loop is the next epoch, except after `load_state_dict`.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class DataLoader:
     ) -> None:
         if batch_size < 1 or not 0 <= rank < ranks:
             raise UsageError(
-                "a loader cannot have these numbers",
+                "an argument of DataLoader is out of range",
                 expected="batch_size >= 1, 0 <= rank < ranks",
                 got=f"batch_size {batch_size}, rank {rank} of {ranks}",
             )
         if shuffle and isinstance(dataset, IterableDataset):
-            raise UsageError("a stream has an order of its own", fix="shuffle=False, or a Dataset with a length")
+            raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
         self.drop_last, self.collate, self.rank, self.ranks = drop_last, collate, rank, ranks
         self.epoch = self.done = 0
         self._continues = True
 
     def __len__(self) -> int:
-        """Batches of one epoch on this rank. Raises: UsageError for a stream."""
+        """Number of batches of one epoch on this rank. Raises: UsageError for an IterableDataset."""
         if isinstance(self.dataset, IterableDataset):
-            raise UsageError("a stream has no length")
+            raise UsageError("an iterable dataset has no length")
         total = len(self.dataset)
         if self.drop_last:
             return total // (self.batch_size * self.ranks)
@@ -71,7 +71,7 @@ class DataLoader:
         return -(-own // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches of one epoch, or what is left of the one whose state was loaded."""
+        """Iterate over the batches of one epoch, or the rest of the epoch whose state was loaded."""
         if self.done and not self._continues:
             self.epoch, self.done = self.epoch + 1, 0
         self._continues = False
@@ -82,7 +82,7 @@ class DataLoader:
         self.epoch, self.done = self.epoch + 1, 0
 
     def order(self, epoch: int) -> np.ndarray:
-        """Indices of an epoch, int64, those of all ranks."""
+        """Return the indices of an epoch for all ranks, int64."""
         total = len(self.dataset) if isinstance(self.dataset, Dataset) else 0
         if not self.shuffle:
             return np.arange(total)
@@ -107,18 +107,23 @@ class DataLoader:
             yield (self.collate or stack)(batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the data."""
+        """Return the position in the data."""
         return {"epoch": self.epoch, "done": self.done, "seed": self.seed, "batch_size": self.batch_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place: the next loop yields the batch after it.
+        """Resume at a position: the next loop yields the batch after it.
 
-        Raises: UsageError for what is no place, or one of a loader with another seed or batch size.
+        Raises: UsageError if the state is invalid, or of a loader with another seed or batch size.
         """
         mine = self.state_dict()
         wrong = state.keys() != mine.keys() or any(type(v) is not int for v in state.values())
         if wrong or state["epoch"] < 0 or state["done"] < 0:
-            raise UsageError("this is no place in the data", expected=", ".join(mine), got=dict(state))
+            raise UsageError("invalid state of a DataLoader", expected=", ".join(mine), got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
-            raise UsageError("a place in other batches", where="DataLoader", expected=mine, got=dict(state))
+            raise UsageError(
+                "the state is of a loader with another seed or batch size",
+                where="DataLoader",
+                expected=mine,
+                got=dict(state),
+            )
         self.epoch, self.done, self._continues = state["epoch"], state["done"], True

@@ -1,4 +1,4 @@
-"""Evolution edits the structure: NEAT on a population in arrays, gradients inside when wanted, champions as Programs.
+"""Evolution of structure: NEAT on populations in arrays, with gradient steps if wanted, and of layers of a Program.
 
 >>> from graphwright import evolve as ev
 >>> result = ev.Evolution(ev.tasks.xor(), ev.scalar(), ev.NEAT(), seed=7).run(max_generations=300)
@@ -7,8 +7,7 @@
 
 from __future__ import annotations
 
-from graphwright.evolve import genomes as islands
-from graphwright.evolve import mutations, pareto, pictures, program, tasks
+from graphwright.evolve import mutations, pareto, pictures, tasks
 from graphwright.evolve.errors import (
     EvaluationFailed,
     LimitTooSmall,
@@ -19,42 +18,46 @@ from graphwright.evolve.errors import (
     Status,
     TaskError,
 )
-from graphwright.evolve.evolution import Evolution, blocks, scalar
-from graphwright.evolve.genomes import Genome, Link, Node
-from graphwright.evolve.layers.member import Member, Recipe
+from graphwright.evolve.evolution import Evolution, blocks, load_best, resume, scalar
+from graphwright.evolve.layers.candidate import Candidate, CandidateBirth, TrainingGenes
+from graphwright.evolve.layers.engine import LayerEvolution
 from graphwright.evolve.layers.result import LayerResult
-from graphwright.evolve.layers.settings import Layers, Pareto
-from graphwright.evolve.lineage import Birth, Key, Lineage
 from graphwright.evolve.mutations import mutation
-from graphwright.evolve.program import PopulationPlan
-from graphwright.evolve.result import Individual, Result
-from graphwright.evolve.saving import load_best, resume
+from graphwright.evolve.neurons import genomes as islands
+from graphwright.evolve.neurons import program
+from graphwright.evolve.neurons.engine import NeuronEvolution
+from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene
+from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage
+from graphwright.evolve.neurons.program import PopulationPlan
+from graphwright.evolve.neurons.result import Individual, Result
 from graphwright.evolve.seeds import Seeds, over_seeds
-from graphwright.evolve.settings import NEAT, Hybrid, Train
+from graphwright.evolve.settings import NEAT, Hybrid, Layers, Pareto, Train
 from graphwright.evolve.tasks import Head, Task
 
 __all__ = [
     "NEAT",
     "Birth",
+    "Candidate",
+    "CandidateBirth",
     "EvaluationFailed",
     "Evolution",
     "Genome",
     "Head",
     "Hybrid",
     "Individual",
-    "Key",
+    "IndividualKey",
+    "LayerEvolution",
     "LayerResult",
     "Layers",
     "LimitTooSmall",
     "Lineage",
-    "Link",
-    "Member",
+    "LinkGene",
+    "NeuronEvolution",
     "NoGradientPath",
-    "Node",
+    "NodeGene",
     "NoisyFitness",
     "Pareto",
     "PopulationPlan",
-    "Recipe",
     "RegistryConflict",
     "Result",
     "ResumeMismatch",
@@ -63,6 +66,7 @@ __all__ = [
     "Task",
     "TaskError",
     "Train",
+    "TrainingGenes",
     "blocks",
     "islands",
     "load_best",

@@ -1,19 +1,20 @@
-"""A Program as SVG by kinds of node: what is read, learnt, computed, summed, remembered and lost each has its shape.
+"""A Program as SVG with a shape per kind of node, on the layout of every picture of a Program.
 
 Inputs are blue ellipses, targets orange ones, params green boxes, ops yellow and rounded, junctions cyan trapezia,
 activations orange diamonds, losses red octagons, states and delayed edges purple and dashed. A link is as wide as its
-weight is large; a closed one is dotted grey. The layout is that of every picture of a Program.
+weight is large; a closed one is dotted grey.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from typing import TYPE_CHECKING
 
 from graphwright.ops import OPS, traits
 from graphwright.program.draw.layout import compose
+from graphwright.program.draw.shapes import Shape, label, shape
+from graphwright.program.draw.shapes import picture as document
 from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
@@ -21,7 +22,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.program import Program
-    from graphwright.program.draw.layout import Box, Composition, Edge
+    from graphwright.program.draw.layout import Box, Composition, DrawnEdge
     from graphwright.program.draw.scene import SceneNode
 
 _ACTIVATIONS = frozenset(
@@ -29,7 +30,7 @@ _ACTIVATIONS = frozenset(
      "exp", "softmax", "log_softmax")
 )  # fmt: skip
 _LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
-"""Rows of the picture's own tables."""
+"""Tables of this picture alone."""
 
 FILLS = {
     "input": ("#cfe3ff", "#0969da"),
@@ -42,7 +43,7 @@ FILLS = {
     "state": ("#eee2fb", "#8250df"),
     "group": ("#f6f8fa", "#57606a"),
 }
-"""Kind of node: fill and outline."""
+"""Kind of node -> fill and outline."""
 
 _STYLE = (
     "text{font:12px Arial,'Liberation Sans',Helvetica,sans-serif;fill:#24292f}.name{font-weight:bold}"
@@ -55,42 +56,39 @@ _STEP = re.compile(r"\.step\.[^.]+$")
 
 
 def structure(program: Program, *, fold: bool = True) -> str:
-    """A program as SVG.
+    """Draw a program as SVG.
 
     Args:
-        program: what to draw; params and consts are nodes of their own.
+        program: what to draw; params and consts are separate nodes.
         fold: draw runs of equal numbered groups once, the steps of an unrolled cell as `step.[0-3]`.
     """
     groups = compose(program, fold=fold, params=True, level=99).view.tree.modules
     opened = {g.path for g in groups if not _STEP.search(g.path)}
-    made = compose(program, opened, fold=fold, params=True)
+    made = compose(program, expanded=opened, fold=fold, params=True)
     nodes = made.view.scene.nodes
     kinds = [_kind(made, i) for i in range(len(nodes))]
     made.roomy = {i for i, kind in enumerate(kinds) if kind in ("activation", "loss", "input", "target", "junction")}
     for i, node in enumerate(nodes):
-        made.view.labels[i] = label(program, node)
+        made.view.labels[i] = node_label(program, node)
     picture, by_path = made.layout(), {node.path: kind for node, kind in zip(nodes, kinds, strict=True)}
-    weights, shut = _weights(program), _closed(program)
-    parts = [
-        f'<rect class="frame" x="{g.x}" y="{g.y}" width="{g.w}" height="{g.h}" rx="8"/>'
-        f'<text x="{g.x + 10}" y="{g.y + 16}">{escape(g.title)}</text>'
-        for g in picture.groups.values()
-    ]
-    parts += [_line(edge, by_path, weights, shut) for edge in picture.edges]
+    weights, closed = _weights(program), _closed(program)
+    shapes: list[Shape] = []
+    for g in picture.groups.values():
+        shapes.append(shape("rect", class_="frame", x=g.x, y=g.y, width=g.w, height=g.h, rx=8))
+        shapes.append(label(g.x + 10, g.y + 16, g.title))
+    shapes += [_line(edge, by_path, weights, closed) for edge in picture.edges]
     drawn = {(edge.src, edge.dst) for edge in picture.edges}
-    parts += [
+    shapes += [
         _closed_link(picture.boxes[src], picture.boxes[dst], weights.get(src))
-        for src, dst in shut.items()
+        for src, dst in closed.items()
         if {src, dst} <= picture.boxes.keys() and (src, dst) not in drawn
     ]
-    parts += [_box(box, by_path.get(path, "group")) for path, box in picture.boxes.items()]
-    size = f'width="{picture.width}" height="{picture.height}" viewBox="0 0 {picture.width} {picture.height}"'
-    body = "\n".join(parts)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{_STYLE}</style>\n{body}\n</svg>\n'
+    shapes += [_box(box, by_path.get(path, "group")) for path, box in picture.boxes.items()]
+    return document(picture.width, picture.height, shapes, _STYLE)
 
 
-def label(program: Program, node: SceneNode) -> tuple[str, ...]:
-    """Name, type, shape with `?` for a batch of any size, and the number of its params, each on a line."""
+def node_label(program: Program, node: SceneNode) -> tuple[str, ...]:
+    """The lines of a label: name, op, shapes with `?` for symbolic sizes, number of params, results."""
     members = [n for n in node.members if program.op(n) != WRITE]
     params = {v.node for n in members for v in program.operands(n) if program.op(v.node) == PARAM}
     if node.op == PARAM:
@@ -108,7 +106,7 @@ def _shape(spec: Spec) -> str:
 
 
 def _kind(made: Composition, i: int) -> str:
-    """Which of `FILLS` a node of the scene is."""
+    """The key of `FILLS` for a node of the scene."""
     scene = made.view.scene
     node = scene.nodes[i]
     if node.op == INPUT:
@@ -124,7 +122,7 @@ def _kind(made: Composition, i: int) -> str:
 
 
 def _weights(program: Program) -> dict[str, float]:
-    """Weight of the edges that leave a node: of a product with one param number, or of a gate that is a scale."""
+    """The weights of edges by the path of their source: products with a scalar param, and gates of kind `scale`."""
     found: dict[str, float] = {}
     for node in program.of_kind("mul"):
         scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
@@ -138,7 +136,7 @@ def _weights(program: Program) -> dict[str, float]:
 
 
 def _closed(program: Program) -> dict[str, str]:
-    """Links that let nothing through, path to path: those of a genome without an edge, and gates held at 0."""
+    """The closed links, from path to path: links of a genome without an edge, and closed gates."""
     found: dict[str, str] = {}
     for node in program.nodes():
         link = _LINK.match(program.path(node))
@@ -150,49 +148,44 @@ def _closed(program: Program) -> dict[str, str]:
     return found
 
 
-def _line(edge: Edge, kinds: Mapping[str, str], weights: Mapping[str, float], shut: Mapping[str, str]) -> str:
-    kind = "delay" if edge.kind == "state" else "closed" if shut.get(edge.src) == edge.dst else "open"
+def _line(edge: DrawnEdge, kinds: Mapping[str, str], weights: Mapping[str, float], closed: Mapping[str, str]) -> Shape:
+    kind = "delay" if edge.kind == "state" else "closed" if closed.get(edge.src) == edge.dst else "open"
     weight = weights.get(edge.src) if kinds.get(edge.dst) == "junction" else None
     return _path(edge.src, edge.dst, kind, path_data(edge.points), weight)
 
 
-def _closed_link(src: Box, dst: Box, weight: float | None) -> str:
-    """A link without an edge, straight from what it would carry to where it would go."""
-    ends = f"M{src.x + src.w // 2} {src.y + src.h}L{dst.x + dst.w // 2} {dst.y}"
-    return _path(src.path, dst.path, "closed", ends, weight)
+def _closed_link(src: Box, dst: Box, weight: float | None) -> Shape:
+    """A link without an edge, as a straight line between its ends."""
+    line = f"M{src.x + src.w // 2} {src.y + src.h}L{dst.x + dst.w // 2} {dst.y}"
+    return _path(src.path, dst.path, "closed", line, weight)
 
 
-def _path(src: str, dst: str, kind: str, line: str, weight: float | None) -> str:
+def _path(src: str, dst: str, kind: str, line: str, weight: float | None) -> Shape:
     width = 1.5 if weight is None else 0.6 + 0.6 * min(abs(weight), 8.0)
-    said = f"{src} → {dst}" + ("" if weight is None else f", weight {weight:.4g}") + (", closed" * (kind == "closed"))
-    return (
-        f'<path class="edge {kind}" d="{line}" stroke-width="{width:.2f}" data-src="{escape(src)}" '
-        f'data-dst="{escape(dst)}"><title>{escape(said)}</title></path>'
-    )
+    title = f"{src} → {dst}" + ("" if weight is None else f", weight {weight:.4g}") + (", closed" * (kind == "closed"))
+    return shape("path", title=title, class_=f"edge {kind}", d=line, stroke_width=f"{width:.2f}", data_src=src,
+                 data_dst=dst)  # fmt: skip
 
 
-def _box(box: Box, kind: str) -> str:
+def _box(box: Box, kind: str) -> Shape:
     x, y = box.x + box.w // 2, box.y + (box.h - LINE * len(box.lines)) // 2 + 12
-    words = "".join(
-        f'<text{"" if k else " class=" + chr(34) + "name" + chr(34)} x="{x}" y="{y + LINE * k}" '
-        f'text-anchor="middle">{escape(line)}</text>'
+    words = [
+        shape("text", line, class_=None if k else "name", x=x, y=y + LINE * k, text_anchor="middle")
         for k, line in enumerate(box.lines)
-    )
-    title = f"<title>{escape(box.tip)}</title>"
-    return f'<g class="{kind}" data-path="{escape(box.path)}">{title}{_shape_of(box, kind)}{words}</g>'
+    ]
+    return shape("g", _outline(box, kind), *words, title=box.tip, class_=kind, data_path=box.path)
 
 
-def _shape_of(box: Box, kind: str) -> str:
-    """Ellipse, box, rounded box, trapezium, diamond or octagon within the bounds of a box."""
+def _outline(box: Box, kind: str) -> Shape:
+    """The ellipse, box, rounded box, trapezium, diamond or octagon that fills a box."""
     x, y, w, h = box.x, box.y, box.w, box.h
     if kind in ("input", "target"):
-        return f'<ellipse class="shape" cx="{x + w / 2:g}" cy="{y + h / 2:g}" rx="{w / 2:g}" ry="{h / 2:g}"/>'
-    cut = {
+        return shape("ellipse", class_="shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)
+    corners = {
         "junction": [(0.15, 0), (0.85, 0), (1, 1), (0, 1)],
         "activation": [(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)],
         "loss": [(0.2, 0), (0.8, 0), (1, 0.3), (1, 0.7), (0.8, 1), (0.2, 1), (0, 0.7), (0, 0.3)],
     }.get(kind)
-    if cut is None:
-        return f'<rect class="shape" x="{x}" y="{y}" width="{w}" height="{h}" rx="{0 if kind == "param" else 8}"/>'
-    points = " ".join(f"{x + a * w:g},{y + b * h:g}" for a, b in cut)
-    return f'<polygon class="shape" points="{points}"/>'
+    if corners is None:
+        return shape("rect", class_="shape", x=x, y=y, width=w, height=h, rx=0 if kind == "param" else 8)
+    return shape("polygon", class_="shape", points=" ".join(f"{x + a * w:g},{y + b * h:g}" for a, b in corners))

@@ -8,35 +8,35 @@ from graphwright.errors import ComputeError, UsageError
 
 
 class TaskError(UsageError):
-    """A task that cannot be: ragged or empty data, an unknown name, a column that is not there."""
+    """An invalid task: ragged or empty data, an unknown name, a missing column."""
 
 
 class EvaluationFailed(ComputeError):
-    """More than half of a generation has no fitness."""
+    """More than half of a generation failed."""
 
 
 class ResumeMismatch(UsageError):
-    """A saved run of another task, other settings or another schema; nothing was overwritten."""
+    """A saved run is damaged, or of another task or schema; nothing was overwritten."""
 
 
 class RegistryConflict(UsageError):
-    """Two innovation numbers for one structure."""
+    """Innovation numbers contradict each other."""
 
 
 class LimitTooSmall(UsageError):
-    """The start is larger than the limits of a genome."""
+    """The initial genome or program exceeds the limits."""
 
 
 class NoisyFitness(UserWarning):
-    """One genome got two fitnesses."""
+    """A fitness function gave one genome two different values."""
 
 
 class NoGradientPath(UserWarning):
-    """Weights that gradients can't reach: every way from them leads through a step or a sign."""
+    """Gradients cannot reach some weights: every path to an output has a step or sign activation."""
 
 
 class Status(StrEnum):
-    """Why a run ended. Missing the target is no error."""
+    """The reason why a run ended. A missed target is not an error."""
 
     TARGET_REACHED = "TargetReached"
     MAX_GENERATIONS = "MaxGenerations"

@@ -1,4 +1,4 @@
-"""Weights that gradients can't reach: every way from them to an output leads through a function whose slope is 0."""
+"""Weights that gradients cannot reach, since every path from them to an output has a function with slope 0."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].vjp is None)
-"""Activations of neurons whose slope is 0."""
+"""Activations of neurons with slope 0."""
 _CODES = [ACTIVATIONS.index(name) for name in FLAT]
 
 
 def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
-    """Open links of a population whose weight moves an output, but not by a gradient: places of them, int64."""
+    """Find the open links of a population with an effect on an output but no gradient: indices, int64."""
     flat = np.isin(genes.node_act, _CODES)
     if not flat.any():
         return np.zeros(0, np.int64)
@@ -36,7 +36,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
     back, ahead = np.searchsorted(nodes, (first + genes.link_src)[neural]), into[neural]
 
     def reached(passes: np.ndarray) -> np.ndarray:
-        """Nodes from which an output is reached over nodes that let something pass."""
+        """The nodes from which an output is reached through nodes that pass something on."""
         found, before = passes & (genes.node_id <= inputs + outputs), -1
         while before != (before := int(found.sum())):
             found[back[found[ahead]]] = True
@@ -47,7 +47,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
 
 
 def blocked_params(program: Program) -> list[str]:
-    """Keys of trainable weights that an output depends on, but has no gradient for."""
+    """Find the keys of trainable weights with an effect on an output but no gradient."""
     after = {program.operands(w)[0].node: program.operands(w)[1].node for w in program.writes()}
 
     def above(passes: Callable[[NodeId], bool]) -> set[NodeId]:
@@ -70,8 +70,8 @@ def blocked_params(program: Program) -> list[str]:
 
 
 def warn_of_blocked(where: str, names: Iterable[str], stacklevel: int) -> None:
-    """Warn that training can't move these weights."""
+    """Warn that training cannot change these weights."""
     found = list(names)
     shown = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-    text = f"{where}: training moves nothing below a step or a sign: {shown}"
+    text = f"{where}: gradients of weights below a step or sign activation are 0: {shown}"
     warnings.warn(NoGradientPath(text), stacklevel=stacklevel + 1)

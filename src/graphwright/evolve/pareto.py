@@ -1,6 +1,6 @@
-"""NSGA-II: fronts of members that nobody dominates, and how crowded a member stands.
+"""NSGA-II: Pareto fronts and crowding distances.
 
-Objectives are float64 [N, M], all to be raised; negate what is to be lowered.
+Objectives are float64 [N, M] and are maximised; negate those to minimise.
 Source: Deb, Pratap, Agarwal and Meyarivan 2002, "A fast and elitist multiobjective genetic algorithm: NSGA-II".
 """
 
@@ -12,13 +12,13 @@ import numpy as np
 
 
 def dominates(objectives: np.ndarray) -> Any:
-    """Bool [N, N]: whether i is nowhere worse than j, and somewhere better."""
+    """Whether i dominates j: nowhere worse and somewhere better; bool [N, N]."""
     a, b = objectives[:, None], objectives[None]
     return (a >= b).all(-1) & (a > b).any(-1)
 
 
 def fronts(objectives: np.ndarray) -> np.ndarray:
-    """The front of each member, int64 [N]: 0 for those that nobody dominates, then those left without them, ..."""
+    """Number the front of each member, int64 [N]: 0 is not dominated, 1 only by front 0, and so on."""
     over = dominates(objectives)
     rank = np.full(len(objectives), -1, np.int64)
     front = 0
@@ -30,7 +30,7 @@ def fronts(objectives: np.ndarray) -> np.ndarray:
 
 
 def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
-    """Room around each member within its front, float64 [N]; infinite at the ends of an objective."""
+    """Compute the crowding distance of each member in its front, float64 [N]; infinite at the ends of an objective."""
     room = np.zeros(len(objectives))
     for front in range(int(rank.max(initial=-1)) + 1):
         rows = np.flatnonzero(rank == front)
@@ -44,7 +44,7 @@ def crowding(objectives: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 
 def survivors(objectives: np.ndarray, count: int) -> np.ndarray:
-    """Who goes on, int64 [count]: by fronts, the last one by crowding, ties by place; best first."""
+    """Select members by front, then by crowding distance, then by index; int64 [count], best first."""
     rank = fronts(objectives)
     room = crowding(objectives, rank)
     return np.lexsort((np.arange(len(rank)), -room, rank))[:count]

@@ -1,9 +1,9 @@
-"""One search from many random seeds: how often it succeeds, and what it costs, as distributions."""
+"""Searches from several random seeds: success rate and costs as distributions."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any
@@ -13,14 +13,14 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.result import same_cases
-from graphwright.evolve.stored import plain
+from graphwright.evolve.saved_run import plain
 from graphwright.progress import Progress
 
 if TYPE_CHECKING:
     from graphwright.evolve.evolution import Blocks, Scalar
     from graphwright.progress import Report
 
-_Z = 1.959963984540054  # two-sided 95 % of a normal distribution
+_Z = 1.959963984540054  # half-width of the two-sided 95 % interval of a normal distribution
 _FIGURES = (
     "generations", "evaluations", "forward_passes", "backward_passes", "seconds", "environment_seconds", "failed",
     "refused", "hidden", "links", "parameters", "flops", "species",
@@ -28,12 +28,16 @@ _FIGURES = (
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """95 % interval of a share, within 0 and 1.
+    """Compute the 95 % confidence interval of a success rate, within 0 and 1.
 
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     if not 0 <= successes <= trials or not trials:
-        raise UsageError("no share", expected="0 <= successes <= trials, trials >= 1", got=(successes, trials))
+        raise UsageError(
+            "invalid numbers of a success rate",
+            expected="0 <= successes <= trials, trials >= 1",
+            got=(successes, trials),
+        )
     p, z2 = successes / trials, _Z * _Z / trials
     middle, half = p + z2 / 2, _Z * sqrt((p * (1 - p) + z2 / 4) / trials)
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
@@ -41,7 +45,7 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Seeds:
-    """What runs from several seeds found.
+    """The results of runs from several seeds.
 
     Attributes:
         reports: `Result.to_json()` of each run, in the order of seeds.
@@ -51,24 +55,24 @@ class Seeds:
 
     @property
     def solved(self) -> list[int]:
-        """Seeds whose run reached the target."""
+        """The seeds whose run reached the target."""
         return [r["seed"] for r in self.reports if r["status"] == "TargetReached"]
 
     @property
     def success(self) -> tuple[float, float, float]:
-        """Share of runs that reached the target, and its Wilson 95 % interval."""
+        """The share of runs that reached the target, and its Wilson 95 % interval."""
         return len(self.solved) / len(self.reports), *wilson(len(self.solved), len(self.reports))
 
     def quartiles(self, name: str) -> tuple[float, float, float]:
-        """First quartile, median and third quartile of a figure of all runs: numbers between by interpolation.
+        """First quartile, median and third quartile of a figure over all runs, interpolated.
 
         Args:
-            name: of a report; `fitness`, `metric` (of validation) and `test` are those of the champions.
-        Raises: UsageError for a figure that these runs don't have.
+            name: key of a report; `fitness`, `metric` (of validation) and `test` are those of the champions.
+        Raises: UsageError for an unknown figure.
         """
         found = dict(self._figures())
         if name not in found:
-            raise UsageError("no such figure", got=name, expected=", ".join(found))
+            raise UsageError("these runs do not report this figure", got=name, expected=", ".join(found))
         low, middle, high = np.quantile(found[name], [0.25, 0.5, 0.75]).tolist()
         return low, middle, high
 
@@ -107,13 +111,13 @@ class Seeds:
                  f"95 % interval {100 * low:.0f} to {100 * high:.0f} %{same_cases(dict(first))}"]  # fmt: skip
         for name, values in self._figures():
             if any(values):
-                q1, middle, q3 = map(_told, self.quartiles(name))
+                q1, middle, q3 = map(_digits, self.quartiles(name))
                 lines.append(f"  {name.replace('_', ' ')}: median {middle}, quartiles {q1} to {q3}")
         return "\n".join(lines)
 
 
-def _told(value: float) -> str:
-    """Four digits; large numbers whole."""
+def _digits(value: float) -> str:
+    """Format with four digits, large numbers as integers."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
@@ -126,29 +130,32 @@ def over_seeds(
     test: bool = False,
     threads: int = 1,
     report: Report | None = None,
-    **limits: Any,
+    max_generations: int | None = None,
+    max_evaluations: int | None = None,
+    max_seconds: float | None = None,
+    target: float | None = None,
 ) -> Seeds:
-    """Run one search from several seeds, each to its end; nothing but the reports is kept.
+    """Run one search from several seeds and store the reports.
 
     Args:
-        task: for all seeds, or a function of the seed that makes one, where data are drawn or split by seed.
+        task: the task of all seeds, or a function of the seed that makes one, where data depend on the seed.
         start, settings, threads: as of `Evolution`.
-        seeds: how many, from 0 on; or which.
-        test: read each champion's metric on the test cases too.
-        report: gets progress after every run.
-        limits: of `Evolution.run`: `max_generations=`, `target=`, ...
+        seeds: number of seeds, from 0 on, or the seeds.
+        test: also compute the metric of each champion on the test cases.
+        report: receives progress after every run.
+        max_generations, max_evaluations, max_seconds, target: as of `Evolution.run`.
     Raises: what `Evolution` and its `run` raise; UsageError without a seed.
     """
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not numbers:
-        raise UsageError("a distribution over no seeds", fix="seeds=20")
+        raise UsageError("over_seeds needs at least one seed", fix="seeds=20")
     reports: list[Mapping[str, Any]] = []
     for k, seed in enumerate(numbers):
-        made = _made(task, seed)
+        made = task(seed) if callable(task) else task
         run: Any = Evolution(made, start, settings, seed=seed, threads=threads)  # type: ignore[arg-type]  # either kind
-        result = run.run(**limits)
+        result = run.run(max_generations, max_evaluations, max_seconds, target=target)
         if not result.evolution.log:
-            raise UsageError("a distribution over runs without a generation", fix="max_generations=...")
+            raise UsageError("a run ended before its first generation", where=f"seed {seed}", fix="raise the limits")
         facts = result.to_json()
         if test:
             facts["metric"]["test"] = result.test()
@@ -159,10 +166,6 @@ def over_seeds(
     return Seeds(tuple(reports))
 
 
-def _made(task: Any | Callable[[int], Any], seed: int) -> Any:
-    return task(seed) if callable(task) else task
-
-
 def _number(value: Any) -> float:
-    """A figure as a number; of refused mutations, their sum."""
+    """A figure as a number; refused mutations are summed."""
     return float(sum(value.values())) if isinstance(value, Mapping) else float(value)

@@ -1,6 +1,6 @@
 """Write a directory of files atomically: it appears complete or not at all, and replaces an older one in one step.
 
-It is built beside its target, every file in it is fsynced, and it is renamed into place. An older directory is
+It is built beside its target, every file in it is fsynced, and it is renamed. An older directory is
 exchanged with it in one system call where the system has one, so that a reader or a crash always finds one of them.
 """
 

@@ -1,17 +1,17 @@
-"""Models: architectures as data, opening, running, generating, exporting with proof."""
+"""Models: open, run, generate, train, and export with a checked receipt."""
 
 from __future__ import annotations
 
-from graphwright.models.architectures.architecture import Architecture, Key, architectures, register
+from graphwright.errors import NonFinite
+from graphwright.models.architectures.architecture import Architecture, WeightKey, architectures, register
 from graphwright.models.errors import (
     BlockError,
     CacheFull,
     ConfigError,
     ExportError,
+    ExportLevelImpossible,
     ModelNotFound,
     PromptError,
-    Released,
-    RungImpossible,
     StaleCache,
     TensorMismatch,
     TokenizerMismatch,
@@ -19,41 +19,44 @@ from graphwright.models.errors import (
     UnsupportedDType,
     VerificationFailed,
 )
-from graphwright.models.generation.cache import Cache
-from graphwright.models.generation.generate import Generation
+from graphwright.models.generation.cache import KVCache, StaticCache
+from graphwright.models.generation.generate import GenerationOptions, GenerationResult
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Draw, NonFinite, Sampling
+from graphwright.models.generation.sampling import Sampling, SamplingRequest
 from graphwright.models.generation.sequence import Sequence
-from graphwright.models.inspect import Inspection, inspect_path
+from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
-from graphwright.models.open import open, resolve
+from graphwright.models.open import inspect_path, open, resolve
+from graphwright.program import Released
 
 __all__ = [
     "Architecture",
     "BlockError",
-    "Cache",
     "CacheFull",
     "ConfigError",
-    "Draw",
     "ExportError",
-    "Generation",
+    "ExportLevelImpossible",
+    "GenerationOptions",
+    "GenerationResult",
     "Inspection",
-    "Key",
+    "KVCache",
     "Model",
     "ModelNotFound",
     "NonFinite",
     "PagedCache",
     "PromptError",
     "Released",
-    "RungImpossible",
     "Sampling",
+    "SamplingRequest",
     "Sequence",
     "StaleCache",
+    "StaticCache",
     "TensorMismatch",
     "TokenizerMismatch",
     "UnsupportedArchitecture",
     "UnsupportedDType",
     "VerificationFailed",
+    "WeightKey",
     "architectures",
     "inspect_path",
     "open",

@@ -1,4 +1,4 @@
-"""The small model inside the package, and the recipe that made it."""
+"""The small model inside the package, and the options that it was trained with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from graphwright.models.errors import ModelNotFound
-from graphwright.models.train import Recipe
+from graphwright.models.train import TrainOptions
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,27 +32,29 @@ CONFIG = {
     "vocab_size": 256,
 }
 
-RECIPE = Recipe(steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0)
+RECIPE = TrainOptions(
+    steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0
+)
 
 
 def bundled() -> Path:
-    """The Hugging Face directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
-    place = Path(__file__).parent / "data" / "pydoc-llama"
-    if not (place / "config.json").is_file():
+    """Directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
+    directory = Path(__file__).parent / "data" / "pydoc-llama"
+    if not (directory / "config.json").is_file():
         raise ModelNotFound(
             "this build of the package has no bundled model",
-            where=str(place),
-            fix="python examples/train_bundled.py --out DIR makes it",
+            where=str(directory),
+            fix="python examples/train_bundled.py --out DIR trains it",
         )
-    return place
+    return directory
 
 
 def pydoc_split() -> tuple[str, str]:
     """(training text, held-out text) of `pydoc_data.topics` of the running Python.
 
-    Topics in sorted order are split at blank lines; paragraphs that are empty or repeat an earlier one (white space
-    apart) are dropped. A paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So
-    membership depends on content alone: what one Python version holds out, none trains on.
+    Sorted topics are split at blank lines; empty and repeated paragraphs (ignoring white space) are dropped. A
+    paragraph is held out iff the first byte of the sha256 of its collapsed text is below 26. So the split depends
+    only on content, and no Python version trains on what another holds out.
     """
     from pydoc_data.topics import topics
 

@@ -1,4 +1,4 @@
-"""Comparing two model directories: config fields, tensors, and structure."""
+"""Compare two models: config fields, weights and structure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.models.model import Model
+from graphwright.models.metrics import drift
 from graphwright.models.open import open
+from graphwright.models.tokenizer import need_tokenizer
 
 if TYPE_CHECKING:
+    from graphwright.models.model import Model
     from graphwright.program.diff import ProgramDiff
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDiff:
-    """What two models differ in.
+    """Differences of two models.
 
     Attributes:
-        config: field -> [left, right] where they differ; None for an absent field.
+        config: field -> [left, right] for fields that differ; None for an absent field.
         program: structure and weights.
-        logits: of a text, if asked for: max_abs, mean_kl_nats, top1_agreement.
+        logits: for a given text, the drift of the logits; see `metrics.drift`.
     """
 
     config: dict[str, list[Any]]
@@ -44,15 +46,12 @@ _NOT_COMPARED = ("_name_or_path", "transformers_version")
 
 
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
-    """Differences of two models, given as such or as directories."""
-    a, b = (m if isinstance(m, Model) else open(m) for m in (left, right))
+    """Compare two models, or the models in two directories."""
+    a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
     fields = sorted((a.config.keys() | b.config.keys()) - set(_NOT_COMPARED))
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:
-        from graphwright.models.export.write import drift
-        from graphwright.models.model import need_tokenizer
-
         ids = np.asarray(need_tokenizer(a).encode(text), np.int64)
         logits = drift([a.logits(ids)], [b.logits(ids)])
     return ModelDiff(config, b.program.diff(a.program), logits)

@@ -1,4 +1,4 @@
-"""What can be wrong with a model directory, a prompt or an export."""
+"""Errors of model directories, prompts, caches and exports."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ if TYPE_CHECKING:
 
 
 class ModelNotFound(CheckpointError, FileNotFoundError):
-    """No model lies at this path."""
+    """No model was found at a path."""
 
 
 class ConfigError(CheckpointError, ValueError):
-    """A config that is missing, unreadable, or contradicts itself."""
+    """A config is unreadable or contradicts itself."""
 
 
 class UnsupportedArchitecture(CheckpointError):
-    """A model class that no registered architecture describes."""
+    """No registered architecture describes the model class."""
 
 
 class TensorMismatch(CheckpointError, ValueError):
-    """Tensors missing, left over or of another shape than the config says; all are listed."""
+    """Tensors are missing, unexpected or of another shape than the config says; the error lists all."""
 
     def __init__(
         self, what: str, *, missing: list[str], unexpected: list[str], misshapen: list[str], **facts: Unpack[Facts]
@@ -34,44 +34,40 @@ class TensorMismatch(CheckpointError, ValueError):
 
 
 class UnsupportedDType(CheckpointError, TypeError):
-    """A tensor of a dtype that is carried but not computed with."""
+    """A weight has a dtype without arithmetic."""
 
 
 class TokenizerMismatch(CheckpointError):
-    """A tokenizer with more tokens than the model has rows for."""
+    """The tokenizer has more tokens than the embedding has rows."""
 
 
 class PromptError(UsageError):
-    """A prompt that cannot be run: empty, out of range, or too long."""
+    """A prompt is empty, out of range or too long."""
 
 
 class StaleCache(UsageError):
-    """A cache filled by another state of the model; `layers` are the attention nodes whose rows are wrong."""
+    """A cache was filled by another state of the model; `layers` are the attention nodes with stale entries."""
 
     layers: tuple[str, ...] = ()
 
 
 class CacheFull(UsageError):
-    """No room for the next token; `partial` holds the text so far."""
+    """A cache has no room for the next token; `partial` is the text so far."""
 
     partial: str = ""
 
 
 class BlockError(UsageError):
-    """A block of a pool that is not held, or not of this pool."""
-
-
-class Released(UsageError):
-    """A sequence or snapshot was used after its release."""
+    """A block is free, or belongs to another pool."""
 
 
 class ExportError(GraphwrightError):
-    """A model could not be exported; nothing was written."""
+    """An export failed; nothing was written."""
 
 
-class RungImpossible(ExportError):
-    """The rung that was asked for cannot carry this structure."""
+class ExportLevelImpossible(ExportError):
+    """The requested export level cannot carry the program's structure."""
 
 
 class VerificationFailed(ExportError):
-    """What was written does not compute what the program does; nothing was left at the target."""
+    """The exported files do not compute the program's function; the target was left as it was."""

@@ -1,21 +1,21 @@
-"""Looking at a model without reading a weight: tree, shapes, dtypes, bytes, FLOPs and KV bytes per token."""
+"""Inspect a model without reading weights: tree, shapes, dtypes, bytes, FLOPs and KV bytes per token."""
 
 from __future__ import annotations
 
-import os
+from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
-from graphwright.models.architectures.config import Config
-from graphwright.models.errors import UnsupportedArchitecture
 from graphwright.ops import get, traits
 from graphwright.program.cost import flops
-from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
+    from graphwright.models.architectures.config import Config
     from graphwright.program import Program
+    from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Inspection:
-    """What can be known from headers and config.
+    """Facts from headers and config.
 
     Attributes:
         family, model: architecture and directory name.
-        parameters, nbytes: of all weights, tied ones once.
+        parameters, nbytes: of all weights; tied weights count once.
         dtypes: dtype -> bytes.
-        flops_per_token: multiplications and additions of a first token; attention over longer contexts comes on top.
+        tensors: one row per weight.
+        flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
         nodes, edges, layers: of the program.
-        tensors: one row per weight.
     """
 
     family: str
@@ -49,13 +49,13 @@ class Inspection:
     parameters: int
     nbytes: int
     dtypes: dict[str, int]
-    flops_per_token: int
-    kv_bytes_per_token: int
-    tied: bool
-    nodes: int
-    edges: int
-    layers: int
     tensors: tuple[TensorRow, ...]
+    flops_per_token: int = 0
+    kv_bytes_per_token: int = 0
+    tied: bool = False
+    nodes: int = 0
+    edges: int = 0
+    layers: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for `--json`."""
@@ -67,14 +67,14 @@ class Inspection:
         return facts
 
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
-        """(depth, name, note, parameters) per module, equal runs of layers folded into one line."""
+        """(depth, name, note, parameters) per module; equal layers in a row share one line."""
         return _tree(self.tensors, depth)
 
     def __repr__(self) -> str:
         return self.text()
 
     def text(self, depth: int = 3) -> str:
-        """The facts for people, the tree `depth` levels deep."""
+        """Text for people, with the tree `depth` levels deep."""
         lines = [
             f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
             f"({', '.join(self.dtypes)})",
@@ -88,74 +88,52 @@ class Inspection:
 
 
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
-    """Facts of a program as it is now, edits included."""
-    rows = tuple(
-        TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params()
-    )
-    return Inspection(
-        family=family,
-        model=config.path.parent.name,
-        parameters=sum(_numel(r.shape) for r in rows),
-        nbytes=sum(r.nbytes for r in rows),
-        dtypes=_bytes_by_dtype(rows),
+    """Inspect a program in its current state, with its edits."""
+    rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
+    return _inspection(
+        family,
+        config,
+        tuple(rows),
         flops_per_token=flops(p, {"B": 1, "T": 1}),
         kv_bytes_per_token=kv_bytes_per_token(p),
         tied=bool(getattr(dims, "tied", False)),
         nodes=len(p),
         edges=p.graph.edge_count,
         layers=getattr(dims, "layers", 0),
-        tensors=rows,
     )
-
-
-def inspect_path(path: str | os.PathLike[str]) -> Inspection:
-    """Facts about the model at a path; of a class that no architecture describes at least what the headers say."""
-    from graphwright.models.open import open, resolve
-
-    try:
-        return open(path, tokenizer=False).inspect()
-    except UnsupportedArchitecture as error:
-        place = resolve(path)
-        config = Config.read(place if place.is_dir() else place.parent)
-        return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
 
 
 def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
-    """What headers say without an architecture: tensors, dtypes, bytes; nothing is known of layers or costs."""
-    rows = tuple(TensorRow(i.key, i.key, _dtype_name(i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
-    return Inspection(
-        family=family,
-        model=config.path.parent.name,
-        parameters=sum(_numel(r.shape) for r in rows),
-        nbytes=sum(r.nbytes for r in rows),
-        dtypes=_bytes_by_dtype(rows),
-        flops_per_token=0,
-        kv_bytes_per_token=0,
-        tied=False,
-        nodes=0,
-        edges=0,
-        layers=0,
-        tensors=rows,
-    )
+    """Inspect headers alone, without an architecture: layers and costs are unknown, and reported as 0."""
+    rows = (TensorRow(i.key, i.key, _dtype_name(i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
+    return _inspection(family, config, tuple(rows))
+
+
+def _inspection(family: str, config: Config, rows: tuple[TensorRow, ...], **facts: Any) -> Inspection:
+    dtypes = Counter[str]()
+    for row in rows:
+        dtypes[row.dtype] += row.nbytes
+    sizes = {"parameters": sum(prod(r.shape) for r in rows), "nbytes": sum(r.nbytes for r in rows)}
+    return Inspection(family, config.path.parent.name, **sizes, dtypes=dict(dtypes), tensors=rows, **facts)
 
 
 def kv_bytes_per_token(p: Program) -> int:
-    """Bytes that the caches of all attentions that outputs need grow by per token and sequence."""
+    """Bytes that the KV cache grows by per token and sequence, over all attentions that outputs need."""
     total, needed = 0, p.reachable(p.outputs())
     for node in (n for n in p.of_kind("sdpa") if n in needed):
         for v in p.operands(node)[1:3]:
             spec = p.spec(v)
-            total += Spec((spec.shape[1], spec.shape[3]), spec.dtype).nbytes  # heads and width are numbers
+            total += Spec((spec.shape[1], spec.shape[3]), spec.dtype).nbytes  # without batch and length
     return total
 
 
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
-    """Bytes of weights that one decoded token reads: of a table that is only looked up in, one row.
+    """Bytes of weights that decoding one token reads; an embedding counts one row.
 
-    Counted in the dtype that kernels read: casts of frozen weights are made once, not per token.
+    Counted in the dtype that kernels read, because casts of weights run once, not per token.
 
     Args:
-        narrow: the VM runs, which reads matrices of bfloat16 as they are stored.
+        narrow: whether the VM runs, which reads bfloat16 matrices in their stored dtype.
     """
     total = 0
     needed = p.reachable(p.outputs())
@@ -171,7 +149,7 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
 
 
 def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]]:
-    """Nodes that use a param, with the spec they read it in; casts are looked through."""
+    """Nodes that use a param, directly or through a cast, with the spec that they read."""
     found = []
     for reader in p.consumers(node):
         if traits(p.op(reader)).casts:
@@ -183,22 +161,8 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
     return found
 
 
-def _bytes_by_dtype(rows: tuple[TensorRow, ...]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for row in rows:
-        found[row.dtype] = found.get(row.dtype, 0) + row.nbytes
-    return found
-
-
 def _dtype_name(tag: str) -> str:
     return BY_TAG[tag].name if tag in BY_TAG else tag
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def _tree(tensors: tuple[TensorRow, ...], depth: int) -> list[tuple[int, str, str, int]]:
@@ -209,7 +173,7 @@ def _tree(tensors: tuple[TensorRow, ...], depth: int) -> list[tuple[int, str, st
         parts = tuple(row.path.split("."))
         for i in range(len(parts)):
             children.setdefault(parts[:i], {})[parts[i]] = None
-            totals[parts[: i + 1]] = totals.get(parts[: i + 1], 0) + _numel(row.shape)
+            totals[parts[: i + 1]] = totals.get(parts[: i + 1], 0) + prod(row.shape)
         notes[parts] = f"{row.dtype} {list(row.shape)}"
     signature: dict[tuple[str, ...], Any] = {}
 

@@ -1,4 +1,4 @@
-"""Model: a program with its config, tokenizer and files; running it, measuring it, and the doors to the other jobs."""
+"""`Model`: a program with its config, tokenizer and files; runs, measures, edits and exports them."""
 
 from __future__ import annotations
 
@@ -12,57 +12,41 @@ import numpy as np
 
 from graphwright.array import Device
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.generation.cache import Cache, need_rows_of
+from graphwright.models.generation.cache import CHUNK, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
-from graphwright.models.generation.generate import decode, generate
+from graphwright.models.generation.generate import GenerationOptions, decode, generate
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Sampling, need
+from graphwright.models.generation.sampling import Sampling, check_number
 from graphwright.models.generation.text import check_ids, check_mask, vocabulary
-from graphwright.models.health import check_finite
+from graphwright.models.health import check_finite, validate
 from graphwright.models.inspect import inspect_program
-from graphwright.models.perplexity import bits_per_byte
+from graphwright.models.loading import build
+from graphwright.models.metrics import bits_per_byte
+from graphwright.models.quantize import quantize
+from graphwright.models.saved import save_model
 from graphwright.models.tokenizer import special_ids
 from graphwright.plan import plan_for
 from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
+    from graphwright.autograd import Parameter, Variable
     from graphwright.models.architectures.architecture import Architecture
     from graphwright.models.architectures.config import Config
-    from graphwright.models.export.export import ExportPlan
+    from graphwright.models.export.export import ExportKeywords
+    from graphwright.models.export.ladder import ExportPlan
     from graphwright.models.export.receipt import Receipt
-    from graphwright.models.generation.cache import Rows
-    from graphwright.models.generation.generate import Generation
+    from graphwright.models.generation.cache import KVCache
+    from graphwright.models.generation.generate import GenerationKeywords, GenerationResult
+    from graphwright.models.generation.sampling import SamplingKeywords
     from graphwright.models.inspect import Inspection
-    from graphwright.models.perplexity import BitsPerByte
+    from graphwright.models.metrics import BitsPerByte
     from graphwright.models.tokenizer import Tokenizer
     from graphwright.program import AssemblyReport, Program
     from graphwright.program.editing.journal import Entry
     from graphwright.progress import Report
     from graphwright.safetensors import Checkpoint
     from graphwright.surgery import Findings
-
-
-class GenerateOptions(TypedDict, total=False):
-    """Keywords of `Model.generate` besides `n`; its signature has their defaults."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    stop: str | Sequence[str]
-    stream: Callable[[str], object] | None
-    logprobs: int
-    cache: Rows | None
-    repetition_penalty: float
-    presence: float
-    frequency: float
-    processors: Sequence[Any]
-    use_model_defaults: bool
-    first_stream: int
-    allow_stale: bool
-    cancel: Callable[[], bool] | None
 
 
 class PagedOptions(TypedDict, total=False):
@@ -80,17 +64,17 @@ class Model:
     """An opened model.
 
     Attributes:
-        program: the graph; edit it with `program.edit(...)`, and the model runs as edited.
-        arch, dims: family and dimensions as read from the config.
-        config: the config's fields.
+        program: the graph; the model runs as edited by `program.edit(...)`.
+        arch, dims: family, and dimensions read from the config.
+        config: fields of the config.
         checkpoint: the files that weights are mapped from; never written.
-        directory: where they lie.
+        directory: of the files.
         keys: param path -> checkpoint key.
         tokenizer: or None.
         eos_ids: tokens that end a text, from generation_config.json or the config.
         compute: dtype of activations.
         stored: dtype that weights were converted to when opened, or `keep`.
-        notes: what was found and is no error, e.g. rows of the embedding beyond the tokenizer.
+        notes: remarks from opening, e.g. rows of the embedding without a token.
     """
 
     def __init__(
@@ -116,51 +100,39 @@ class Model:
 
     @property
     def original(self) -> Program:
-        """The program as opened, over the bytes of the file; made again from the headers at the first call."""
+        """The program as opened, over the bytes of the file; rebuilt from the headers at the first call."""
         if self._original is None:
-            from graphwright.models.open import build
-
             if self.checkpoint is None:
-                raise UsageError(
-                    "the model was not opened from a checkpoint",
-                    where=self.directory.name,
-                    fix="model.program.at(seq) gives an earlier state",
-                )
-            self._original = build(
-                self.arch,
-                self.dims,
-                self.keys,
-                self.checkpoint,
-                self.stored,
-                self.compute,
-                f"{self.directory.name} (original)",
-            )
+                raise UsageError("the model was not opened from a checkpoint", where=self.directory.name,
+                                 fix="model.program.at(seq) gives an earlier state")  # fmt: skip
+            name = f"{self.directory.name} (original)"
+            self._original = build(self.arch, self.dims, self.keys, self.checkpoint, self.stored, self.compute, name)
         return self._original
 
     @property
     def opened(self) -> bool:
-        """True if the model lies in its directory: a checkpoint, or a saved one, and not a config alone."""
+        """Whether the directory holds the model (a checkpoint or a saved program), not a config alone."""
         return self.checkpoint is not None or (self.directory / "program.json").is_file()
 
     def with_program(self, program: Program, config: Config | None = None, dims: Any = None) -> Model:
-        """The same model, files and tokenizer with another program, and the config and dimensions that fit it."""
+        """The same model, files and tokenizer with another program, and optionally its config and dimensions."""
         made = copy(self)
         made.program, made._padded = program, None
         made.config, made.dims = config or self.config, dims or self.dims
         return made
 
     def select(self, pattern: str = "**", **filters: Any) -> Any:
-        """Nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
+        """Select nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
         return self.program.select(pattern, **filters)
 
     # -- running -----------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:
-        """Scores of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
+        """Logits of the next token at every position: float32 [B, T, V] (or [T, V] for ids [T]).
 
         Args:
             ids: int array-like [B, T] or [T].
-            mask: bool array-like of the same shape, false for padding; positions then count the true ones.
-        Raises: PromptError; NonFinite naming the weight that holds a NaN or infinity.
+            mask: bool array-like of the same shape, false for padding; positions count only true entries.
+        Raises: PromptError; NonFinite naming the weight that has a NaN or infinity.
         """
         batch = self.check_ids(ids)
         if mask is None:
@@ -182,11 +154,11 @@ class Model:
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:
             raise ShapeError(
-                "the output `logits` has another shape than scores for every token",
+                "the output `logits` does not have one row of scores per token",
                 where=self.program.path(self.program.output("logits")),
                 expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]",
                 got=list(host.shape),
-                fix="model.program.run(...) gives outputs of any shape",
+                fix="model.program.run(...) returns outputs of any shape",
             )
         check_finite(self.program, host, ids)
         return host
@@ -197,19 +169,61 @@ class Model:
         return self._padded[1]
 
     def check_ids(self, ids: Any) -> np.ndarray:
-        """Ids as a contiguous int64 array [B, T]. Raises: PromptError for none, or one out of range."""
+        """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
         return check_ids(ids, self.vocab)
 
     @property
     def vocab(self) -> int:
-        """Rows of the embedding, as it is now."""
+        """Number of rows of the embedding, in its current state."""
         return vocabulary(self.program)
 
-    # -- the cache ---------------------------------------------------------------------------------------------------
+    # -- generation --------------------------------------------------------------------------------------------------
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 64,
+        *,
+        cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None,
+        cancel: Callable[[], bool] | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> GenerationResult:
+        """Continue a prompt; greedy by default.
+
+        Args:
+            prompt: text, or ids.
+            max_new_tokens: limit; 0 generates none.
+            cache: a cache to continue: the prompt's tokens that it holds do not run again, the others are appended.
+            stream: called with each piece of text once it is complete UTF-8 and cannot start a stop string.
+            cancel: called before each token, e.g. `threading.Event().is_set`; true ends with the reason `cancelled`.
+            options: fields of `GenerationOptions`: temperature, top_k, top_p, min_p, seed, stop, logprobs, ...
+        Raises: PromptError; UsageError naming the range; NonFinite naming a weight or node; StaleCache; CacheFull with
+            the text so far in `partial`. The cache then holds the tokens that ran, and stays usable.
+        """
+        return self.generate_many(prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
+
+    def generate_many(
+        self,
+        prompt: Any,
+        n: int,
+        max_new_tokens: int = 64,
+        *,
+        cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None,
+        cancel: Callable[[], bool] | None = None,
+        **options: Unpack[GenerationKeywords],
+    ) -> list[GenerationResult]:
+        """Sample `n` continuations of one prompt, which is prefilled once; a sample does not depend on the others.
+
+        Args and errors: as `generate`.
+        """
+        given = GenerationOptions(**options)
+        return generate(self, prompt, max_new_tokens, n, given, cache=cache, stream=stream, cancel=cancel)
+
     @overload
     def new_cache(
         self, tokens: int | None, batch: int = 1, *, kind: Literal["static"], device: str = "cpu"
-    ) -> Cache: ...
+    ) -> StaticCache: ...
     @overload
     def new_cache(
         self,
@@ -229,130 +243,94 @@ class Model:
         device: str = "cpu",
         dtype: str | None = None,
         **options: Any,
-    ) -> Cache | PagedCache:
+    ) -> StaticCache | PagedCache:
         """An empty KV cache.
 
         Args:
-            tokens: rows to make room for; of a paged cache `blocks` or `nbytes` may say the size instead.
-            batch: sequences; of a paged cache, those expected, each of which may waste part of a block.
-            kind: `paged` for sequences of any lengths in blocks, which can be forked: `cache.sequence()` is one;
-                `static` for `batch` sequences of equal length, contiguous, itself what is filled.
-            device: where the rows lie, and steps run.
-            dtype: of the rows of a paged cache: "float32", "bfloat16" or "float16"; that of the activations by default.
-            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, see `PagedCache`.
+            tokens: capacity; a paged cache accepts `blocks` or `nbytes` instead.
+            batch: number of sequences; for a paged cache the expected number, each of which may leave a block unfilled.
+            kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
+                `batch` sequences of equal length in contiguous memory.
+            device: of the entries and of the steps.
+            dtype: of the entries of a paged cache: "float32", "bfloat16" or "float16"; by default that of activations.
+            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`; see `PagedCache`.
         """
-        there = Device.parse(device)
+        place = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=there, **options)
+            return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=place, **options)
         if kind != "static" or options or dtype is not None:
-            raise UsageError("no such kind of cache", expected="paged, or static without options", got=(kind, *options))
-        return Cache(self.program, batch, 0 if tokens is None else tokens, there)
+            raise UsageError("unknown kind of cache, or options for a static one", expected="kind paged, or static",
+                             got=(kind, *options))  # fmt: skip
+        return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
 
-    def prefill(self, cache: Rows, ids: Any, **options: Any) -> np.ndarray:
-        """Append ids [B, T] (or [T]) to a cache; logits behind the last, float32 [B, V]. See `Cache.prefill`."""
-        need_rows_of(self.program, cache)
-        return cache.prefill(self.check_ids(ids), **options)
+    def prefill(self, cache: KVCache, ids: Any, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
+        """Append ids [B, T] (or [T]) to a cache; logits after the last, float32 [B, V]. See `KVCache.prefill`."""
+        check_cache_of(self.program, cache)
+        return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
     def decode(
-        self, cache: Rows, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False, **sampling: Any
+        self,
+        cache: KVCache,
+        steps: int = 1,
+        *,
+        stream: int | None = None,
+        allow_stale: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[int]:
-        """Choose and append up to `steps` tokens, one by one; see `models.generation.generate.decode`.
+        """Sample and append up to `steps` tokens, one by one; a token is in the cache when it is yielded.
 
         Args:
             cache: one sequence with at least one token.
-            steps: tokens at most.
-            stream: number of the random stream; by default the sequence's own, which no fork of it shares.
-            allow_stale: run on rows of another state of the model.
+            steps: limit.
+            stream: number of the random stream; by default the sequence's own, which differs between forks.
+            allow_stale: run on entries of an earlier state of the model.
             sampling: fields of `Sampling`.
         """
-        need_rows_of(self.program, cache)
+        check_cache_of(self.program, cache)
         number = cache.stream if stream is None else stream
-        need("steps", steps)
-        need("stream", number)
+        check_number("steps", steps)
+        check_number("stream", number)
         if steps < 0:
-            raise UsageError("tokens at most", where="steps", expected=">= 0", got=steps)
+            raise UsageError("steps is out of range", where="steps", expected=">= 0", got=steps)
         return decode(cache, steps, Sampling(**sampling), number, allow_stale)
 
-    def reprefill(self, cache: Rows) -> None:
-        """Fill a cache again from its tokens, with the model as it is now; see `Cache.refill`."""
-        need_rows_of(self.program, cache)
+    def reprefill(self, cache: KVCache) -> None:
+        """Run the tokens of a cache again, with the model's current state; see `KVCache.refill`."""
+        check_cache_of(self.program, cache)
         cache.refill()
 
-    @overload
-    def generate(
-        self, prompt: Any, max_new_tokens: int = 64, *, n: Literal[1] = 1, **options: Unpack[GenerateOptions]
-    ) -> Generation: ...
-    @overload  # `Any` stands for the single one that an `n` of 1 gives
-    def generate(
-        self, prompt: Any, max_new_tokens: int = 64, *, n: int, **options: Unpack[GenerateOptions]
-    ) -> list[Generation] | Any: ...
-    def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 64,
-        *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: str | Sequence[str] = (),
-        n: int = 1,
-        stream: Callable[[str], object] | None = None,
-        logprobs: int = 0,
-        cache: Rows | None = None,
-        repetition_penalty: float = 1.0,
-        presence: float = 0.0,
-        frequency: float = 0.0,
-        processors: Sequence[Any] = (),
-        use_model_defaults: bool = False,
-        first_stream: int = 0,
-        allow_stale: bool = False,
-        cancel: Callable[[], bool] | None = None,
-    ) -> Generation | list[Generation]:
-        """Continue a text (or ids); see `graphwright.models.generation.generate`. A list of `n` results if n > 1."""
-        given = {
-            "temperature": temperature,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-            "repetition_penalty": repetition_penalty,
-            "presence": presence,
-            "frequency": frequency,
-            "processors": tuple(processors) if isinstance(processors, list) else processors,
-        }
-        defaults = Sampling()
-        sampling = {name: value for name, value in given.items() if value != getattr(defaults, name)}
-        return generate(
-            self,
-            prompt,
-            max_new_tokens,
-            stop=stop,
-            n=n,
-            stream=stream,
-            logprobs=logprobs,
-            cache=cache,
-            first_stream=first_stream,
-            allow_stale=allow_stale,
-            use_model_defaults=use_model_defaults,
-            cancel=cancel,
-            **sampling,
-        )
-
+    # -- measuring ---------------------------------------------------------------------------------------------------
     def perplexity(
         self, text: str, *, window: int = 256, stride: int = 128, report: Report | None = None
     ) -> BitsPerByte:
-        """How well the model predicts a text: nats per token, bits per byte, perplexity; see `models.perplexity`."""
+        """Score how well the model predicts a text: nats per token, bits per byte, perplexity."""
         return bits_per_byte(self, text, window=window, stride=stride, report=report)
 
-    def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
-        """Matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
-        from graphwright.models.quantize import quantize
+    def inspect(self) -> Inspection:
+        """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
+        return inspect_program(self.program, self.arch.name, self.config, self.dims)
 
+    def validate(self) -> AssemblyReport:
+        """Check that the program is consistent in itself and with the model's files."""
+        return validate(self)
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Trainable variables, for an optimizer."""
+        return iter(self.program.parameters())
+
+    def variables(self) -> dict[str, Variable]:
+        """Params and states by key."""
+        return self.program.variables()
+
+    def structure_hash(self) -> str:
+        """Structure hash of the program."""
+        return self.program.structure_hash()
+
+    # -- editing -----------------------------------------------------------------------------------------------------
+    def quantize(self, kind: str = "int8", where: str = "**") -> Entry:
+        """Store matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
         return quantize(self, kind, where)
 
-    # -- surgery -----------------------------------------------------------------------------------------------------
     def orthogonalize(self, where: Any, method: str = "polar", **options: Any) -> Any:
         """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`. Gives its `OrthoReport`."""
         return verb("orthogonalize")(self, where, method, **options)
@@ -372,17 +350,6 @@ class Model:
         """
         return verb("prune")(self, target, calibration, **options)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
-    def inspect(self) -> Inspection:
-        """Family, tree, shapes, dtypes, bytes, FLOPs and KV bytes per token; reads no weight."""
-        return inspect_program(self.program, self.arch.name, self.config, self.dims)
-
-    def validate(self) -> AssemblyReport:
-        """Does everything fit, the program and the files it came from; see `graphwright.models.assembly.validate`."""
-        from graphwright.models.assembly import validate
-
-        return validate(self)
-
     def diagnose(self, text: str | None = None, **options: Any) -> Findings:
         """What is wrong with the program, its weights, and what contradicts its config: `Findings`.
 
@@ -393,35 +360,30 @@ class Model:
         """
         return verb("diagnose")(self, text, **options)
 
-    def parameters(self) -> Iterator[Any]:
-        """Trainable variables; what an optimizer takes."""
-        return iter(self.program.parameters())
-
-    def variables(self) -> dict[str, Any]:
-        """Params and states by key: what a saved training holds."""
-        return self.program.variables()
-
-    def structure_hash(self) -> str:
-        """That of the program."""
-        return self.program.structure_hash()
-
-    # -- leaving -----------------------------------------------------------------------------------------------------
-    def export_plan(self, prefer: str = "stock") -> ExportPlan:
-        """Which rungs can carry the model as it is now, and why not; reads no payload, writes nothing."""
-        from graphwright.models.export.export import export_plan
+    # -- files -------------------------------------------------------------------------------------------------------
+    def export_plan(self, prefer: str = "original") -> ExportPlan:
+        """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
+        from graphwright.models.export.ladder import export_plan
 
         return export_plan(self, prefer)
 
-    def export(self, directory: Any, **options: Any) -> Receipt:
-        """Write a checkpoint that `transformers` loads, and prove it; see `graphwright.models.export.export.export`."""
-        from graphwright.models.export.export import export
+    def export(
+        self, directory: str | Path, *, report: Report | None = None, **options: Unpack[ExportKeywords]
+    ) -> Receipt:
+        """Write a checkpoint that transformers loads, checked in a clean process, with a receipt.
 
-        return export(self, directory, **options)
+        Args:
+            directory: must not exist, unless `overwrite=True`; never the source.
+            report: called at each step.
+            options: fields of `models.export.export.ExportOptions`: level, prefer, dtype, check, onnx, overwrite, ...
+        Raises: ExportLevelImpossible, DestinationExists, ExportError, VerificationFailed, MissingExtra.
+        """
+        from graphwright.models.export.export import ExportOptions, export
 
-    def save(self, directory: Any, *, history: str = "full", overwrite: bool = False) -> Path:
-        """Save program, journal, config and tokenizer, so that `gw.open(directory)` continues where this stopped."""
-        from graphwright.models.saved import save_model
+        return export(self, directory, ExportOptions(**options), report)
 
+    def save(self, directory: str | Path, *, history: str = "full", overwrite: bool = False) -> Path:
+        """Save program, journal, config and tokenizer, so that `gw.open(directory)` continues from here."""
         return save_model(self, directory, history=history, overwrite=overwrite)
 
     def _repr_html_(self) -> str:
@@ -430,14 +392,3 @@ class Model:
     def __repr__(self) -> str:
         p = self.program
         return f"Model({self.arch.name}, {self.directory.name!r}, {len(p)} nodes, version {p.version})"
-
-
-def need_tokenizer(model: Model) -> Tokenizer:
-    """The tokenizer. Raises: UsageError if there is none."""
-    if model.tokenizer is None:
-        raise UsageError(
-            "the model has no tokenizer",
-            where=str(model.directory),
-            fix="put its tokenizer.json beside config.json; from Python, token ids do too",
-        )
-    return model.tokenizer

@@ -1,4 +1,4 @@
-"""Writing an ONNX file, and running it with onnxruntime beside the program."""
+"""Write a program as an ONNX file, and compare it with onnxruntime."""
 
 from __future__ import annotations
 
@@ -31,68 +31,65 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 EXTERNAL = 1_500_000_000
-"""Bytes of weights from which on they lie in a file of their own: one protobuf message ends at 2 GiB."""
+"""Bytes of weights above which they are stored in a second file; a protobuf message is limited to 2 GiB."""
 TOLERANCE = 1e-4
-"""Largest difference of results, relative to the largest entry, that other kernels may make in float32."""
+"""Tolerated difference of float32 results between kernels, relative to the largest entry."""
 
 
 _STEPS = 8
-"""Tokens behind each prompt that a file with cache is checked on."""
+"""Tokens after each prompt on which a file with cache is checked."""
 
 
 def need_onnx() -> None:
-    """Raises: MissingExtra without the libraries that write ONNX and run it."""
+    """Raises: MissingExtra without onnx and onnxruntime."""
     if find_spec("onnx") is None or find_spec("onnxruntime") is None:
         raise MissingExtra("onnx", "ONNX")
 
 
 def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int = OPSET, cache: bool = False) -> Path:
-    """Write a program as an ONNX file; named sizes stay open.
+    """Write a program as an ONNX file; named sizes stay dynamic.
 
     Args:
-        p: what to write.
-        path: `model.onnx`; weights past 1.5 GB go beside it, into `model.onnx.data`.
-        overwrite: replace what stands there.
-        opset, cache: see `models.onnx.graph.to_model`.
-    Raises: MissingExtra without the onnx library, ExportError naming every op that has no form in ONNX,
-        DestinationExists, UsageError for another opset.
+        p: the program.
+        path: e.g. `model.onnx`; weights above 1.5 GB go into `model.onnx.data` beside it.
+        overwrite: replace an existing file.
+        opset, cache: see `to_model`.
+    Raises: MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists;
+        UsageError for another opset.
     """
     need_onnx()
     import onnx
 
-    place = target_path(path)
-    check_free(place, overwrite)
+    target = target_path(path)
+    check_free(target, overwrite)
     model = to_model(p, opset=opset, cache=cache)
     large = sum(len(t.raw_data) for t in model.graph.initializer) > EXTERNAL
-    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as folder:
-        made = Path(folder) / place.name
-        beside = {"save_as_external_data": True, "location": f"{place.name}.data"} if large else {}
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        made = Path(folder) / target.name
+        beside = {"save_as_external_data": True, "location": f"{target.name}.data"} if large else {}
         onnx.save(model, str(made), **beside)
         onnx.checker.check_model(str(made), full_check=True)
-        for file in sorted(Path(folder).iterdir(), reverse=True):  # the values before what names them
-            os.replace(file, place.with_name(file.name))
-    return place
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the data file before the file that refers to it
+            os.replace(file, target.with_name(file.name))
+    return target
 
 
 def run_onnx(path: StrPath, feeds: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-    """What onnxruntime computes from a file, on the CPU: outputs by name. Raises: MissingExtra."""
+    """Run a file with onnxruntime on the CPU: outputs by name. Raises: MissingExtra."""
     session = _session(path)
     return [_run(session, feed) for feed in feeds]
 
 
 def run_cached(path: StrPath, ids: np.ndarray, cuts: Sequence[int]) -> np.ndarray:
-    """Logits [B, T, V] of a file with cache for ids [B, T] fed in pieces that end at `cuts`, rows handed on.
-
-    Raises: MissingExtra.
-    """
+    """Logits [B, T, V] of a file with cache for ids [B, T], fed in chunks that end at `cuts`. Raises: MissingExtra."""
     session = _session(path)
     held = [i for i in session.get_inputs() if i.name.startswith("past_key_values.")]
     kinds = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
     rows = {i.name: np.zeros((len(ids), i.shape[1], 0, i.shape[3]), kinds[i.type]) for i in held}
-    places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
     found = []
     for start, end in pairwise((0, *cuts, ids.shape[1])):
-        made = _run(session, {"ids": ids[:, start:end], "positions": places[:, start:end].copy(), **rows})
+        made = _run(session, {"ids": ids[:, start:end], "positions": positions[:, start:end].copy(), **rows})
         found.append(made["logits"])
         rows = {name: made[name.replace("past_key_values", "present")] for name in rows}
     return np.concatenate(found, axis=1)
@@ -106,8 +103,8 @@ def _session(path: StrPath) -> Any:
     options.log_severity_level = 3
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its own have no other class in common
-        fix = 'other runtimes may; for this one open the model with compute="float32"'
+    except Exception as error:  # its errors have no other common class
+        fix = 'open the model with compute="float32"; other runtimes may support this file'
         words = str(error).splitlines()[0][:300]
         raise VerificationFailed(
             "onnxruntime cannot run this file", where=Path(path).name, got=words, fix=fix
@@ -115,25 +112,22 @@ def _session(path: StrPath) -> Any:
 
 
 def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs by name; what the file does not read may be fed too."""
+    """Outputs by name; feeds that the file does not read are ignored."""
     names, wanted = [o.name for o in session.get_outputs()], {i.name for i in session.get_inputs()}
     return dict(zip(names, session.run(names, {k: v for k, v in feed.items() if k in wanted}), strict=True))
 
 
 def compare_onnx(
-    path: Path,
-    prompts: Sequence[np.ndarray],
-    logits: Sequence[np.ndarray],
-    greedy: Sequence[np.ndarray] | None = None,
+    path: Path, prompts: Sequence[np.ndarray], logits: Sequence[np.ndarray], greedy: Sequence[np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """Logits of a file against those of the program; of one with cache also the tokens chosen behind each prompt.
+    """Compare logits of a file with those of the program; with cache, also the greedy tokens after each prompt.
 
     Args:
         path: of the file.
         prompts: ids [T].
         logits: of the program, [T, V] each.
-        greedy: for a file with cache what the program chose; each token must be within `TOLERANCE` of the best here.
-    Raises: VerificationFailed past `TOLERANCE`.
+        greedy: for a file with cache, the program's tokens; each must be within `TOLERANCE` of the file's best.
+    Raises: VerificationFailed for a difference above `TOLERANCE`.
     """
     feeds = [{"ids": ids[None], "positions": np.arange(len(ids), dtype=np.int64)[None]} for ids in prompts]
     if greedy is None:
@@ -146,7 +140,7 @@ def compare_onnx(
     worst = max(float(np.abs(a - b[: len(a)].astype(np.float32)).max()) for a, b in pairs)
     if not worst <= TOLERANCE * scale:
         raise VerificationFailed(
-            "onnxruntime computes other logits than the program", where=path.name, expected=TOLERANCE * scale, got=worst
+            "onnxruntime gives other logits than the program", where=path.name, expected=TOLERANCE * scale, got=worst
         )
     for ids, tokens, scores in zip(prompts, greedy or (), found if greedy is not None else (), strict=True):
         rows = scores[len(ids) - 1 : -1]
@@ -154,8 +148,8 @@ def compare_onnx(
         if not short.max(initial=0) <= 2 * TOLERANCE * scale:
             at = int(short.argmax())
             raise VerificationFailed(
-                "onnxruntime chooses another token than the program",
-                where=f"{path.name}, token {at} behind a prompt",
+                "onnxruntime gives another token than the program",
+                where=f"{path.name}, token {at} after a prompt",
                 expected=int(tokens[at]),
                 got=int(rows[at].argmax()),
             )
@@ -165,26 +159,26 @@ def compare_onnx(
 
 
 PAST, TOTAL = "past", "total"
-"""Sizes of a graph with cache: rows that are given, and those with the new ones."""
+"""Dimensions of a graph with cache: the number of cached entries, and that of cached and new ones."""
 _APPEND = "kv_append"
 _IR = {20: 9, 23: 11}
-"""Version of the file format that came with an opset; later ones are refused by runtimes of its time."""
+"""Opset -> version of the file format; runtimes of the opset's time refuse later ones."""
 
 
 def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: bool = False) -> onnx.ModelProto:
-    """The program as a model.
+    """Convert a program to an ONNX model.
 
     Args:
-        p: what to write.
+        p: the program.
         name: of the graph; the program's by default.
-        opset: 20, or 23, which has norms, rotations and attention as one node each.
-        cache: take `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and give `present.<n>`
-            [B, G, past + T, D].
-    Raises: ExportError naming every op that has no node, with its reason; UsageError for another opset, or with a cache
-        for attention that cannot be cached.
+        opset: 20, or 23, which has one node for each norm, RoPE and attention.
+        cache: add inputs `past_key_values.<n>.key` and `.value` [B, G, past, D] of the n-th attention, and outputs
+            `present.<n>` [B, G, past + T, D].
+    Raises: ExportError naming every op that ONNX cannot express, with the reason; UsageError for another opset, or an
+        attention that cannot be cached.
     """
     if opset not in OPSETS:
-        raise UsageError("this opset is not written", expected=" or ".join(map(str, OPSETS)), got=opset)
+        raise UsageError("unknown opset", expected=" or ".join(map(str, OPSETS)), got=opset)
     caches: dict[str, str] = {}
     if cache:
         derived = derive(p, TOTAL, last_only=False)
@@ -193,7 +187,7 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
             f"{key}.{s}": f"{n}.{long}" for n, key in enumerate(held) for s, long in (("k", "key"), ("v", "value"))
         }
         p, name = derived.program, name or p.name
-    graph = _Graph(_simpler(p, opset, caches), opset, caches)
+    graph = _OnnxGraph(_simpler(p, opset, caches), opset, caches)
     graph.write()
     model = helper.make_model(
         helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
@@ -210,21 +204,21 @@ def _needed(p: Program) -> list[NodeId]:
 
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
-    """A copy with ops that have no row written out. Raises: ExportError."""
+    """A copy in which ops without an ONNX form are expanded. Raises: ExportError."""
     if (p.states() or p.writes()) and not caches:
         held = ", ".join(p.path(n) for n in (*p.states(), *p.writes())[:3])
-        raise ExportError("an ONNX graph carries no state from run to run", where=held)
+        raise ExportError("an ONNX graph cannot carry state from run to run", where=held)
     twin = p.fork()
     while True:
         ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
         bare = [n for n in ops if _row(twin, n, opset) is None]
-        lost = {n: why for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None}
-        if lost:
-            lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in lost.items()]
+        unsupported = {n: why for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None}
+        if unsupported:
+            lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in unsupported.items()]
             raise ExportError(
-                f"{len(lost)} nodes have no form in ONNX:\n  " + "\n  ".join(lines),
-                where=twin.path(next(iter(lost))),
-                got=", ".join(dict.fromkeys(twin.op(n) for n in lost)),
+                f"ONNX cannot express {len(unsupported)} nodes:\n  " + "\n  ".join(lines),
+                where=twin.path(next(iter(unsupported))),
+                got=", ".join(dict.fromkeys(twin.op(n) for n in unsupported)),
             )
         if not bare:
             return twin
@@ -235,8 +229,8 @@ def _row(p: Program, node: NodeId, opset: int) -> OnnxRow | None:
     return OPS[p.op(node)].onnx_row([p.spec(v) for v in p.operands(node)], p.attrs(node), opset)
 
 
-class _Graph:
-    """The parts of a graph, and what rows write into; `caches` has for each state its number and what it holds."""
+class _OnnxGraph:
+    """An ONNX graph under construction; `caches` maps a state's key to its number and kind."""
 
     def __init__(self, p: Program, opset: int, caches: Mapping[str, str]) -> None:
         self.p, self.opset, self.caches = p, opset, caches
@@ -251,15 +245,15 @@ class _Graph:
         self._weights: set[str] = set()
         self._at, self._count = "", 0
 
-    # -- what rows write into ----------------------------------------------------------------------------------------
+    # -- the interface of op rows ------------------------------------------------------------------------------------
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
-        """Add a node."""
+        """Add a node; return its outputs."""
         made = tuple(self._fresh() for _ in range(outputs))
         self.nodes.append(helper.make_node(kind, list(inputs), list(made), name=made[0], **attributes))
         return made
 
     def constant(self, array: np.ndarray) -> str:
-        """A tensor of fixed values, once per value."""
+        """A constant tensor; equal values share one."""
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
             self._constants[key] = f"constant_{len(self._constants)}"
@@ -268,7 +262,7 @@ class _Graph:
         return self._constants[key]
 
     def size(self, dim: str) -> str:
-        """A named size, read off an input."""
+        """A dynamic size, read from an input."""
         if dim not in self._sizes:
             name, axis = self._where[dim]
             self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
@@ -280,7 +274,7 @@ class _Graph:
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
-        """Inputs, then nodes in order, then outputs."""
+        """Write inputs, then nodes in order, then outputs."""
         p, order = self.p, _needed(self.p)
         for node in order:
             if p.op(node) == INPUT:
@@ -294,7 +288,7 @@ class _Graph:
         if refused:
             lines = [f"{p.path(n)} ({p.op(n)} with {dict(p.attrs(n))})" for n in refused]
             raise ExportError(
-                f"{len(refused)} nodes have no form in ONNX as they are used:\n  " + "\n  ".join(lines),
+                f"ONNX cannot express {len(refused)} nodes with these attributes:\n  " + "\n  ".join(lines),
                 where=p.path(refused[0]),
                 got=", ".join(dict.fromkeys(p.op(n) for n in refused)),
             )
@@ -307,7 +301,7 @@ class _Graph:
             self.outputs.append(_info(name, p.spec(value)))
 
     def _take_caches(self) -> None:
-        """Rows so far as inputs, in the order of their numbers; their count is read off the first."""
+        """Add cached entries as inputs, by number; their count is read from the first."""
         p, self._at = self.p, LENGTH
         nodes = {p.key(n): n for n in p.states()}
         for key, what in self.caches.items():
@@ -321,14 +315,14 @@ class _Graph:
             self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
 
     def _append(self, node: NodeId) -> None:
-        """New rows behind those so far."""
+        """Append new entries to cached ones."""
         past, rows = self.p.operands(node)[:2]
         made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
         self.names[Value(node)] = made
         self._where.setdefault(TOTAL, (made, 2))
 
     def _write(self, node: NodeId) -> bool:
-        """One node; False if its row does not have this use of the op, or does not give a result that is read."""
+        """Write one node; False if its row cannot express this use of the op, or an output that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
         if op == STATE:
             return True  # a cache
@@ -338,7 +332,7 @@ class _Graph:
             return True
         operands = p.operands(node)
         if any(v not in self.names for v in operands):
-            return True  # told for the node that it reads
+            return True  # the error names the node that it reads
         if self._widened(node):
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
@@ -346,7 +340,7 @@ class _Graph:
             self._append(node)
             return True
         ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
-        assert row is not None, "what has none was written out"
+        assert row is not None, "ops without a row were expanded"
         made = row(OnnxUse(self, tuple(self.names[v] for v in operands), p.attrs(node), ins, tuple(p.specs(node))))
         if made is None:
             return False
@@ -359,7 +353,7 @@ class _Graph:
         return True
 
     def _widened(self, node: NodeId) -> bool:
-        """True for a cast of a weight in 16 bits to float32 or wider: the values are written so, exactly."""
+        """True for a cast of a 16-bit weight to float32 or wider: the weight is stored widened, which is exact."""
         p = self.p
         if not traits(p.op(node)).casts or not p.spec(node).dtype.is_float or p.spec(node).dtype.is_low:
             return False
@@ -367,7 +361,7 @@ class _Graph:
         return p.op(source) in STORED and p.spec(source).dtype.is_low
 
     def _weight(self, key: str, wide: str | None = None) -> str:
-        """The name of a weight's tensor, in its own dtype or in a wider one."""
+        """Name of a weight's tensor, in its own dtype or a wider one."""
         array = self.p.weights.array(key)
         name = key if wide is None or self._only_widened(key) else f"{key}.{wide}"
         if name not in self._weights:

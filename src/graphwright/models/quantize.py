@@ -27,25 +27,28 @@ KINDS = ("int8",)
 
 
 def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
-    """Replace the matrices of linear maps by whole numbers of 8 bits with a float32 scale per 64 entries of a row.
+    """Store the matrices of linear ops as int8, with a float32 scale per 64 entries of a row.
 
-    One edit, which `program.undo()` takes back; the file's weights stay in the journal, mapped and unread. A table that
-    is looked up in stays as it is, also where a head is tied to it.
+    This is one edit, which `program.undo()` reverts; the original weights stay in the journal, mapped and unread. An
+    embedding table is not quantised, even if a head is tied to it.
 
     Args:
         kind: `int8`, symmetric: w = q · scale, scale = max |w| / 127 of the group.
-        where: pattern of the linear nodes' paths.
-    Returns: the journal's entry. Raises: UsageError for another kind, activations that are not float32, or a pattern
-        that finds no linear map with a stored matrix.
+        where: path pattern of the linear nodes.
+    Returns: the journal entry. Raises: UsageError for another kind, activations that are not float32, or a pattern that
+        matches no linear op with a stored matrix.
     """
     if kind not in KINDS:
-        raise UsageError("no such quantisation", where="kind", expected=", ".join(KINDS), got=kind)
+        raise UsageError("unknown kind of quantisation", where="kind", expected=", ".join(KINDS), got=kind)
     if model.compute != "float32":
-        raise UsageError("quantised weights are for float32 activations", got=model.compute, fix='compute="float32"')
+        raise UsageError("quantised weights need float32 activations", where="compute", got=model.compute,
+                         fix='gw.open(..., compute="float32")')  # fmt: skip
     p = model.program
     found = [n for n in p.select(where, op="linear") if _stored(p, n) is not None]
     if not found:
-        raise UsageError("no linear map with a stored matrix here", where=where, fix="model.inspect() lists them")
+        raise UsageError(
+            "the pattern matches no linear op with a stored matrix", where=where, fix="model.inspect() lists them"
+        )
     with p.edit(f"quantise {len(found)} matrices to {kind}") as e:
         made: dict[NodeId, tuple[NodeId, NodeId]] = {}
         for node in found:
@@ -58,7 +61,7 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
 
 
 def _stored(p: Program, node: NodeId) -> NodeId | None:
-    """The param whose values are the matrix of a linear map, casts looked through."""
+    """The param that holds the matrix of a linear op, directly or through casts."""
     source = p.operands(node)[1].node
     while traits(p.op(source)).casts:
         source = p.operands(source)[0].node
@@ -66,7 +69,7 @@ def _stored(p: Program, node: NodeId) -> NodeId | None:
 
 
 def quantised(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whole numbers int8 [out, in] and scales float32 [out, groups] nearest to w float32 [out, in]."""
+    """int8 [out, in] and float32 scales [out, groups] that approximate w float32 [out, in] best."""
     rows, columns = w.shape
     groups = -(-columns // GROUP)
     padded = np.zeros((rows, groups * GROUP), np.float32)
@@ -82,7 +85,7 @@ def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
     p = e.program
     w = p.weights.array(p.key(matrix)).to_numpy("float32")
     if not np.isfinite(w).all():
-        raise UsageError("a matrix with values that are not finite cannot be quantised", where=p.path(matrix))
+        raise UsageError("a matrix has values that are not finite, so it cannot be quantised", where=p.path(matrix))
     q, scales = quantised(w)
     path, key = p.path(matrix), p.key(matrix)
     return (
@@ -92,7 +95,7 @@ def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
 
 
 def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> None:
-    """The product with quantised weights in the place and under the name of the one there was."""
+    """Replace a linear op by one with quantised weights, under the same name."""
     p = e.program
     path, (x, wide, *bias) = p.path(node), p.operands(node)
     made = e.add("linear_int8", x, *matrix, *bias, name=p.free_name(f"{path}.int8"), group=GROUP)

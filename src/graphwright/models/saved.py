@@ -1,4 +1,4 @@
-"""A model saved with its edits: program and journal, and beside them config, tokenizer and what the model knows."""
+"""Saved models: program and journal, with config, tokenizer and `model.json` beside them."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.files import JsonError, UnreadableFile, read_json
-from graphwright.models.architectures.architecture import find
-from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError
 from graphwright.models.export.write import companion_files
-from graphwright.models.tokenizer import byte_tokenizer_json, find_tokenizer
-from graphwright.program.files.load import load
+from graphwright.models.tokenizer import byte_tokenizer_json
 
 if TYPE_CHECKING:
     from graphwright.files import StrPath
@@ -23,9 +20,9 @@ _COMPUTE = ("float32", "float64", "bfloat16", "float16")
 
 
 def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
-    """Save a model so that `gw.open` continues it: structure, weights, journal and undo, config, tokenizer.
+    """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
 
-    Raises: what `program.save` raises; what stood at the directory before still stands then.
+    Raises: as `Program.save`; an existing directory then stays as it was.
     """
     files = {"config.json": model.config.raw}
     facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
@@ -43,20 +40,9 @@ def is_saved(directory: Path) -> bool:
     return (directory / "program.json").is_file()
 
 
-def open_saved(directory: Path, tokenizer: bool = True, check: bool = True) -> Model:
-    """The model of such a directory. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
-    from graphwright.models.model import Model
-
-    config = Config.read(directory)
-    facts = _facts(directory / FACTS)
-    family = find(config)
-    dims = family.read(config)
-    found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory, check), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    """What `model.json` holds. Raises: ConfigError for another schema or other kinds of values."""
+def read_facts(directory: Path) -> dict[str, Any]:
+    """Read and check `model.json`. Raises: ConfigError."""
+    path = directory / FACTS
     try:
         facts = read_json(path, 64 << 20)
     except (JsonError, UnreadableFile) as error:
@@ -64,7 +50,7 @@ def _facts(path: Path) -> dict[str, Any]:
     keys = facts.get("keys") if isinstance(facts, dict) else None
     if not isinstance(keys, dict) or facts.get("schema") != 1:
         got = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
-        raise ConfigError("model.json is of another schema", where=str(path), expected=1, got=got)
+        raise ConfigError("model.json has another schema", where=str(path), expected=1, got=got)
     if not all(isinstance(k, str) for k in keys.values()) or facts.get("compute") not in _COMPUTE:
         raise ConfigError(
             "model.json is damaged",

@@ -1,4 +1,4 @@
-"""Training a model on text: windows drawn by Philox, one compiled step, a state that resumes bit for bit."""
+"""Train a model on text: windows sampled by Philox, one compiled step, and a state that resumes bit for bit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import random
-from graphwright.errors import UsageError
-from graphwright.models.generation.sampling import NonFinite
-from graphwright.models.model import need_tokenizer
+from graphwright.errors import NonFinite, UsageError
+from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
 from graphwright.progress import Progress
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class TrainOptions:
     """How to train.
 
     Attributes:
         steps: optimizer steps in all.
-        batch, window: windows per step, and tokens each predicts.
-        lr: peak learning rate; linear warm-up over `warmup` steps, then a cosine down to `floor` · lr.
-        betas, eps, weight_decay: of AdamW; decay acts on matrices only.
-        clip: largest gradient norm; 0 for none.
+        batch, window: windows per step, and tokens that each predicts.
+        lr: peak learning rate; linear warm-up over `warmup` steps, then cosine decay to `floor` · lr.
+        betas, eps, weight_decay: of AdamW; only matrices decay.
+        clip: largest gradient norm; 0 does not clip.
         autocast: `bfloat16` to run matrix products in 16 bits, or "".
         seed: of the windows.
     """
@@ -55,14 +54,14 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("clip", 0)):
             if not getattr(self, name) >= least:
-                raise UsageError(f"{name} is out of range", expected=f">= {least}", got=getattr(self, name))
+                raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=getattr(self, name))
         if not self.lr > 0:
             raise UsageError("lr is out of range", expected="> 0", got=self.lr)
 
 
 @dataclass(slots=True)
 class Training:
-    """What a run did: loss (nats per token) at each step of this run, tokens and seconds."""
+    """Record of one run: loss (nats per token) of each step, tokens and seconds."""
 
     losses: list[float] = field(default_factory=list)
     tokens: int = 0
@@ -71,7 +70,7 @@ class Training:
 
     @property
     def tokens_per_s(self) -> float:
-        """Speed over the run, first step included."""
+        """Mean speed of the run, including the first step."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
@@ -80,53 +79,55 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 class Trainer:
-    """A model, its optimizer and its place in the data.
+    """A model, its optimizer and its position in the data.
 
-    Use it inside `with model.program.edit("train"):` to make the run one journal entry that undo takes back.
+    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts.
 
     Args:
         model: any opened or created model, edited ones included.
-        text: what to train on.
-        recipe: see Recipe.
+        text: training text.
+        options: see `TrainOptions`.
 
     Attributes:
-        step: forward, backward, clipping and AdamW as one plan, which follows edits of the model.
-    Raises: UsageError for a text shorter than a window.
+        step: forward, backward, clipping and AdamW as one plan, which is recompiled after edits of the model.
+    Raises: UsageError if the text is shorter than a window.
     """
 
-    def __init__(self, model: Model, text: str, recipe: Recipe) -> None:
-        self.model, self.recipe = model, recipe
+    def __init__(self, model: Model, text: str, options: TrainOptions) -> None:
+        self.model, self.options = model, options
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
-        if len(self.ids) < recipe.window + 1:
+        if len(self.ids) < options.window + 1:
             raise UsageError(
-                "the text is shorter than one window",
-                expected=f"> {recipe.window} tokens",
+                "the training text is shorter than one window",
+                expected=f"> {options.window} tokens",
                 got=len(self.ids),
-                fix="a longer text, or a smaller window",
+                fix="give a longer text, or a smaller window",
             )
         self.optimizer = AdamW(
-            model, recipe.lr, recipe.betas, recipe.eps, recipe.weight_decay, decay_matrices_only=True
+            model, options.lr, options.betas, options.eps, options.weight_decay, decay_matrices_only=True
         )
         self.done = 0
-        self._positions = np.ascontiguousarray(np.broadcast_to(np.arange(recipe.window), (recipe.batch, recipe.window)))
+        self._positions = np.ascontiguousarray(
+            np.broadcast_to(np.arange(options.window), (options.batch, options.window))
+        )
         inputs = {"ids": self._positions, "positions": self._positions, "targets": self._positions}
         self.step = compile_step(
-            model.program, _loss, self.optimizer, inputs, amp=recipe.autocast or None, clip=recipe.clip or None
+            model.program, _loss, self.optimizer, inputs, amp=options.autocast or None, clip=options.clip or None
         )
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets int64 [batch, window] of a step; depends on seed and step alone."""
-        r = self.recipe
+        """Inputs and targets int64 [batch, window] of a step; they depend only on seed and step."""
+        r = self.options
         starts = random.integers(0, len(self.ids) - r.window, r.batch, seed=r.seed, stream=1, step=step)
         rows = self.ids[starts[:, None] + np.arange(r.window + 1)]
         return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
 
     def run(self, steps: int | None = None, report: Report | None = None) -> Training:
-        """Train for some steps (those left by default).
+        """Train for some steps, by default all that remain.
 
-        Raises: NonFinite when the loss is no number; the weights then are those of that step.
+        Raises: NonFinite if the loss is not finite; the weights are then those of that step.
         """
-        r, made = self.recipe, Training()
+        r, made = self.options, Training()
         last = r.steps if steps is None else min(self.done + steps, r.steps)
         started = perf_counter()
         while self.done < last:
@@ -140,10 +141,10 @@ class Trainer:
             made.steps_done = self.done
             if not np.isfinite(loss):
                 raise NonFinite(
-                    "the loss is not a finite number",
+                    "the loss is not finite",
                     where=f"step {self.done}",
                     got=loss,
-                    fix="a smaller lr, or clip=1.0; undo() takes the training back",
+                    fix="use a smaller lr, or clip=1.0; undo() reverts the training",
                 )
             if report is not None:
                 facts = {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}
@@ -152,37 +153,37 @@ class Trainer:
 
     # -- resuming ------------------------------------------------------------------------------------------------------
     def _identity(self) -> dict[str, Any]:
-        """What a saved state must agree with to be continued here."""
-        recipe = json.loads(json.dumps(asdict(self.recipe)))
-        return {"recipe": recipe, "text": sha256(self.ids.tobytes()).hexdigest()}
+        """Facts that must equal those of a saved state to continue it."""
+        options = json.loads(json.dumps(asdict(self.options)))
+        return {"options": options, "text": sha256(self.ids.tobytes()).hexdigest()}
 
     def save(self, directory: str | Path) -> None:
-        """Write weights, moments and the place in the data, atomically; an older state there is replaced."""
+        """Write weights, moments and the position in the data atomically; replaces an older state."""
         save_state(directory, self.model, self.optimizer, step=self.done, compiled=self.step, facts=self._identity())
 
     def load(self, directory: str | Path) -> None:
-        """Continue from a saved state: all is checked before anything is changed.
+        """Continue from a saved state; everything is checked before anything changes.
 
-        Raises: UsageError naming what differs: recipe or text; CheckpointError for damaged files or another structure.
+        Raises: UsageError if options or text differ; CheckpointError for damaged files or another structure.
         """
         saved = SavedState.read(directory)
         now, theirs = self._identity(), saved.facts
-        told = {name: (value, theirs.get(name)) for name, value in now.items() if theirs.get(name) != value}
-        others = theirs.get("recipe")
-        if "recipe" in told and isinstance(others, dict):
-            ours, _ = told.pop("recipe")
-            told |= {n: (value, others.get(n)) for n, value in ours.items() if others.get(n) != value}
-        if told or not 0 <= saved.step <= self.recipe.steps:
-            told = told or {"step": (f"0 to {self.recipe.steps}", saved.step)}
+        differing = {name: (value, theirs.get(name)) for name, value in now.items() if theirs.get(name) != value}
+        others = theirs.get("options")
+        if "options" in differing and isinstance(others, dict):
+            ours, _ = differing.pop("options")
+            differing |= {n: (value, others.get(n)) for n, value in ours.items() if others.get(n) != value}
+        if differing or not 0 <= saved.step <= self.options.steps:
+            differing = differing or {"step": (f"0 to {self.options.steps}", saved.step)}
             raise UsageError(
-                "the saved training is of another run",
+                "the saved state belongs to another training",
                 where=str(directory),
-                expected=", ".join(f"{n} {str(value)[:16]}" for n, (value, _) in told.items()),
-                got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in told.items()),
-                fix="train with the options, text and model of that run, or keep the state in another directory",
+                expected=", ".join(f"{n} {str(value)[:16]}" for n, (value, _) in differing.items()),
+                got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in differing.items()),
+                fix="use the options, text and model of that training, or another directory for the state",
             )
         saved.restore(self.model, self.optimizer, compiled=self.step)
         self.done = saved.step
 
 
-__all__ = ["Recipe", "Trainer", "Training"]
+__all__ = ["TrainOptions", "Trainer", "Training"]

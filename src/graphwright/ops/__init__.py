@@ -6,7 +6,6 @@ from graphwright.ops import (
     activation,
     arrange,
     attention,
-    choose,
     conv,
     elementwise,
     gate,
@@ -19,6 +18,7 @@ from graphwright.ops import (
     pool,
     random,
     reduce,
+    sampling,
     shape,
 )
 from graphwright.ops.call import call, compute, writable_over
@@ -37,7 +37,6 @@ __all__ = [
     "arrange",
     "attention",
     "call",
-    "choose",
     "compute",
     "conv",
     "elementwise",
@@ -54,6 +53,7 @@ __all__ = [
     "pool",
     "random",
     "reduce",
+    "sampling",
     "shape",
     "traits",
     "writable_over",

@@ -130,7 +130,7 @@ class Conv:
         _operands(x, w, b, w.shape[:1])
         _divides(groups, x.shape[1], w.shape[0])
         equal_dim(w.shape[1], x.shape[1] // groups, "channels of a group")
-        return Spec((x.shape[0], w.shape[0], *Window.of(w.shape[2:], window).places(x.shape[2:])), x.dtype)
+        return Spec((x.shape[0], w.shape[0], *Window.of(w.shape[2:], window).counts(x.shape[2:])), x.dtype)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -229,7 +229,7 @@ class ConvWeight(Backward):
         _operands(x, g, None, ())
         _divides(groups, x.shape[1], g.shape[1])
         equal_dim(g.shape[0], x.shape[0], "N")
-        places = Window.of(kernel, window).places(x.shape[2:])
+        places = Window.of(kernel, window).counts(x.shape[2:])
         if g.shape[2:] != places:
             raise ShapeError("the gradient has another number of places", expected=places, got=g)
         return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
@@ -248,7 +248,7 @@ class ConvWeight(Backward):
     @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
-        places = Window.of(kernel, attrs).places(sizes)
+        places = Window.of(kernel, attrs).counts(sizes)
         x, g = rng.normal(size=(2, 2 * groups, *sizes)), rng.normal(size=(2, 3 * groups, *places))
         return [x, g], {**attrs, "groups": groups, "kernel": kernel}
 
@@ -268,7 +268,7 @@ class Unfold:
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
             raise ShapeError("x is [N, C, spatial...]", got=x)
         rule = Window.of(kernel, window)
-        return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.places(x.shape[2:]))), x.dtype)
+        return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
@@ -300,7 +300,7 @@ class Fold:
     @staticmethod
     def infer(x, kernel, sizes, **window):
         rule = Window.of(kernel, window)
-        places = prod(rule.places(sizes))
+        places = prod(rule.counts(sizes))
         if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != places:
             raise ShapeError("not the columns of such windows", expected=("N", f"C·{rule.entries}", places), got=x)
         return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)
@@ -313,7 +313,7 @@ class Fold:
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
         rule = Window.of(kernel, attrs)
-        columns = rng.normal(size=(2, groups * rule.entries, prod(rule.places(sizes))))
+        columns = rng.normal(size=(2, groups * rule.entries, prod(rule.counts(sizes))))
         return [columns], {**attrs, "kernel": kernel, "sizes": sizes}
 
     @staticmethod

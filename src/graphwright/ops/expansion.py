@@ -97,13 +97,13 @@ class _Traced:
 
 
 class _Tracer:
-    def __init__(self, ins: Sequence[Spec], kernels: frozenset[str]) -> None:
+    def __init__(self, ins: Sequence[Spec], kernels: Backend) -> None:
         self.made, self.kernels = Expansion(len(ins), list(ins)), kernels
 
     def record(self, row: Op, operands: Sequence[Any], attrs: Attrs) -> Any:
         """Append a step, casts of its operands before it; an op without a kernel is expanded in turn."""
         values = self._operands(row, operands)
-        if row.view is None and row.name not in self.kernels and row.expand is not None:
+        if row.view is None and not self.kernels.has_kernel(row.name) and row.expand is not None:
             return row.expand([_Traced(self, v) for v in values], attrs)
         first = len(self.made.specs)
         self.made.specs += row.specs([self.made.specs[v] for v in values], attrs)
@@ -133,7 +133,7 @@ class _Tracer:
         return values
 
 
-def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: frozenset[str]) -> Expansion:
+def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> Expansion:
     """Trace the expansion of an op down to ops that have kernels."""
     assert row.expand is not None
     tracer = _Tracer(ins, kernels)
@@ -177,7 +177,7 @@ class _Slots:
 
 
 def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _Planned:
-    made, slots = expansion(row, ins, attrs, kernels.kernels()), _Slots()
+    made, slots = expansion(row, ins, attrs, kernels), _Slots()
     roots = list(range(len(made.specs)))
     packed = {v: v >= made.operands for v in range(len(made.specs))}  # the layout of an operand is not known here
     for step in made.steps:
@@ -208,7 +208,7 @@ def _planned(row: Op, kernels: Backend, ins: Sequence[Spec], attrs: Attrs) -> _P
 
 def expanded(row: Op, kernels: Backend) -> bool:
     """True if a backend runs an op by its expansion."""
-    return row.expand is not None and row.view is None and row.name not in kernels.kernels()
+    return row.expand is not None and row.view is None and not kernels.has_kernel(row.name)
 
 
 def workspace(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -222,7 +222,7 @@ def needs(row: Op, kernels: Backend, outs: Sequence[Spec], ins: Sequence[Spec], 
     """Host requirements of an op, or of all the steps of its expansion."""
     if not expanded(row, kernels):
         return kernels.needs(row.name, outs, ins, attrs)
-    made, reads, asked = expansion(row, ins, attrs, kernels.kernels()), set[int](), []
+    made, reads, asked = expansion(row, ins, attrs, kernels), set[int](), []
     for step in (s for s in made.steps if s.row.view is None):
         specs = [made.specs[v] for v in step.outs], [made.specs[v] for v in step.ins]
         asked.append(found := kernels.needs(step.row.name, *specs, step.attrs))
@@ -288,7 +288,7 @@ _numbers: dict[float, np.ndarray] = {}  # float32, kept alive: rows of code hold
 
 
 def _fused(row: Op, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    made = expansion(row, [Spec(v.shape, v.dtype) for v in ins], attrs, backend(CPU).kernels())
+    made = expansion(row, [Spec(v.shape, v.dtype) for v in ins], attrs, backend(CPU))
     out, last = outs[0], made.last_uses(range(len(made.specs)))
     for step in made.steps:
         result = made.specs[step.outs[0]]

@@ -35,7 +35,7 @@ def _window(x: Spec, kernel: Any, attrs: Any) -> tuple[Spec, Window]:
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
         raise ShapeError("padding is at most half of the window", expected=rule.extent, got=rule.padding)
     at = len(x.shape) - rank
-    return Spec((*x.shape[:at], *rule.places(x.shape[at:])), x.dtype), rule
+    return Spec((*x.shape[:at], *rule.counts(x.shape[at:])), x.dtype), rule
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
@@ -184,7 +184,7 @@ class AvgPoolBackward(Backward):
     @staticmethod
     def sample(rng):
         (x,), attrs = AvgPool.sample(rng)
-        places = Window.of(attrs["kernel"], attrs).places(x.shape[2:])
+        places = Window.of(attrs["kernel"], attrs).counts(x.shape[2:])
         return [rng.normal(size=(2, 3, *places))], {**attrs, "sizes": x.shape[2:]}
 
 

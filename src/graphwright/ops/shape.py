@@ -517,7 +517,7 @@ class Diagonal:
         shape = ins[0].shape
         a, b = (axis_of(axis, len(shape)) for axis in attrs["axes"])
         rest = [axis for axis in range(len(shape)) if axis not in (a, b)]
-        start, step = lay.diagonal_places(shape[b], attrs["offset"])
+        start, step = lay.diagonal_entries(shape[b], attrs["offset"])
         flat = call("pad_slice", g, axis=-1, start=start, step=step, size=prod((shape[a], shape[b])))
         full = call("unflatten", flat, axis=-1, sizes=(shape[a], shape[b]))
         order = [*rest, a, b]

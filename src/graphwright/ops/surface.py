@@ -50,7 +50,7 @@ def _compiled(row: Op, name: str, operands: tuple[str, ...]) -> Callable[..., An
 
 
 def _run(source: str, name: str, **scope: Any) -> Callable[..., Any]:
-    exec(source, scope)
+    exec(compile(source, __file__, "exec"), scope)  # in this file, so that a tape names the user's line, not this
     return scope[name]
 
 

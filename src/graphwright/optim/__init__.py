@@ -1,4 +1,4 @@
-"""Optimizers, schedules, clipping and averages, all written as tensor code."""
+"""Optimizers, schedules, clipping, averages, compiled training steps and saved trainings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad
 from graphwright.optim.lion import Lion
 from graphwright.optim.lr_scheduler import warmup_cosine
 from graphwright.optim.muon import Muon
-from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, State
+from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, ParamState
 from graphwright.optim.rmsprop import RMSprop
 from graphwright.optim.sgd import SGD
-from graphwright.optim.training_step import CompiledStep, compile_step
+from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [
     "LOW",
@@ -26,10 +26,11 @@ __all__ = [
     "NonFiniteGradient",
     "Optimizer",
     "ParamGroup",
+    "ParamState",
     "RMSprop",
     "SavedState",
-    "State",
     "StateError",
+    "StepOptions",
     "accumulate",
     "clip_grad_norm_",
     "clip_grad_value_",

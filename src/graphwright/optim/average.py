@@ -1,4 +1,4 @@
-"""Weights averaged over time, and gradients over micro-batches."""
+"""Moving averages of weights, and gradient accumulation over micro-batches."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ Variables = HasParameters | Iterable[Parameter]
 
 
 def ema_update(target: Variables, source: Variables, tau: float) -> None:
-    """Target ← (1 - tau)·target + tau·source, parameter by parameter, in place; tau in [0, 1].
+    """target ← (1 - tau)·target + tau·source for every parameter, in place; tau in [0, 1].
 
-    Raises: UsageError if their numbers differ or tau is out of range, ShapeError if specs do.
+    Raises: UsageError if the numbers of parameters differ or tau is out of range, ShapeError if specs differ.
     """
     if not 0 <= tau <= 1:
         raise UsageError("tau is out of range", expected="0 to 1", got=tau)
     targets, sources = (list(v.parameters() if isinstance(v, HasParameters) else v) for v in (target, source))
     if len(targets) != len(sources):
-        raise UsageError("target and source have different parameters", expected=len(targets), got=len(sources))
+        raise UsageError("target and source differ in length", expected=len(targets), got=len(sources))
     kinds: dict[DType, list[tuple[Variable, Tensor]]] = {}
     for t, s in zip(targets, sources, strict=True):
         kinds.setdefault(t.dtype, []).append((t, s))
     with no_grad(), scoped("ema"):
         rate = Tensor(from_numpy(np.asarray(tau, np.float64)))
         for pairs in kinds.values():
-            held = [t for t, _ in pairs]
-            update(held, "ema_step", rate, *(s for _, s in pairs), *held)
+            targets = [t for t, _ in pairs]
+            update(targets, "ema_step", rate, *(s for _, s in pairs), *targets)
 
 
 def accumulate(loss: Callable[..., Tensor], batches: Iterable[Any]) -> Tensor:
-    """Gradients of the mean of a loss over micro-batches, added into `.grad` one batch after another.
+    """Add the gradient of the mean loss over micro-batches to `.grad`, one batch after another.
 
     Args:
-        loss: called with each batch (a tuple is spread), gives a scalar that is a mean over its batch.
+        loss: called with each batch (a tuple as several arguments); returns a scalar, the mean over the batch.
         batches: of equal size, so that the mean of their means is the mean over all.
     Returns: the mean loss, without a tape.
     """
     given = list(batches)
     if not given:
-        raise UsageError("there is no batch to take a gradient of")
+        raise UsageError("accumulate got no batches")
     total: Tensor | None = None
     for batch in given:
         part = (loss(*batch) if isinstance(batch, tuple | list) else loss(batch)) / float(len(given))

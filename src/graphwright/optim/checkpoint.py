@@ -1,8 +1,8 @@
-"""The state of a training: saved as a whole or not at all, and continued to the bit.
+"""Saved trainings: written atomically and resumed bit for bit.
 
 A directory of `state.safetensors` (every tensor once; a tied one under its first name) and `train.json`: schema, hash
-of the model's structure and of its journal, how the step was planned, a checksum per tensor, the other names of tied
-tensors, what is no tensor (the places of scheduler, loader and generator), and a checksum over all of that.
+of the model's structure and of its journal, options of the compiled step, a checksum per tensor, other names of tied
+tensors, the positions of scheduler, loader and generator, and a checksum of the file itself.
 """
 
 from __future__ import annotations
@@ -19,99 +19,24 @@ from graphwright.array import BY_TAG, NDArray, Spec, from_numpy
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
-from graphwright.optim.optimizer import Optimizer, carrier
+from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.program import Journal, Program, replay
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
+
+SCHEMA = 2
+_LIMIT = 64 << 20  # bytes of train.json: 10^5 tensors with names of 600 characters
+_FIELDS = {"schema", "structure", "journal", "plan", "step", "tensors", "aliases", "states", "facts"}
 
 
 class StateError(CheckpointError):
     """A saved training is damaged, of another schema, or of another model or optimizer."""
 
 
-class Saved(Protocol):
-    """What is told of a saved training."""
-
-    @property
-    def structure(self) -> str:
-        """Hash of the program's structure."""
-        ...
-
-    @property
-    def journal(self) -> str | None:
-        """Hash of the program's journal."""
-        ...
-
-
-def remapped(
-    saved: Saved, arrays: Mapping[str, NDArray], program: Program, journal: Journal, optimizer: Optimizer | None
-) -> dict[str, NDArray]:
-    """Tensors of a saved training as they are after the edits made since, under their names of now.
-
-    Args:
-        arrays: by name, `model.` and `optimizer.` in front.
-        journal: that of the program.
-    Raises: StateError if the edits do not lead from what was saved to the program as it is; NotUndoable,
-        ReplayConflict.
-    """
-    heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
-    if saved.journal not in heads or journal.hash != program.journal.hash:
-        raise StateError(
-            "the journal does not lead from the saved program to this one",
-            where=program.name,
-            expected=saved.journal,
-            fix="remap=program.journal of the program that was trained, opened or edited on",
-        )
-    at = heads[saved.journal]
-    past = (program.at(at) if len(journal) else program).fork()
-    if past.structure_hash() != saved.structure:
-        raise StateError("the program had another structure when the state was saved", where=f"entry {at}")
-    for key, variable in past.variables().items():
-        if f"model.{key}" not in arrays:
-            raise StateError("a weight was not saved", where=key)
-        variable.assign(Tensor(arrays[f"model.{key}"]))
-    then = {key: (variable.spec, variable.lineage) for key, variable in past.variables().items()}
-    replay(journal[at + 1 :], onto=past)
-    if past.structure_hash() != program.structure_hash():
-        raise StateError("the edits lead to another program", where=program.name)
-    now = past.variables()
-    found = {name: array for name, array in arrays.items() if not name.startswith(("model.", "optimizer."))}
-    found |= {f"model.{key}": variable.data for key, variable in now.items()}
-    if optimizer is None:
-        return found
-    keys = {id(variable): key for key, variable in program.variables().items()}
-    for group in optimizer.param_groups:
-        found[f"optimizer.{group.rate.name}"] = arrays.get(f"optimizer.{group.rate.name}", group.rate.data)
-        for p in group.parameters():
-            key = keys.get(id(p))
-            twin = None if key is None else now.get(key)
-            old = then.get(key) if key is not None else None
-            carry = carrier(*old, twin) if old is not None and isinstance(twin, Parameter) else None
-            state = optimizer.state_of(p)
-            for variable in state.variables():
-                name = f"optimizer.{variable.name}"
-                if carry is None or name not in arrays:
-                    found[name] = variable.data
-                elif variable is state.steps:
-                    found[name] = arrays[name]
-                else:
-                    host = carry(arrays[name].to_numpy().copy())
-                    found[name] = from_numpy(host)
-    return found
-
-
-__all__ = ["remapped"]
-
-
-SCHEMA = 2
-_LIMIT = 64 << 20  # bytes of train.json: 10^5 tensors of names of 600 characters
-_FIELDS = {"schema", "structure", "journal", "plan", "step", "tensors", "aliases", "states", "facts"}
-
-
 class HasVariables(Protocol):
-    """A model, optimizer or scaler: its state is tensors."""
+    """A model, optimizer or scaler, whose state is tensors."""
 
     def variables(self) -> Mapping[str, Variable]:
-        """By name; a shared one may come under several."""
+        """Return the variables by name; a tied one may have several names."""
         ...
 
 
@@ -119,7 +44,7 @@ class HasStructure(HasVariables, Protocol):
     """A module, program or model."""
 
     def structure_hash(self) -> str:
-        """Equal where a saved state fits."""
+        """Return a hash that is equal where a saved state fits."""
         ...
 
 
@@ -127,19 +52,19 @@ class HasOptions(HasVariables, Protocol):
     """A compiled step."""
 
     def options(self) -> Mapping[str, Any]:
-        """What a training that is continued must agree with."""
+        """Return what a resumed training must agree with, as JSON values."""
         ...
 
 
 class HasState(Protocol):
-    """A scheduler, loader or generator: its state is a few numbers."""
+    """A scheduler, loader or generator, whose state is a few numbers."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """As JSON can have it."""
+        """Return the state as JSON values."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Takes it, or raises with nothing changed."""
+        """Restore the state, or raise and change nothing."""
         ...
 
 
@@ -156,13 +81,13 @@ def save_state(
     compiled: HasOptions | None = None,
     facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the state of a training, atomically; an older one at the place is replaced.
+    """Write the state of a training atomically, replacing an older one in the directory.
 
     Args:
-        directory: its parent exists.
-        compiled: the step of `compile_step`: its options, and how many batches it has accumulated.
-        facts: more to keep, as JSON can have it; `SavedState.facts` gives it back.
-    Raises: UsageError for a state that JSON cannot have; FileError if writing fails: what stood there still stands.
+        directory: its parent must exist.
+        compiled: the step of `compile_step`, for its options and the number of accumulated batches.
+        facts: additional JSON values, returned by `SavedState.facts`.
+    Raises: UsageError if a state is not JSON; FileError if writing fails, with the old directory unchanged.
     """
     tensors, aliases = _gathered(model, optimizer, scaler, compiled)
     program = program_of(model)
@@ -181,11 +106,11 @@ def save_state(
     try:
         text = json.dumps({**content, "checksum": _checksum(content)}, indent=1, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError("a state is not made of JSON's values", where=str(directory), got=str(error)) from error
+        raise UsageError("a state contains values that are not JSON", where=str(directory), got=str(error)) from error
     items = [TensorData(n, v.dtype.safetensors, v.shape, lambda v=v: _bits(v)) for n, v in tensors.items()]
-    with atomic_directory(directory, overwrite=True) as place:
-        write_checkpoint(place, items, stem="state")
-        (place / "train.json").write_text(text + "\n", encoding="utf-8")
+    with atomic_directory(directory, overwrite=True) as folder:
+        write_checkpoint(folder, items, stem="state")
+        (folder / "train.json").write_text(text + "\n", encoding="utf-8")
 
 
 def load_state(
@@ -200,14 +125,14 @@ def load_state(
     compiled: HasOptions | None = None,
     remap: Journal | None = None,
 ) -> int:
-    """Continue from a saved training; returns its step. All is read and checked before anything is changed.
+    """Resume a saved training; return its step. Everything is read and checked before anything changes.
 
     Args:
-        compiled: the step of `compile_step`, which must have the options that were saved.
-        remap: the model's journal, if the model was edited since the state was saved: weights and moments are carried
-            along its edits. What an edit added is as the model and optimizer have it; new rows of moments are 0.
-    Raises: StateError, CheckpointError for damaged files, or for a state of another model, optimizer or step;
-        UnreadableFile; with `remap` NotUndoable or ReplayConflict for edits that cannot be made again.
+        compiled: the step of `compile_step`, which must have the saved options.
+        remap: the model's journal, if the model was edited since the state was saved: weights and moments are remapped
+            along its edits. What an edit added keeps the model's value; its moments are 0.
+    Raises: StateError or CheckpointError for damaged files, or a state of another model, optimizer or step;
+        UnreadableFile; with `remap` NotUndoable or ReplayConflict if edits cannot be replayed.
     """
     saved = SavedState.read(directory)
     saved.restore(model, optimizer, scheduler, scaler, loader, rng, compiled=compiled, remap=remap)
@@ -216,16 +141,16 @@ def load_state(
 
 @dataclass(frozen=True)
 class SavedState:
-    """What `train.json` says of a saved training; tensors are read by `restore`.
+    """The contents of `train.json`; `restore` reads the tensors.
 
     Attributes:
-        directory: where it lies.
-        step, facts: as they were saved.
+        directory: of the saved training.
+        step, facts: as saved.
         structure, journal: hashes of the model's structure and, if it is a program, of its journal.
         plan: options of the compiled step, or None.
         tensors: name -> checksum.
-        aliases: another name of a tied tensor -> its first.
-        states: places of `scheduler`, `loader` and `rng`.
+        aliases: other name of a tied tensor -> its first name.
+        states: states of `scheduler`, `loader` and `rng`.
     """
 
     directory: Path
@@ -240,20 +165,22 @@ class SavedState:
 
     @classmethod
     def read(cls, directory: StrPath) -> SavedState:
-        """Raises: StateError for what is no whole `train.json`; UnreadableFile if there is none."""
+        """Read and check `train.json`. Raises: StateError if it is invalid, UnreadableFile if it is missing."""
         path = Path(directory) / "train.json"
         try:
             content = read_json(path, _LIMIT)
         except JsonError as error:
             raise StateError("train.json is damaged", where=path, got=error.what) from error
         if not isinstance(content, dict) or type(content.get("schema")) is not int:
-            raise StateError("train.json is no saved training", where=path)
+            raise StateError("train.json does not describe a saved training", where=path)
         if content["schema"] != SCHEMA:
-            fix = "a newer graphwright" if content["schema"] > SCHEMA else "train again"
-            raise StateError("another schema", where=path, expected=SCHEMA, got=content["schema"], fix=fix)
+            fix = "use a newer graphwright" if content["schema"] > SCHEMA else "train again"
+            raise StateError(
+                "unknown schema of a saved training", where=path, expected=SCHEMA, got=content["schema"], fix=fix
+            )
         checksum = content.pop("checksum", None)
         if content.keys() != _FIELDS or checksum != _checksum(content):
-            raise StateError("train.json is damaged: its checksum does not fit", where=path)
+            raise StateError("train.json is damaged: wrong checksum or fields", where=path)
         del content["schema"]
         return cls(Path(directory), **content)
 
@@ -269,10 +196,10 @@ class SavedState:
         compiled: HasOptions | None = None,
         remap: Journal | None = None,
     ) -> None:
-        """Give the state to what is named here; the rest of it is left. See `load_state`."""
+        """Restore the parts that are given; see `load_state`."""
         if remap is None and model.structure_hash() != self.structure:
             fix = "load it into the same model, or with remap=program.journal into one that was edited since"
-            raise StateError("a state of another structure", where=self.directory, fix=fix)
+            raise StateError("the saved state is of a model with another structure", where=self.directory, fix=fix)
         given = {"scheduler": scheduler, "loader": loader, "rng": rng}
         parts = [(name, part) for name, part in given.items() if part is not None]
         own, aliases = _gathered(model, optimizer, scaler, compiled)
@@ -283,13 +210,15 @@ class SavedState:
         if remap is not None:
             program = program_of(model)
             if program is None:
-                raise StateError("only a program has a journal", where=self.directory, got=type(model).__name__)
-            arrays = remapped(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
+                raise StateError("remap needs a program", where=self.directory, got=type(model).__name__)
+            arrays = remap_state(self, arrays, program, remap, optimizer if isinstance(optimizer, Optimizer) else None)
         elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
-            wrong.append("other tensors are tied")
+            wrong.append("different tensors are tied")
         wrong += _misfits(own, {name: array.spec for name, array in arrays.items()})
         if wrong:
-            raise StateError("the state does not fit:\n  " + "\n  ".join(dict.fromkeys(wrong)), where=self.directory)
+            raise StateError(
+                "saved state does not match:\n  " + "\n  ".join(dict.fromkeys(wrong)), where=self.directory
+            )
         before = [(part, dict(part.state_dict())) for _, part in parts]
         try:
             for name, part in parts:
@@ -302,39 +231,94 @@ class SavedState:
             variable.assign(Tensor(arrays[name]))
 
     def _other_options(self, compiled: HasOptions) -> list[str]:
-        """Options of the step that are others than those saved."""
+        """Options of the step that differ from the saved ones."""
         now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
         return [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
-        """The tensors of some parts, checked; with `own`, after their specs were compared. Raises: StateError."""
+        """Read and check the tensors of some parts; specs are compared with `own` first. Raises: StateError."""
         names = [name for name in self.tensors if name.partition(".")[0] in scope]
         arrays: dict[str, NDArray] = {}
         with Checkpoint(self.directory, stem="state") as checkpoint:
             infos = {name: checkpoint.info(name) for name in names}
             specs = {n: Spec(tuple(i.shape), BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
-            wrong += [f"{n}: of a dtype that is not known, {i.tag}" for n, i in infos.items() if n not in specs]
+            wrong += [f"{n}: unknown dtype {i.tag}" for n, i in infos.items() if n not in specs]
             wrong += _misfits(own, specs) if own else []
             if wrong:
-                raise StateError("the state does not fit:\n  " + "\n  ".join(wrong), where=self.directory)
+                raise StateError("saved state does not match:\n  " + "\n  ".join(wrong), where=self.directory)
             for name, spec in specs.items():
                 host = np.frombuffer(bytearray(checkpoint.bytes(name)), spec.dtype.numpy)
                 if blake2b_128(host) != self.tensors[name]:
-                    raise StateError("the bytes of this tensor are damaged", where=f"{self.directory}: {name}")
+                    raise StateError("a tensor is damaged: wrong checksum", where=f"{self.directory}: {name}")
                 arrays[name] = from_numpy(host.reshape(spec.sizes), bits=spec.dtype)
         return arrays
 
 
+def remap_state(
+    saved: SavedState, arrays: Mapping[str, NDArray], program: Program, journal: Journal, optimizer: Optimizer | None
+) -> dict[str, NDArray]:
+    """Apply the edits made since a training was saved to its tensors; return them under their present names.
+
+    Args:
+        arrays: saved tensors by name, with the prefix `model.` or `optimizer.`.
+        journal: journal of the program.
+    Raises: StateError if the edits do not lead from the saved program to the present one; NotUndoable, ReplayConflict.
+    """
+    heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
+    if saved.journal not in heads or journal.hash != program.journal.hash:
+        raise StateError(
+            "the journal does not contain the edits from the saved program to this one",
+            where=program.name,
+            expected=saved.journal,
+            fix="pass remap=program.journal of the program that was trained and edited",
+        )
+    at = heads[saved.journal]
+    past = (program.at(at) if len(journal) else program).fork()
+    if past.structure_hash() != saved.structure:
+        raise StateError("the saved state is of a program with another structure", where=f"entry {at}")
+    for key, variable in past.variables().items():
+        if f"model.{key}" not in arrays:
+            raise StateError("a weight is missing in the saved state", where=key)
+        variable.assign(Tensor(arrays[f"model.{key}"]))
+    then = {key: (variable.spec, variable.lineage) for key, variable in past.variables().items()}
+    replay(journal[at + 1 :], onto=past)
+    if past.structure_hash() != program.structure_hash():
+        raise StateError("replaying the journal gives a program with another structure", where=program.name)
+    now = past.variables()
+    found = {name: array for name, array in arrays.items() if not name.startswith(("model.", "optimizer."))}
+    found |= {f"model.{key}": variable.data for key, variable in now.items()}
+    if optimizer is None:
+        return found
+    keys = {id(variable): key for key, variable in program.variables().items()}
+    for group in optimizer.param_groups:
+        found[f"optimizer.{group.rate.name}"] = arrays.get(f"optimizer.{group.rate.name}", group.rate.data)
+        for p in group.parameters():
+            key = keys.get(id(p))
+            twin = None if key is None else now.get(key)
+            old = then.get(key) if key is not None else None
+            remap = moment_remap(*old, twin) if old is not None and isinstance(twin, Parameter) else None
+            state = optimizer.state_of(p)
+            for variable in state.variables():
+                name = f"optimizer.{variable.name}"
+                if remap is None or name not in arrays:
+                    found[name] = variable.data
+                elif variable is state.steps:
+                    found[name] = arrays[name]
+                else:
+                    found[name] = from_numpy(remap(arrays[name].to_numpy().copy()))
+    return found
+
+
 def program_of(model: object) -> Program | None:
-    """The program that a model is or has; a module has none."""
+    """Return the program that a model is or has; None for a module."""
     found = getattr(model, "program", model)
     return found if isinstance(found, Program) else None
 
 
 def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str]:
-    """What is missing here or there, or of another spec."""
-    wrong = sorted(f"{name}: missing" for name in own.keys() - saved.keys())
-    wrong += sorted(f"{name}: not known here" for name in saved.keys() - own.keys())
+    """Tensors missing on either side, or with different specs."""
+    wrong = sorted(f"{name}: missing in the saved state" for name in own.keys() - saved.keys())
+    wrong += sorted(f"{name}: unexpected in the saved state" for name in saved.keys() - own.keys())
     both = [(name, variable.spec, saved[name]) for name, variable in own.items() if name in saved]
     return wrong + [f"{name}: expected {here}, got {there}" for name, here, there in both if here != there]
 
@@ -345,7 +329,7 @@ def _gathered(
     scaler: HasVariables | None,
     compiled: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Variables under their first names, and other names -> first name."""
+    """Variables by their first names, and other name -> first name."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}
@@ -365,6 +349,3 @@ def _bits(variable: Variable) -> np.ndarray:
 
 def _checksum(content: Mapping[str, Any]) -> str:
     return blake2b_128(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-
-
-__all__ = ["SavedState", "load_state", "save_state"]

@@ -1,4 +1,4 @@
-"""Gradient clipping, as tensor code: no value leaves the device."""
+"""Gradient clipping as tensor code, without reading values back from the device."""
 
 from __future__ import annotations
 
@@ -13,55 +13,56 @@ from graphwright.ops import call
 
 
 class NonFiniteGradient(ComputeError):
-    """A gradient has an infinity or a NaN; `where` is the first parameter of which that is so."""
+    """A gradient has an infinity or a NaN; `where` is the first parameter with one."""
 
 
 def clip_grad_norm_(
     params: Iterable[Parameter], max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> Tensor:
-    """Scale gradients so that their common norm is at most `max_norm`; returns the norm before, a float32 scalar.
+    """Scale gradients so that their total norm is at most `max_norm`; return the norm before, a float32 scalar.
 
     coefficient = min(1, max_norm / (norm + 1e-6)), as in torch.
 
     Args:
-        params: those without a gradient are left out.
-        max_norm: bound.
+        params: those without a gradient are skipped.
+        max_norm: upper bound of the norm.
         norm_type: 1, 2 or infinity.
-        error_if_nonfinite: look at the norm, which waits for it, and raise before a gradient is changed.
-    Raises: UsageError if no parameter has a gradient; NonFiniteGradient; TraceError if a trace should look at the norm.
+        error_if_nonfinite: read the norm back, which synchronises, and raise before any gradient changes.
+    Raises: UsageError if no parameter has a gradient; NonFiniteGradient; TraceError for `error_if_nonfinite` in a
+        trace.
     """
     if norm_type not in _PARTS:
-        raise UsageError("a norm that is not known", expected="1, 2 or inf", got=norm_type)
-    held = _with_grad(params)
+        raise UsageError("unknown norm_type", expected="1, 2 or inf", got=norm_type)
+    found = _with_grad(params)
     part, whole = _PARTS[norm_type]
     with no_grad(), scoped("clip"):
-        norm = whole([part(p.grad.float()) for p in held])
+        norm = whole([part(p.grad.float()) for p in found])
         if error_if_nonfinite and not isfinite(norm.item()):
-            bad = [p for p in held if not isfinite(whole([part(p.grad.float())]).item())]
+            bad = [p for p in found if not isfinite(whole([part(p.grad.float())]).item())]
             raise NonFiniteGradient(
-                "the norm of the gradients is no finite number",
+                "the norm of the gradients is not finite",
                 where=bad[0].name or None if bad else None,
                 got=norm.item(),
-                fix="a smaller lr, a GradScaler in float16, or look at the loss",
+                fix="reduce lr, use a GradScaler for float16, or inspect the loss",
             )
         scale = call("minimum", max_norm / (norm + 1e-6), 1.0)
-        for p in held:
+        for p in found:
             p.grad = p.grad * scale.to(p.grad.dtype)
     return norm
 
 
 def clip_grad_value_(params: Iterable[Parameter], clip_value: float) -> None:
-    """Limit each entry of the gradients to ±`clip_value`. Raises: UsageError if no parameter has a gradient."""
+    """Clamp each entry of the gradients to ±`clip_value`. Raises: UsageError if no parameter has a gradient."""
     with no_grad(), scoped("clip"):
         for p in _with_grad(params):
             p.grad = call("maximum", call("minimum", p.grad, clip_value), -clip_value)
 
 
 def _with_grad(params: Iterable[Parameter]) -> list[Any]:
-    held = [p for p in params if p.grad is not None]
-    if not held:
+    found = [p for p in params if p.grad is not None]
+    if not found:
         raise UsageError("no parameter has a gradient", fix="call backward() first")
-    return held
+    return found
 
 
 def _largest(parts: Sequence[Tensor]) -> Tensor:
@@ -73,4 +74,4 @@ _PARTS: dict[float, tuple[Callable[[Tensor], Tensor], Callable[[Sequence[Tensor]
     2.0: (lambda g: (g * g).sum(), lambda parts: call("junction", *parts).sqrt()),
     inf: (lambda g: call("amax", call("abs", g), axes=tuple(range(g.ndim))), _largest),
 }
-"""Norm -> what each gradient gives, and how those are joined."""
+"""Norm -> the part of one gradient, and the reduction of the parts."""

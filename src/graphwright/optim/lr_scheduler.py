@@ -1,7 +1,7 @@
-"""Learning-rate schedules: a function of the step alone, so that a resumed run has the same rates.
+"""Learning-rate schedules: functions of the step only, so that a resumed run has the same rates.
 
-A scheduler sets the rate of step 0 when it is made and that of the next step at each `step()`; compiled steps see the
-new rate without a new plan. Names, arguments and values of the first five are torch's.
+A scheduler sets the rate of step 0 at construction and that of the next step at each `step()`; compiled steps read the
+rate without planning again. The first five have the names, arguments and values of torch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: flo
 
 
 class LRScheduler:
-    """Base: subclasses say what rate a group with initial rate `base` has at a step.
+    """Base of the schedulers: subclasses define `rate`.
 
     Attributes:
-        last_step: the step whose rate is set.
+        last_step: the step whose rate is set at present.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -40,27 +40,27 @@ class LRScheduler:
         self._set()
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """Learning rate at a step (from 0) of the group of this number."""
+        """Return the learning rate at a step (from 0) of the group with this index and initial rate `base`."""
         raise NotImplementedError
 
     def step(self) -> None:
-        """Go on to the next step's rate: call it after `optimizer.step()`."""
+        """Set the next step's rate; call it after `optimizer.step()`."""
         self.last_step += 1
         self._set()
 
     def get_last_lr(self) -> list[float]:
-        """Rates of the groups as they are set."""
+        """Return the present rates of the groups."""
         return [group.lr for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the schedule; its numbers belong to the constructor."""
+        """Return the position in the schedule; its parameters belong to the constructor."""
         return {"last_step": self.last_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a place, and set its rates. Raises: UsageError for what is none."""
+        """Resume at a step and set its rates. Raises: UsageError if the state is invalid."""
         step = state.get("last_step")
         if type(step) is not int or step < 0 or len(state) != 1:
-            raise UsageError("this is no place in a schedule", expected="{'last_step': step}", got=state)
+            raise UsageError("invalid state of a scheduler", expected="{'last_step': step}", got=state)
         self.last_step = step
         self._set()
 
@@ -78,7 +78,7 @@ class ConstantLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         return base * (self.factor if step < self.total_iters else 1.0)
 
 
@@ -91,12 +91,12 @@ class StepLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         return base * self.gamma ** (step // self.step_size)
 
 
 class LambdaLR(LRScheduler):
-    """base · f(step); one function, or one per group."""
+    """base · f(step), with one function, or one per group."""
 
     def __init__(
         self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
@@ -107,12 +107,12 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         return base * self.lr_lambdas[group](step)
 
 
 class LinearLR(LRScheduler):
-    """base times a factor that goes from `start_factor` to `end_factor` in `total_iters` steps, and stays."""
+    """base times a factor that goes linearly from `start_factor` to `end_factor` in `total_iters` steps, then stays."""
 
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
@@ -124,7 +124,7 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         done = min(step, self.total_iters) / self.total_iters
         return base * (self.start_factor + (self.end_factor - self.start_factor) * done)
 
@@ -138,7 +138,7 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         return self.eta_min + (base - self.eta_min) * (1 + cos(pi * step / self.T_max)) / 2
 
 
@@ -150,7 +150,7 @@ class WarmupCosineLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         return warmup_cosine(step, peak=base, **self.numbers)
 
 
@@ -165,7 +165,7 @@ class WSDLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, step: int, group: int) -> float:
-        """See the class."""
+        """Rate at a step; see the class."""
         if step < self.warmup:
             return base * (step + 1) / self.warmup
         into = step - self.warmup - self.stable
@@ -176,4 +176,4 @@ class WSDLR(LRScheduler):
 
 def _check(fine: bool, expected: str) -> None:
     if not fine:
-        raise UsageError("a schedule cannot have these numbers", expected=expected)
+        raise UsageError("schedule parameter out of range", expected=expected)

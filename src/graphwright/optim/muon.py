@@ -11,21 +11,21 @@ from graphwright.optim.optimizer import HasParameters, Optimizer
 
 
 class Muon(Optimizer):
-    """Momentum, nearly orthogonalised, for the matrices of hidden layers (Jordan et al. 2024; see `ops/optimize.py`).
+    """Orthogonalised momentum for the matrices of hidden layers (Jordan et al. 2024; see `ops/optimize.py`).
 
-    Definition and defaults are those of `torch.optim.Muon`, which iterates in bfloat16; here in the parameter's dtype.
+    Definition and defaults are those of `torch.optim.Muon`, except that it iterates in bfloat16.
 
     Args:
-        params: matrices alone; embeddings, heads, norms and biases go to another optimizer.
+        params: matrices only; embeddings, heads, norms and biases need another optimizer.
         lr, low: see `Optimizer`.
         weight_decay: λ of θ(1 - lr·λ).
-        momentum: μ, in [0, 1).
-        nesterov: look ahead.
-        iterations: of Newton and Schulz.
-        eps: least norm that is divided by.
-        adjust: size of a step: `original`, times √max(1, r/c) for [r, c]; `match_rms_adamw`, times 0.2·√max(r, c), to
-            which lr and weight decay of AdamW fit.
-        maximize: climb instead of descend.
+        momentum: μ, decay rate of the running gradient, in [0, 1).
+        nesterov: Nesterov momentum.
+        iterations: number of Newton-Schulz iterations.
+        eps: lower bound of the norm in the division.
+        adjust: factor of the update of [r, c]: `original`: √max(1, r/c); `match_rms_adamw`: 0.2·√max(r, c), for the lr
+            and weight decay of AdamW.
+        maximize: maximise instead of minimise.
     Raises: ShapeError for a parameter of another rank; UsageError as `Optimizer`.
     """
 
@@ -45,27 +45,19 @@ class Muon(Optimizer):
         maximize: bool = False,
         low: str = "master",
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            low=low,
-            weight_decay=weight_decay,
-            momentum=momentum,
-            nesterov=nesterov,
-            iterations=iterations,
-            eps=eps,
-            adjust=adjust,
-            maximize=maximize,
-        )
+        options = {"weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "iterations": iterations}
+        options |= {"eps": eps, "adjust": adjust, "maximize": maximize}
+        super().__init__(params, lr, low=low, **options)
         for p in self.parameters():
             if p.ndim != 2:
-                raise ShapeError("Muon trains matrices", where=p.name or None, got=p.spec, fix="AdamW for the others")
+                raise ShapeError(
+                    "Muon needs matrices", where=p.name or None, got=p.spec, fix="use AdamW for the others"
+                )
 
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
-        """Numbers from 0 up, momentum below 1, a known adjustment."""
-        numbers = (options[n] for n in ("lr", "weight_decay", "momentum", "iterations", "eps"))
-        return all(n >= 0 for n in numbers) and options["momentum"] < 1 and options["adjust"] in MUON_ADJUST
+        """Also check that momentum is below 1 and `adjust` is known."""
+        return options["momentum"] < 1 and options["adjust"] in MUON_ADJUST and Optimizer.in_range(options)
 
     def moments(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """The running gradient."""

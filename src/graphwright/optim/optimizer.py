@@ -1,7 +1,7 @@
-"""What all optimizers share: groups of parameters, and carried state per parameter, eagerly and inside a plan.
+"""The base of all optimizers: parameter groups, state per parameter, and the step, eager or inside a plan.
 
-An optimizer is a row of `ops/optimize.py`: a step is one call of it per group, dtype and decay, over all parameters
-that have a gradient. State belongs to the parameter object, so it survives edits and undo.
+The update formula is an op of `ops/optimize.py`: a step calls it once per group, dtype and weight decay, on all
+parameters that have a gradient. State belongs to the parameter object, so it survives edits and undo.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from graphwright.errors import UsageError
 from graphwright.ops import call
 
 LOW = ("master", "stochastic", "nearest")
+_NOT_NEGATIVE = ("lr", "eps", "weight_decay", "momentum", "iterations")
 
 
 @runtime_checkable
@@ -26,17 +27,17 @@ class HasParameters(Protocol):
     """A module, program or model."""
 
     def parameters(self) -> Iterable[Parameter]:
-        """Trainable variables."""
+        """Iterate over the trainable variables."""
         ...
 
 
 class ParamGroup:
-    """Parameters that share a learning rate and options; `params` of a module or program are asked for at every step.
+    """Parameters that share a learning rate and options; those of a module or program are re-read at every step.
 
     Attributes:
-        lr: learning rate of the next step; compiled steps see a new one without a new plan.
-        initial_lr: that of the beginning, which schedules scale.
-        options: everything else, fixed.
+        lr: learning rate of the next step; compiled steps read it without planning again.
+        initial_lr: learning rate at construction, which schedules scale.
+        options: all other options, fixed.
     """
 
     def __init__(
@@ -48,12 +49,12 @@ class ParamGroup:
         self.rate = Variable(_scalar(lr, "float64"), name=name)
 
     def parameters(self) -> list[Parameter]:
-        """The members as they are now."""
+        """Return the present members."""
         return list(self.owner.parameters() if isinstance(self.owner, HasParameters) else self.owner)
 
     @property
     def lr(self) -> float:
-        """See the class."""
+        """Learning rate of the next step."""
         return self.rate.item()
 
     @lr.setter
@@ -62,13 +63,13 @@ class ParamGroup:
 
 
 @dataclass(slots=True)
-class State:
-    """What is carried for one parameter.
+class ParamState:
+    """Optimizer state of one parameter.
 
     Attributes:
-        name: what its variables are called by.
-        spec, lineage: of the parameter when the state was made.
-        steps: updates made, 0-d float32.
+        name: prefix of the names of its variables.
+        spec, lineage: spec and last change of shape of the parameter when the state was made.
+        steps: number of updates, 0-d float32.
         moments: by name, in float32 or wider.
         master: float32 weights of a 16-bit parameter, if the optimizer keeps them.
     """
@@ -81,7 +82,7 @@ class State:
     master: Variable | None
 
     def variables(self) -> Iterator[Variable]:
-        """All of it."""
+        """Iterate over all variables."""
         yield self.steps
         yield from self.moments.values()
         if self.master is not None:
@@ -89,22 +90,22 @@ class State:
 
 
 class Optimizer:
-    """Base of the optimizers: subclasses name their op, its options and its moments.
+    """Base of the optimizers: subclasses define their op, its options and its moments.
 
     Args:
         params: parameters, groups `{"params": ..., "lr": ..., **options}`, both mixed, or a module, program or model,
-            whose parameters are asked for at every step, so that those an edit adds are trained too.
-        lr: learning rate, >= 0; a group's own stands in the same ratio to it when `opt.lr` is set.
-        decay_matrices_only: no weight decay for parameters of fewer than two axes, in groups that name none themselves.
-        low: what becomes of digits that a 16-bit parameter has no room for: `master` keeps them in float32 weights of
-            the state; `stochastic` rounds bfloat16 at random, so that they are there on average, and keeps nothing;
-            `nearest` loses them.
-        options: all there are, with the values of this optimizer; a group may have its own.
+            whose parameters are re-read at every step, so that those added by an edit are trained too.
+        lr: learning rate, >= 0; setting `opt.lr` later scales the rates of all groups by the same factor.
+        decay_matrices_only: no weight decay for parameters of fewer than two axes, in groups without their own value.
+        low: how 16-bit parameters are updated: `master` keeps float32 weights in the state; `stochastic` rounds to
+            bfloat16 at random with the right mean and keeps no copy; `nearest` rounds and loses small updates. Each
+            continues from the present value of a parameter that an edit or undo set.
+        options: options of this optimizer with their values; a group may override them.
 
     Attributes:
-        state: what is carried for each parameter that had a step.
-        carried: names of further moments that the state of a parameter has, for others: sums of gradients.
-    Raises: UsageError for an option out of range or unknown, a parameter given twice, or none at all.
+        state: parameter -> its state, after its first step.
+        extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
+    Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
     """
 
     op: ClassVar[str]
@@ -119,12 +120,12 @@ class Optimizer:
         **options: Any,
     ) -> None:
         if low not in LOW:
-            raise UsageError("no such way to keep 16-bit parameters", expected=", ".join(LOW), got=low)
+            raise UsageError("unknown value of low", expected=", ".join(LOW), got=low)
         self.low = low
         self.name = type(self).__name__.lower()
         self.decay_matrices_only = decay_matrices_only
-        self.state: dict[Parameter, State] = {}
-        self.carried: tuple[str, ...] = ()
+        self.state: dict[Parameter, ParamState] = {}
+        self.extra_moments: tuple[str, ...] = ()
         self.param_groups: list[ParamGroup] = []
         self._taken: set[str] = set()
         self._options = frozenset(options)
@@ -138,24 +139,24 @@ class Optimizer:
             if isinstance(group, Mapping):
                 own = {k: v for k, v in group.items() if k not in ("params", "lr")}
                 if "params" not in group:
-                    raise UsageError("a group has params", got=", ".join(group))
+                    raise UsageError("a parameter group lacks 'params'", got=", ".join(group))
                 members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
                 rate = float(group.get("lr", lr))
                 if rate and not lr:
-                    raise UsageError("a group's lr keeps its ratio to the optimizer's, which is 0", got=rate)
+                    raise UsageError("a group has lr > 0 but the optimizer's lr is 0, so no ratio exists", got=rate)
                 self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
         if not self.param_groups:
-            raise UsageError("there is nothing to train", fix="give parameters, groups, a module or a program")
+            raise UsageError("the optimizer got no parameters", fix="pass parameters, groups, a module or a program")
         self.initial_lr = lr
         seen = list(self.parameters())
         if len(set(seen)) != len(seen):
-            raise UsageError("a parameter is given twice", fix="list each once; tied weights are one parameter")
+            raise UsageError("duplicate parameter", fix="list each parameter once; tied weights are one parameter")
 
     def _add_group(self, params: Any, lr: float, options: Mapping[str, Any], *, fallback: bool) -> None:
         unknown = options.keys() - self._options
         if unknown:
             known = ", ".join(("params", "lr", *sorted(self._options)))
-            raise UsageError(f"no option of {type(self).__name__}", expected=known, got=", ".join(sorted(unknown)))
+            raise UsageError(f"unknown option of {type(self).__name__}", expected=known, got=", ".join(sorted(unknown)))
         full = {**options, "lr": lr}
         if not self.in_range(full):
             raise UsageError("an option is out of range", where=type(self).__name__, got=full)
@@ -166,25 +167,32 @@ class Optimizer:
 
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
-        """Whether options, lr among them, are such that the op means something."""
-        return options["lr"] >= 0 and options["weight_decay"] >= 0
+        """Return True if the options, with lr, are valid; subclasses add their own conditions."""
+        betas = tuple(options.get("betas", (0.0, 0.0)))
+        decays = (*betas, options.get("alpha", 0.0))
+        return (
+            len(betas) == 2 and all(0 <= b < 1 for b in decays) and all(options.get(n, 0) >= 0 for n in _NOT_NEGATIVE)
+        )
 
     def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes of the op for a group's options."""
-        return {name: options[name] for name in self._options}
+        """Return the attributes of the op for a group's options."""
+        attrs = {name: options[name] for name in self._options}
+        if "betas" in attrs:
+            attrs["beta1"], attrs["beta2"] = attrs.pop("betas")
+        return attrs
 
     def moments(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Names of the op's moments, in its order."""
+        """Return the names of the op's moments, in its order."""
         raise NotImplementedError
 
     # -- parameters and rates ----------------------------------------------------------------------------------------
     def parameters(self) -> Iterator[Parameter]:
-        """Everything trained, as it is now."""
+        """Iterate over all trained parameters."""
         return (p for group in self.param_groups for p in group.parameters())
 
     @property
     def lr(self) -> float:
-        """Learning rate of the first group; setting it scales those of all groups alike."""
+        """Learning rate of the first group; setting it scales the rates of all groups by the same factor."""
         return self.param_groups[0].lr
 
     @lr.setter
@@ -194,7 +202,7 @@ class Optimizer:
             group.lr = value * (group.initial_lr / base) if base else value
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients; with `set_to_none=False` those there are become zeros, in their own memory."""
+        """Drop gradients, or with `set_to_none=False` set them to zero in their own memory."""
         for p in self.parameters():
             if set_to_none or p.grad is None:
                 p.grad = None
@@ -207,10 +215,10 @@ class Optimizer:
 
     # -- the step ----------------------------------------------------------------------------------------------------
     def step(self, *, found_inf: Tensor | None = None) -> None:
-        """One update of every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Args:
-            found_inf: 0-d float32; where it is not 0, weights, moments and counts keep their values (see GradScaler).
+            found_inf: 0-d float32; if it is not 0, weights, moments and counts keep their values (see GradScaler).
         """
         found = self._never if found_inf is None else found_inf
         with no_grad(), scoped(self.name):
@@ -239,7 +247,7 @@ class Optimizer:
                 p.assign(s.master.to(p.dtype))
 
     def _round(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
-        """The step of 16-bit parameters without masters: made in float32, rounded at once."""
+        """Update 16-bit parameters without master weights: compute in float32, then round."""
         names = self.moments(group.options)
         states = [self.state_of(p, names) for p in members]
         grads = [p.grad.to(float32) for p in members if p.grad is not None]
@@ -251,47 +259,52 @@ class Optimizer:
             variable.assign(value)
 
     # -- state -------------------------------------------------------------------------------------------------------
-    def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> State:
-        """State of a parameter: zero at first, and carried along where an edit of an axis gave it another shape.
+    def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> ParamState:
+        """Return the state of a parameter: zeros at first, remapped after an edit of its axes.
 
-        What stays keeps its moments bit for bit, in its new place; moments of new entries are 0, also of those that an
-        undo brings back. A shape that came about otherwise (a weight that was set) begins anew.
+        Entries that stay keep their moments bit for bit; moments of new entries are 0, also of entries that an undo
+        restores. After any other change of shape (a weight that was set) the state starts again from zeros.
         """
         found = self.state.get(p)
         if names is None:
             names = next((self.moments(g.options) for g in self.param_groups if p in set(g.parameters())), ())
-        names = (*names, *self.carried)
+        names = (*names, *self.extra_moments)
         if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
             for label in set(names) - found.moments.keys():
                 found.moments[label] = _zeros(p, f"{found.name}.{label}")
             return found
-        return self._new_state(p, names, found, None if found is None else carrier(found.spec, found.lineage, p))
+        return self._new_state(p, names, found, None if found is None else moment_remap(found.spec, found.lineage, p))
 
     def _new_state(
-        self, p: Parameter, names: Sequence[str], old: State | None, carry: Callable[[np.ndarray], np.ndarray] | None
-    ) -> State:
-        """A state in the parameter's shape and dtype: the old one carried over, or zeros."""
+        self,
+        p: Parameter,
+        names: Sequence[str],
+        old: ParamState | None,
+        remap: Callable[[np.ndarray], np.ndarray] | None,
+    ) -> ParamState:
+        """A state in the parameter's shape and dtype: the old one remapped, or zeros."""
         kind, name = wide(p.dtype), self._fresh_name(p) if old is None else old.name
 
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
-            keeps = before is not None and carry is not None
-            host = carry(before.data.to_numpy().copy()) if keeps else otherwise  # pyright: ignore[reportOptionalCall,reportOptionalMemberAccess]
+            host = otherwise
+            if before is not None and remap is not None:
+                host = remap(before.data.to_numpy().copy())
             return Variable(from_numpy(np.array(host, kind.numpy, order="C")).to(p.device), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
         moments = {label: variable(label, held.get(label), np.zeros(p.shape)) for label in names}
-        steps = 0.0 if old is None or carry is None else old.steps.data.item()
+        steps = 0.0 if old is None or remap is None else old.steps.data.item()
         master = None
-        if p.dtype.is_low and self.low == "master":  # where it does not round to it, a step takes the parameter's value
+        if p.dtype.is_low and self.low == "master":  # see _present
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
         count = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
-        made = State(name, p.spec, p.lineage, count, moments, master)
+        made = ParamState(name, p.spec, p.lineage, count, moments, master)
         self.state[p] = made
         return made
 
     def _fresh_name(self, p: Parameter) -> str:
-        """What the state of a parameter is called; two parameters may have one name."""
+        """A unique name for the state of a parameter, as two parameters may have the same name."""
         wanted = f"{self.name}.{p.name or f'param{len(self.state)}'}"
         name, count = wanted, 1
         while name in self._taken:
@@ -301,7 +314,7 @@ class Optimizer:
         return name
 
     def variables(self) -> dict[str, Variable]:
-        """Everything that a resumed run needs, by name."""
+        """Return everything that a resumed run needs, by name."""
         result = {group.rate.name: group.rate for group in self.param_groups}
         for group in self.param_groups:
             names = self.moments(group.options)
@@ -311,28 +324,28 @@ class Optimizer:
 
 
 def wide(dtype: DType) -> DType:
-    """The dtype in which a parameter of `dtype` is updated."""
+    """Return the dtype in which a parameter of `dtype` is updated."""
     return float32 if dtype.is_low else dtype
 
 
-def carrier(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
-    """How moments get from the shape they were made in to the present one; None if no edits of axes lead there.
+def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function that remaps moments to the parameter's present shape; None if no edits of axes lead there.
 
     Args:
         spec, lineage: of the parameter when the moments were made.
     """
-    steps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
-    for before, places in steps:
+    remaps, shape = list(remap_path(lineage, p.lineage)), spec.sizes
+    for before, index_maps in remaps:
         if shape != before:
             return None
-        shape = tuple(len(places[i]) if i in places else n for i, n in enumerate(shape))
+        shape = tuple(len(index_maps[i]) if i in index_maps else n for i, n in enumerate(shape))
 
-    def carry(moment: np.ndarray) -> np.ndarray:
-        for _, places in steps:
-            moment = remapped(moment, places)
+    def remap(moment: np.ndarray) -> np.ndarray:
+        for _, index_maps in remaps:
+            moment = remapped(moment, index_maps)
         return moment
 
-    return carry if shape == p.shape else None
+    return remap if shape == p.shape else None
 
 
 def _zeros(p: Parameter, name: str) -> Variable:
@@ -340,11 +353,11 @@ def _zeros(p: Parameter, name: str) -> Variable:
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:
-    """The value to step from: the master, but where it does not round to the parameter, that was set from outside."""
+    """The value to update: the master, or the parameter where it was set from outside: master does not round to it."""
     if master is None:
         return p
-    kept = call("eq", master.to(p.dtype), p)
-    return call("where", kept, master, p.to(master.dtype))
+    same = call("eq", master.to(p.dtype), p)
+    return call("where", same, master, p.to(master.dtype))
 
 
 def _scalar(value: float, kind: str) -> NDArray:

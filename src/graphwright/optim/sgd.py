@@ -1,4 +1,4 @@
-"""Gradient descent with momentum."""
+"""SGD: gradient descent with momentum."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class SGD(Optimizer):
 
     Args:
         params, lr, decay_matrices_only, low: see `Optimizer`.
-        momentum: μ.
-        dampening: δ; the first step takes the whole gradient.
+        momentum: μ, decay rate of the running gradient.
+        dampening: δ, the gradient enters with 1 - δ; the first step takes it undamped.
         weight_decay: λ of g + λ·θ.
-        nesterov: look ahead; needs momentum > 0 and dampening 0.
-        maximize: climb instead of descend.
+        nesterov: Nesterov momentum; requires momentum > 0 and dampening 0.
+        maximize: maximise instead of minimise.
     """
 
     op = "sgd_step"
@@ -35,24 +35,16 @@ class SGD(Optimizer):
         decay_matrices_only: bool = False,
         low: str = "master",
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            decay_matrices_only=decay_matrices_only,
-            low=low,
-            momentum=momentum,
-            dampening=dampening,
-            weight_decay=weight_decay,
-            nesterov=nesterov,
-            maximize=maximize,
-        )
+        options = {"momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        options |= {"nesterov": nesterov, "maximize": maximize}
+        super().__init__(params, lr, decay_matrices_only=decay_matrices_only, low=low, **options)
 
     @staticmethod
     def in_range(options: Mapping[str, Any]) -> bool:
-        """Numbers from 0 up; see `nesterov`."""
+        """Also check what `nesterov` requires."""
         ready = not options["nesterov"] or (options["momentum"] > 0 and options["dampening"] == 0)
-        return ready and all(options[n] >= 0 for n in ("lr", "momentum", "weight_decay"))
+        return ready and Optimizer.in_range(options)
 
     def moments(self, options: Mapping[str, Any]) -> tuple[str, ...]:
-        """The running gradient, if there is momentum."""
+        """The running gradient, unless momentum is 0."""
         return ("momentum",) if options["momentum"] else ()

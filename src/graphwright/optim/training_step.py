@@ -1,29 +1,21 @@
-"""A whole training step of a program as one plan: forward, backward, clipping and update, in one graph.
+"""A training step of a program compiled to one plan: forward, backward, clipping and update.
 
-The graph follows the program: after an edit the same step goes on, at the cost of what the edit touched, and moments
-follow the entries of their weights. Rates, counts and scales are variables, so a new value of one is no new plan.
+The step follows edits of the program: it re-plans only what an edit touched, and remaps moments with their weights.
+Learning rates, counts and loss scales are variables, so changing one needs no new plan.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Protocol
 
 import numpy as np
 
 from graphwright.array import CPU, Device, Spec, from_numpy
-from graphwright.autograd import (
-    Parameter,
-    Tensor,
-    Variable,
-    autocast_to,
-    changes,
-    no_grad,
-    scoped,
-    training,
-)
+from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, changes, no_grad, scoped, training
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
@@ -39,120 +31,120 @@ Loss = str | Callable[..., Tensor]
 _SUM = "gradient_sum"
 
 
-class Scaler(Protocol):
-    """A GradScaler."""
+class LossScaler(Protocol):
+    """An `amp.GradScaler`."""
 
     def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the factor."""
+        """Multiply the loss by the scale."""
         ...
 
     def unscale_(self, optimizer: Any) -> None:
-        """Divide gradients by the factor."""
+        """Divide gradients by the scale."""
         ...
 
     def step(self, optimizer: Any, *, waiting: Tensor | None = None) -> None:
-        """The optimizer's step, unless a gradient is infinite."""
+        """Run the optimizer's step unless a gradient is not finite."""
         ...
 
     def update(self, *, waiting: Tensor | None = None) -> None:
-        """Set the factor of the next step."""
+        """Set the scale of the next step."""
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """Options of a compiled step; see `compile_step`. Raises: UsageError for a number out of range."""
+
+    accumulate: int = 1
+    amp: object = None
+    scaler: LossScaler | None = None
+    clip: float | None = None
+    executor: str = "auto"
+    device: Device | str = CPU
+    remat: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.accumulate < 1 or (self.clip is not None and not (self.clip > 0 and isfinite(self.clip))):
+            got = f"accumulate {self.accumulate}, clip {self.clip}"
+            raise UsageError("a number is out of range", expected="accumulate >= 1, clip > 0 or None", got=got)
+
+
 class CompiledStep:
-    """See `compile_step`; called with the inputs by name, gives the loss, a tensor of no axes.
+    """A training step; call it with the inputs by name, it returns the loss, a 0-d tensor. See `compile_step`.
 
     Attributes:
-        source: the program that is trained.
-        optimizer, scaler, accumulate, clip: as they were given.
+        source: the trained program.
+        optimizer: updates the parameters.
+        settings: the options.
         inputs: specs by name.
         low: the dtype of autocast, or None.
     """
 
     def __init__(
-        self,
-        program: Program,
-        loss: Loss,
-        optimizer: Optimizer,
-        inputs: Mapping[str, Any],
-        *,
-        accumulate: int,
-        amp: object,
-        scaler: Scaler | None,
-        clip: float | None,
-        executor: str,
-        device: Device | str,
-        remat: int | None,
+        self, program: Program, loss: Loss, optimizer: Optimizer, inputs: Mapping[str, Any], settings: StepOptions
     ) -> None:
-        if accumulate < 1 or (clip is not None and not (clip > 0 and isfinite(clip))):
-            raise UsageError(
-                "a number is out of range", expected="accumulate >= 1, clip > 0 or None", got=(accumulate, clip)
-            )
-        self.source, self.optimizer, self.scaler = program, optimizer, scaler
-        self.accumulate, self.clip = accumulate, clip
-        self.low = None if amp is None else low_dtype(amp)
+        self.source, self.optimizer, self.settings = program, optimizer, settings
+        self.low = None if settings.amp is None else low_dtype(settings.amp)
         reads, self._names = _read_by(program, loss)
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
         self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
-        self._options = {"executor": executor, "device": Device.parse(device), "remat": remat}
+        device = Device.parse(settings.device)
+        self._planning = {"executor": settings.executor, "device": device, "remat": settings.remat}
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
-        if accumulate > 1:
-            optimizer.carried = (*dict.fromkeys((*optimizer.carried, _SUM)),)
+        if settings.accumulate > 1:
+            optimizer.extra_moments = (*dict.fromkeys((*optimizer.extra_moments, _SUM)),)
         self._made: TrainingStepGraph | RetracedStep | None = None
         self._known: Any = None
         self._plan: Plan | None = None
         self._seen = (-1, None)
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
-        """One step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs; as a plan's run."""
+        """Run one batch: a step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs."""
         self._refresh()
         assert self._plan is not None
         return Tensor(self._plan.executable().run({**feeds, **named} if feeds else named)["loss"])
 
     def bind(self) -> BoundCall:
-        """The step as it is now, of which inputs and loss are memory to write to and to read; see `Bound`.
-
-        It does not follow edits: bind again after one.
-        """
+        """Bind the present step to input and loss buffers; see `BoundCall`. Bind again after an edit."""
         return self.plan.bind()
 
     @property
     def program(self) -> Program:
-        """The whole step as a program, to look at: its nodes are the forward's names, `grad.*` and the update's."""
+        """The whole step as a program, for inspection: the forward's nodes, `grad.*` and the update's."""
         self._refresh()
         assert self._made is not None
         return self._made.program
 
     @property
     def plan(self) -> Plan:
-        """The plan of the next call."""
+        """Plan of the next call."""
         self._refresh()
         assert self._plan is not None
         return self._plan
 
     def variables(self) -> dict[str, Variable]:
-        """What it carries beside the model, the optimizer and the scaler: how many batches were accumulated."""
+        """Return the step's own state: the number of accumulated batches."""
         return {self._count.name: self._count}
 
     def options(self) -> dict[str, Any]:
-        """What a training that is continued must agree with, as JSON can have it."""
+        """Return what a resumed training must agree with, as JSON values."""
         return {
             "inputs": {name: str(spec) for name, spec in self.inputs.items()},
-            "accumulate": self.accumulate,
+            "accumulate": self.settings.accumulate,
             "autocast": None if self.low is None else self.low.name,
-            "clip": self.clip,
-            **{name: None if value is None else str(value) for name, value in self._options.items()},
+            "clip": self.settings.clip,
+            **{name: None if value is None else str(value) for name, value in self._planning.items()},
         }
 
-    # -- keeping up --------------------------------------------------------------------------------------------------
+    # -- updates ----------------------------------------------------------------------------------------------------
     def _refresh(self) -> None:
-        """Bring the step and its plan up to the program, the parameters and the mode as they are."""
+        """Update the step and its plan to the present program, parameters and mode."""
         if self._seen == (changes.count, training()):
             return
         now = (self.source.version, self.source.checkpoints, training())
         now += tuple((id(p), p.requires_grad, p.spec, p.lineage) for p in self.optimizer.parameters())
         if self._made is None or now != self._known or not self._made.fresh:
-            made, self._made, self._known = self._made, None, None  # after an error it is not kept
+            made, self._made, self._known = self._made, None, None  # discarded if an error follows
             if made is not None and made.usable:
                 made.update()
             else:
@@ -161,7 +153,7 @@ class CompiledStep:
                     made = kind(self.source, self._task)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
-            self._plan = plan_for(self._made.program, self.inputs, **self._options)
+            self._plan = plan_for(self._made.program, self.inputs, **self._planning)
         self._seen = (changes.count, training())
 
     def _trained(self) -> Iterable[Parameter]:
@@ -175,25 +167,25 @@ class CompiledStep:
             else:
                 loss = self._loss(**{name: given[name] for name in self._names})
         if not isinstance(loss, Tensor) or loss.shape:
-            raise UsageError("the loss is a tensor of no axes", where=self.source.name, got=getattr(loss, "spec", loss))
-        root = loss if self.accumulate == 1 else loss / float(self.accumulate)
-        return root if self.scaler is None else self.scaler.scale(root), {"loss": loss.detach()}
+            raise UsageError("the loss must be a 0-d tensor", where=self.source.name, got=getattr(loss, "spec", loss))
+        root = loss if self.settings.accumulate == 1 else loss / float(self.settings.accumulate)
+        return root if self.settings.scaler is None else self.settings.scaler.scale(root), {"loss": loss.detach()}
 
     def _update(self) -> None:
-        """What happens to the gradients, as the eager loop would say it."""
-        waiting = self._accumulated() if self.accumulate > 1 else None
-        if self.scaler is not None and self.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-        if self.clip is not None:
-            clip_grad_norm_(self.optimizer.parameters(), self.clip)
-        if self.scaler is None:
+        """Process gradients and update, in the order of an eager loop."""
+        waiting = self._accumulated() if self.settings.accumulate > 1 else None
+        if self.settings.scaler is not None and self.settings.clip is not None:
+            self.settings.scaler.unscale_(self.optimizer)
+        if self.settings.clip is not None:
+            clip_grad_norm_(self.optimizer.parameters(), self.settings.clip)
+        if self.settings.scaler is None:
             self.optimizer.step(found_inf=waiting)
             return
-        self.scaler.step(self.optimizer, waiting=waiting)
-        self.scaler.update(waiting=waiting)
+        self.settings.scaler.step(self.optimizer, waiting=waiting)
+        self.settings.scaler.update(waiting=waiting)
 
     def _accumulated(self) -> Tensor:
-        """Add the gradients to those of the batches before; returns 1 unless this is the last batch of a step."""
+        """Add the gradients to those of earlier batches; return 0 on the last batch of a step, else 1."""
         with no_grad(), scoped("accumulate"):
             first, count = call("eq", self._count, 0.0), self._count + 1.0
             for p in self.optimizer.parameters():
@@ -202,7 +194,7 @@ class CompiledStep:
                     summed = call("where", first, p.grad, total + p.grad)
                     total.assign(summed)
                     p.grad = summed
-            last = call("ge", count, float(self.accumulate))
+            last = call("ge", count, float(self.settings.accumulate))
             self._count.assign(call("where", last, 0.0, count))
             return call("where", last, 0.0, call("full_like", count, value=1.0))
 
@@ -215,49 +207,38 @@ def compile_step(
     *,
     accumulate: int = 1,
     amp: object = None,
-    scaler: Scaler | None = None,
+    scaler: LossScaler | None = None,
     clip: float | None = None,
     executor: str = "auto",
     device: Device | str = CPU,
     remat: int | None = None,
 ) -> CompiledStep:
-    """A training step of a program as one plan: forward, backward, clipping and update.
+    """Compile a training step of a program to one plan: forward, backward, clipping and update.
 
-    An edit between two steps, or its undo, is noticed at the next one: what the edit touched is rebuilt and planned
-    again, nothing is traced anew, and moments follow their weights. Learning rates, counts and the loss scale are
-    read from variables.
+    The next call after an edit or undo re-plans what the edit touched, without re-tracing, and remaps moments with
+    their weights. Learning rates, counts and the loss scale are read from variables.
 
     Args:
-        program: a forward pass; what it writes (statistics, a generator's key) is written as in any run.
+        program: a forward pass; the states it assigns (statistics, a generator's key) are assigned as in any run.
         loss: name of an output that is the loss, or a function whose parameters name outputs of the program and inputs
             of the step: `lambda logits, targets: cross_entropy(logits, targets)`. It may read parameters of its own.
-        optimizer: its parameters are trained, those of them that the loss reads.
-        inputs: per input of the program, and of the loss, a Spec or an example array; for the program's own a shape.
+        optimizer: trains those of its parameters that the loss reads.
+        inputs: per input of the program and of the loss, a Spec or an example array; for the program's also a shape.
         accumulate: batches per update. Gradients of loss / accumulate are summed; every call is one batch.
         amp: `bfloat16` or `float16` to run forward and loss under autocast.
         scaler: a GradScaler, for float16.
-        clip: largest norm of all gradients together; None for no limit.
-        executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives
-            the bits of the eager loop.
-    Raises: UsageError for a number out of range or an input that is missing or unknown.
+        clip: maximum norm of all gradients together; None for no limit.
+        executor, device, remat: see `graphwright.plan.compile`; "auto" may use the VM, "aten" gives the bits of the
+            eager loop.
+    Raises: UsageError for a number out of range; FeedError for a missing, unknown or mismatched input.
     """
     return CompiledStep(
-        program,
-        loss,
-        optimizer,
-        inputs,
-        accumulate=accumulate,
-        amp=amp,
-        scaler=scaler,
-        clip=clip,
-        executor=executor,
-        device=device,
-        remat=remat,
+        program, loss, optimizer, inputs, StepOptions(accumulate, amp, scaler, clip, executor, device, remat)
     )
 
 
 def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Outputs of the program that the loss reads, and the names of all that it reads."""
+    """Names of the program's outputs that the loss reads, and of everything it reads."""
     outputs = program.output_names()
     if isinstance(loss, str):
         program.output(loss)
@@ -275,20 +256,20 @@ def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, 
 
 
 def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) -> dict[str, Spec]:
-    """Specs of all inputs of a step. Raises: FeedError."""
+    """Specs of all inputs of a step. Raises: FeedError listing all problems."""
     declared = {program.path(n): program.spec(n) for n in program.inputs()}
     wanted = [*declared, *(n for n in names if n not in declared and n not in program.output_names())]
-    wrong = [f"{name}: not an input of the program or the loss" for name in inputs if name not in wanted]
+    wrong = [f"{name}: no such input of the program or the loss" for name in inputs if name not in wanted]
     wrong += [f"{name}: missing" for name in wanted if name not in inputs]
     taken = {program.path(n) for n in program.nodes()} - declared.keys()
-    wrong += [f"{name}: a node of the program has this name" for name in wanted if name in taken]
+    wrong += [f"{name}: name already used by a node of the program" for name in wanted if name in taken]
     found: dict[str, Spec] = {}
     for name in wanted:
         if name not in inputs:
             continue
         spec = spec_of(inputs[name], declared[name].dtype if name in declared else None)
         if spec is None:
-            wrong.append(f"{name}: a shape alone does not say its dtype: give a Spec or an example")
+            wrong.append(f"{name}: a shape has no dtype: pass a Spec or an example array")
         else:
             found[name] = spec
     dims: dict[str, int] = {}
@@ -296,8 +277,5 @@ def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) ->
         if name in found and (found[name].dtype is not spec.dtype or not spec.match(found[name].sizes, dims)):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {found[name]}")
     if wrong:
-        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=program.name)
+        raise FeedError("inputs do not match:\n  " + "\n  ".join(wrong), where=program.name)
     return found
-
-
-__all__ = ["CompiledStep", "compile_step"]

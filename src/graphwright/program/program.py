@@ -21,6 +21,7 @@ from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Unpack
 
     from graphwright.array import NDArray
     from graphwright.autograd import Variable
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from graphwright.program.axes.axes import Axes
     from graphwright.program.axes.units import Units
     from graphwright.program.diff import ProgramDiff
+    from graphwright.program.draw import NodeNote, PictureOptions
     from graphwright.program.editing.journal import Entry, Journal
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.gates import Gates
@@ -186,23 +188,44 @@ class Program(Editable):
         return load_parameters(self, path, strict)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
-    def to_dot(self, path: StrPath | None = None, **options: Any) -> str:
-        """A picture as Graphviz DOT, also written to `path` if given; see `graphwright.program.draw.to_dot`."""
+    def to_dot(
+        self,
+        path: StrPath | None = None,
+        *,
+        color: str | Mapping[Any, float | NodeNote] | None = "family",
+        scale: str = "linear",
+        **options: Unpack[PictureOptions],
+    ) -> str:
+        """Draw the program as Graphviz DOT and write it to `path` if given; see `graphwright.program.draw.to_dot`."""
         from graphwright.program.draw import to_dot, written
 
-        return written(to_dot(self, **options), path)
+        return written(to_dot(self, color, scale, **options), path)
 
-    def to_svg(self, path: StrPath | None = None, **options: Any) -> str:
-        """A picture as SVG, also written to `path` if given; see `graphwright.program.draw.to_svg`."""
+    def to_svg(
+        self,
+        path: StrPath | None = None,
+        *,
+        overlay: Mapping[Any, float | NodeNote] | None = None,
+        scale: str = "linear",
+        **options: Unpack[PictureOptions],
+    ) -> str:
+        """Draw the program as SVG and write it to `path` if given; see `graphwright.program.draw.to_svg`."""
         from graphwright.program.draw import to_svg, written
 
-        return written(to_svg(self, **options), path)
+        return written(to_svg(self, overlay, scale, **options), path)
 
-    def to_html(self, path: StrPath | None = None, **options: Any) -> str:
-        """A page with groups to open and close, also written to `path`; see `graphwright.program.draw.to_html`."""
+    def to_html(
+        self,
+        path: StrPath | None = None,
+        *,
+        overlay: Mapping[Any, float | NodeNote] | None = None,
+        scale: str = "linear",
+        **options: Unpack[PictureOptions],
+    ) -> str:
+        """Draw the program as an HTML page whose groups open and close; see `graphwright.program.draw.to_html`."""
         from graphwright.program.draw import to_html, written
 
-        return written(to_html(self, **options), path)
+        return written(to_html(self, overlay, scale, **options), path)
 
     def _repr_html_(self) -> str:
         from graphwright.program.draw import notebook

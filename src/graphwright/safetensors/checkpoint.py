@@ -1,7 +1,7 @@
-"""A checkpoint as users have it: a file, or a directory with a file or an index and shards; seen as one set of keys.
+"""A checkpoint: a file, or a directory with one file or an index and shards, seen as one set of keys.
 
-Every header is read at opening, no payload. The names in an index are not trusted: a shard is a plain file of the same
-directory, and every key lies in exactly the shard that the index names.
+Opening reads every header and no payload. The index is not trusted: a shard must be a plain file of the same
+directory, and every key must be in exactly the shard that the index names.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INDEX_SUFFIX = ".safetensors.index.json"
 class Checkpoint:
     """The tensors at `path`: a `.safetensors` file, an index, or a directory with `<stem>.safetensors` or an index.
 
-    Where a directory has one whole file and an index, the file wins, as in transformers.
+    If a directory has both a whole file and an index, the file is used, as in transformers.
 
     >>> checkpoint = Checkpoint("TinyLlama-1.1B")
     >>> checkpoint.info("model.norm.weight").tag, checkpoint.nbytes
@@ -65,30 +65,30 @@ class Checkpoint:
         self.close()
 
     def keys(self) -> tuple[str, ...]:
-        """All keys in file order: shards by name, tensors by their place in the shard."""
+        """Return all keys in file order: shards by name, tensors by their offset in the shard."""
         return tuple(self._file_of)
 
     def infos(self) -> tuple[TensorInfo, ...]:
-        """What the headers say of each tensor, in file order. Offsets count within each file."""
+        """Return the header entries of all tensors, in file order. Offsets are relative to each file."""
         return tuple(info for file in self.files for info in file.infos)
 
     def file_of(self, key: str) -> TensorFile:
-        """The file that holds a tensor. Raises: UnknownKey."""
+        """Return the file that holds a tensor. Raises: UnknownKey."""
         try:
             return self._file_of[key]
         except KeyError:
             raise unknown_key(key, {info.key: info for info in self.infos()}, self.path) from None
 
     def info(self, key: str) -> TensorInfo:
-        """Dtype tag, shape and byte range of a tensor. Raises: UnknownKey."""
+        """Return dtype tag, shape and byte range of a tensor. Raises: UnknownKey."""
         return self.file_of(key).info(key)
 
     def bytes(self, key: str) -> memoryview:
-        """[nbytes] uint8 view of a tensor, as `TensorFile.bytes`. Raises: UnknownKey, CheckpointChanged."""
+        """Return a [nbytes] uint8 view of a tensor, as `TensorFile.bytes`. Raises: UnknownKey, CheckpointChanged."""
         return self.file_of(key).bytes(key)
 
     def close(self) -> None:
-        """Let go of all files; views handed out stay good."""
+        """Close all files; returned views stay valid."""
         for file in self.files:
             file.close()
 
@@ -96,7 +96,7 @@ class Checkpoint:
 def _find(path: Path, stem: str) -> Path:
     if not path.is_dir():
         if not path.exists():
-            raise CheckpointNotFound("there is nothing here", where=path)
+            raise CheckpointNotFound("the path does not exist", where=path)
         refuse_by_name(path)
         return path
     for name in (f"{stem}.safetensors", stem + INDEX_SUFFIX):
@@ -139,7 +139,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
     except JsonError as error:
         raise IndexFileError(error.rule, error.key, where=index, expected=error.expected, got=error.got) from error
     except UnreadableFile as error:
-        raise CheckpointError("cannot read the index", where=index, got=error.got) from error
+        raise CheckpointError("cannot read the checkpoint index", where=index, got=error.got) from error
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise IndexFileError("weight_map", where=index)
@@ -150,7 +150,7 @@ def _read_weight_map(index: Path) -> dict[str, str]:
 
 
 def _check_shard(index: Path, name: str) -> None:
-    """A shard is a plain name in the directory of its index; a link may lead to the `blobs` of the same hub cache."""
+    """Check that a shard is a plain file name in the index's directory; links into the same hub cache are allowed."""
     if "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
         raise IndexFileError("shard_name", name, where=index)
     refuse_by_name(index.parent / name)

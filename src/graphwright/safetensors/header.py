@@ -1,7 +1,7 @@
-"""The header of a safetensors file: which tensor lies where. Checked against every limit before anything relies on it.
+"""The header of a safetensors file: key, dtype, shape and byte range of each tensor, fully validated.
 
-A file is the length N as u64 little-endian, N bytes of JSON, then the payload; a tensor's offsets count from the
-payload's start. Reading takes time linear in N and memory below 40 N; each broken rule is a `HeaderError(rule, key)`.
+A file is the length N as u64 little-endian, N bytes of JSON, then the payload; offsets of tensors are relative to the
+payload. Reading takes time linear in N and memory below 40 N; each broken rule is a `HeaderError(rule, key)`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ BITS: dict[str, int] = {
     **dict.fromkeys(["F6_E2M3", "F6_E3M2"], 6),
     "F4": 4,
 }
-"""Bits per element of each dtype tag of the format. A tag that is not here is carried as opaque bytes."""
+"""Bits per element of each dtype tag of the format. Tensors with other tags are treated as opaque bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor as the header tells it: dtype tag, shape, and its range `begin:end` of payload bytes."""
+    """One tensor of a header: dtype tag, shape, and its range `begin:end` of payload bytes."""
 
     key: str
     tag: str
@@ -45,7 +45,7 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """Size in the file."""
         return self.end - self.begin
 
     @property
@@ -55,13 +55,13 @@ class TensorInfo:
 
     @property
     def bits(self) -> int | None:
-        """Bits per element; None for a tag not known yet."""
+        """Bits per element; None for an unknown tag."""
         return BITS.get(self.tag)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A checked header: tensors in the order of their bytes, `__metadata__`, and where in the file the payload starts.
+    """A validated header: tensors in the order of their bytes, `__metadata__`, and the offset of the payload.
 
     `payload_offset` is in bytes from the start of the file.
     """
@@ -72,8 +72,8 @@ class Header:
 
 
 def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
-    """N, from the first 8 bytes of a file of `file_bytes` bytes. Raises: HeaderError("length")."""
-    fix = "the file is cut short, or no safetensors file: copy it again"
+    """Return N from the first 8 bytes of a file of `file_bytes` bytes. Raises: HeaderError("length")."""
+    fix = "the file is truncated or not a safetensors file: copy it again"
     if len(prefix) < LENGTH.size:
         raise HeaderError("length", where=where, expected="8 bytes or more", got=f"{len(prefix)} bytes", fix=fix)
     (length,) = LENGTH.unpack_from(prefix)
@@ -84,11 +84,11 @@ def header_length(prefix: bytes, file_bytes: int, where: object = None) -> int:
 
 
 def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Header:
-    """Check the N bytes of JSON that precede a payload of `payload_bytes` bytes.
+    """Parse and validate the N bytes of JSON before a payload of `payload_bytes` bytes.
 
     Args:
         text: the JSON, padded with spaces at its end.
-        payload_bytes: bytes that follow it in the file.
+        payload_bytes: size of the payload after it.
         where: file named in errors.
     Raises: HeaderError(rule, key) with a rule of `HEADER_RULES`.
     """
@@ -110,9 +110,9 @@ def parse_header(text: bytes, payload_bytes: int, where: object = None) -> Heade
 
 
 def build_header(infos: Iterable[TensorInfo], metadata: Mapping[str, str]) -> bytes:
-    """The start of a file: length and JSON, padded so that the payload starts at a multiple of 8.
+    """Return the start of a file: length and JSON, padded so that the payload starts at a multiple of 8.
 
-    The result is read back before it is returned, so what is written obeys the rules that reading checks.
+    The result is parsed again before it is returned, so that every written header passes the reader's checks.
     Raises: HeaderError(rule, key).
     """
     entries: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
@@ -146,7 +146,7 @@ def _entry(key: str, fields: Any, where: object) -> TensorInfo:
         raise HeaderError("shape", key, where=where, got=type(shape).__name__)
     if len(shape) > MAX_RANK:
         raise HeaderError("rank", key, where=where, got=len(shape))
-    if not all(type(dim) is int and dim >= 0 for dim in shape):  # bool is an int to isinstance
+    if not all(type(dim) is int and dim >= 0 for dim in shape):  # type(), because a bool is an instance of int
         raise HeaderError("shape", key, where=where, got=shape)
     if not (isinstance(offsets, list) and len(offsets) == 2 and all(type(at) is int for at in offsets)):
         raise HeaderError("offsets", key, where=where)
@@ -159,9 +159,11 @@ def _entry(key: str, fields: Any, where: object) -> TensorInfo:
 
 def _check_size(key: str, tag: str, shape: list[int], nbytes: int, where: object) -> None:
     numel = 1
-    for dim in shape:  # in order, so that [2**63, 2, 0] is refused as by the format's library, and no number grows
+    for (
+        dim
+    ) in shape:  # in order, so that [2**63, 2, 0] is refused as by the safetensors library, and numbers stay small
         numel *= dim
-        if numel >= _U64 or dim >= _U64:  # the latter beside a zero
+        if numel >= _U64 or dim >= _U64:  # the second test matters beside a 0
             raise HeaderError("overflow", key, where=where, got=shape)
     bits = BITS.get(tag)
     if bits is None:
@@ -181,5 +183,5 @@ def _check_tiling(infos: list[TensorInfo], payload_bytes: int, where: object) ->
             raise HeaderError("tiling", info.key, where=where, expected=f"begin {reached}", got=info.begin)
         reached = info.end
     if reached != payload_bytes:
-        fix = "the file is cut short, or something hangs behind: copy it again"
+        fix = "the file is truncated or has trailing bytes: copy it again"
         raise HeaderError("tiling", where=where, expected=f"{reached} bytes of payload", got=payload_bytes, fix=fix)

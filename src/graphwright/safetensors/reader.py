@@ -1,8 +1,8 @@
-"""One safetensors file, opened by its header alone. Bytes are mapped when they are first asked for, never written.
+"""Read a safetensors file: the header at opening, the bytes by a memory map on first use. The file is never written.
 
-The mapping is private and writable. Writable, because torch takes a read-only buffer only under a warning; private, so
-that a write lands in a page of this process and the file stays as it is. It reserves no memory, or a file larger than
-RAM could not be mapped at all. Copies of tensors into other files are read from the file, not from the mapping.
+The mapping is private and writable: writable because torch warns about read-only buffers; private so that a write
+changes a page of this process and never the file. It reserves no memory, so that files larger than RAM can be mapped.
+Tensors copied into other files are read from the file, not from the mapping.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ _CONVERT = (
 
 
 def conversion_command(path: Path) -> str:
-    """A shell line that turns a PyTorch file into safetensors, with torch's loader that runs no code."""
+    """Return a shell command that converts a PyTorch file to safetensors with torch's weights-only loader."""
     target = path.with_suffix(".safetensors")
-    if target == path:  # a pickle under that name: not over itself
+    if target == path:  # a pickle with that suffix: do not overwrite it
         target = path.with_stem(f"{path.stem}-converted")
     arguments = [_CONVERT, str(path), str(target)]
     return "python -c " + " ".join(map(shlex.quote, arguments))
 
 
 def refuse_by_name(path: Path) -> None:
-    """Raises: UnsafeFile if the suffix is one that pickles go by."""
+    """Raises: UnsafeFile if the suffix is one of pickle files."""
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise _unsafe(path, f"a {path.suffix} file")
 
 
 def refuse_by_magic(path: Path, start: bytes) -> None:
-    """Raises: UnsafeFile if `start`, the first 9 bytes or more, begins a pickle or a zip archive.
+    """Raises: UnsafeFile if `start`, at least the first 9 bytes, begins a pickle or a zip archive.
 
-    A header of 640 bytes has a length that begins like a pickle (80 02); the brace after it tells them apart.
+    The length of a 640-byte header begins like a pickle (80 02); the brace after it tells them apart.
     """
     if start[8:9] == b"{" and start[4:8] == bytes(4):
         return
@@ -77,12 +77,12 @@ def _unsafe(path: Path, got: str) -> UnsafeFile:
     )
 
 
-CHUNK = 4 << 20  # bytes read at once when copying: large enough to hide the call, small beside any tensor that matters
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the value of Linux; Python names it from 3.13 on
+CHUNK = 4 << 20  # bytes per read when copying: large beside the call overhead, small beside large tensors
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # the value on Linux; in Python from 3.13 on
 
 
 class FileIdentity(NamedTuple):
-    """What tells a file from the one that was opened: size in bytes, time of change in ns, inode and device."""
+    """The identity of an opened file: size in bytes, modification time in ns, inode and device."""
 
     size: int
     mtime_ns: int
@@ -91,12 +91,12 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, found: os.stat_result) -> FileIdentity:
-        """The identity in a stat result."""
+        """Return the identity in a stat result."""
         return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
 
 class TensorFile:
-    """A safetensors file of which only the header has been read. Holds no open file until bytes are asked for.
+    """A safetensors file of which only the header was read. Holds no open file until bytes are requested.
 
     >>> TensorFile("model.safetensors").info("lm_head.weight").shape
     (32000, 2048)
@@ -128,18 +128,18 @@ class TensorFile:
         self.close()
 
     def info(self, key: str) -> TensorInfo:
-        """What the header says of a tensor. Raises: UnknownKey."""
+        """Return the header entry of a tensor. Raises: UnknownKey."""
         try:
             return self._by_key[key]
         except KeyError:
             raise unknown_key(key, self._by_key, self.path) from None
 
     def bytes(self, key: str) -> memoryview:
-        """[nbytes] uint8 view of a tensor in the mapping, writable, without reading it; a write never reaches the file.
+        """Return a writable [nbytes] uint8 view of a tensor in the mapping; writes never reach the file.
 
-        The view outlives `close()`. Its address is aligned only as far as the file's header length allows.
-        The file is checked just before; if another process cuts it off after that, the system ends this process at the
-        first touch of a page that is gone, which no check can prevent.
+        The view outlives `close()`. Its alignment depends on the header length of the file.
+        The file is checked before mapping. If another process truncates it later, the operating system terminates this
+        process at the first access to a missing page, which no check can prevent.
         Raises: UnknownKey; CheckpointChanged; CheckpointClosed.
         """
         info = self.info(key)
@@ -150,16 +150,16 @@ class TensorFile:
         return memoryview(self._mapping())[start + info.begin : start + info.end]
 
     def chunks(self, key: str) -> Iterator[bytes]:
-        """The bytes of a tensor as the file holds them, in pieces. Raises: UnknownKey; CheckpointChanged."""
+        """Yield the bytes of a tensor, read from the file in pieces. Raises: UnknownKey; CheckpointChanged."""
         info = self.info(key)
         return self._read(self.payload_offset + info.begin, self.payload_offset + info.end)
 
     def file_chunks(self) -> Iterator[bytes]:
-        """The bytes of the whole file, header included, in pieces. Raises: CheckpointChanged."""
+        """Yield the bytes of the whole file, header included, in pieces. Raises: CheckpointChanged."""
         return self._read(0, self.identity.size)
 
     def check_unchanged(self) -> None:
-        """Raises: CheckpointChanged if the path no longer leads to the file that was opened; CheckpointClosed."""
+        """Raises: CheckpointChanged if the path is no longer the file that was opened; CheckpointClosed."""
         if self._closed:
             raise CheckpointClosed("the file was closed", where=self.path, fix="open it again")
         try:
@@ -170,7 +170,7 @@ class TensorFile:
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Raises: CheckpointChanged if the file under the mapping was written to. One that replaced it is no matter."""
+        """Raises: CheckpointChanged if the mapped file was written to. A file that replaced it does not matter."""
         try:
             now = FileIdentity.of(os.stat(self.path))
         except OSError:
@@ -179,7 +179,7 @@ class TensorFile:
             raise self._changed(now)
 
     def close(self) -> None:
-        """Let go of the file. Views handed out stay good; the memory is freed with the last of them."""
+        """Close the file. Returned views stay valid; the memory is freed with the last of them."""
         self._closed = True
         self._map = None
 
@@ -198,11 +198,11 @@ class TensorFile:
             while begin < end:
                 chunk = _read_at(fd, begin, min(CHUNK, end - begin))
                 if not chunk:
-                    raise self._changed("it ends early")
+                    raise self._changed("the file is shorter than before")
                 begin += len(chunk)
                 yield chunk
             if FileIdentity.of(os.fstat(fd)) != self.identity:
-                raise self._changed("it was written to while it was read")
+                raise self._changed("the file was written while it was read")
         finally:
             os.close(fd)
 
@@ -228,8 +228,8 @@ class TensorFile:
 
 
 def unknown_key(key: str, known: dict[str, TensorInfo], where: object) -> UnknownKey:
-    """The error for a key that is not there, with the nearest that are."""
-    import difflib  # late: only a mistake needs it
+    """Return the error for an unknown key, with similar keys."""
+    import difflib  # late: only errors need it
 
     near = difflib.get_close_matches(key, list(known)[:5000], n=3)
     fix = f"nearest keys: {', '.join(near)}" if near else None
@@ -238,7 +238,7 @@ def unknown_key(key: str, known: dict[str, TensorInfo], where: object) -> Unknow
 
 def _open_for_reading(path: Path) -> int:
     extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    return os.open(path, os.O_RDONLY | extra)  # non-blocking: a named pipe must not make anybody wait
+    return os.open(path, os.O_RDONLY | extra)  # non-blocking, so that a named pipe does not block
 
 
 def _read_header(path: Path) -> tuple[Header, FileIdentity]:
@@ -250,7 +250,7 @@ def _read_header(path: Path) -> tuple[Header, FileIdentity]:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise CheckpointError("this is no regular file", where=path, expected="a safetensors file")
+            raise CheckpointError("not a regular file", where=path, expected="a safetensors file")
         identity = FileIdentity.of(found)
         start = _read_at(fd, 0, LENGTH.size + 1)
         refuse_by_magic(path, start)
@@ -266,7 +266,7 @@ def _read_header(path: Path) -> tuple[Header, FileIdentity]:
 
 
 def _read_at(fd: int, at: int, nbytes: int) -> bytes:
-    os.lseek(fd, at, os.SEEK_SET)  # pread would do both, where it exists
+    os.lseek(fd, at, os.SEEK_SET)  # os.pread does not exist on all platforms
     return os.read(fd, nbytes)
 
 

@@ -1,7 +1,7 @@
-"""Writing one safetensors file: the header, then one tensor after another, so memory holds one tensor at most.
+"""Write safetensors files: the header, then one tensor after another, so that memory holds one tensor at most.
 
-The file appears whole or not at all (`AtomicFile`), in the order given, with the bytes given; its payload starts at a
-multiple of 8. A tensor that comes from another file is copied from the file, bit for bit, whatever its dtype.
+A file appears complete or not at all (`AtomicFile`), with tensors in the given order; its payload starts at a multiple
+of 8. Tensors from another file are copied bit for bit, whatever their dtype.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from graphwright.safetensors.reader import TensorFile
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Bytes of a tensor that lie in a file already, under `key`."""
+    """Bytes of a tensor stored in a file under `key`."""
 
     file: TensorFile
     key: str
@@ -33,10 +33,10 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)  # buffers do not compare
 class TensorData:
-    """A tensor to write: its key, dtype tag, shape, and where its bytes come from.
+    """A tensor to write: its key, dtype tag, shape, and the source of its bytes.
 
-    `data` is a C-contiguous buffer (numpy array, bytes, memoryview), a function that makes one when its turn has come,
-    or `Stored`. `nbytes` need be given only for a dtype tag that is not in `BITS` when `data` is a function.
+    `data` is a C-contiguous buffer (numpy array, bytes, memoryview), a function that returns one when it is written,
+    or `Stored`. `nbytes` is needed only for a dtype tag that is not in `BITS` when `data` is a function.
     """
 
     key: str
@@ -47,14 +47,14 @@ class TensorData:
 
     @classmethod
     def stored(cls, source: Checkpoint | TensorFile, key: str, name: str | None = None) -> TensorData:
-        """A tensor of a checkpoint as it is, to be written under `name` (default: the same key). Raises: UnknownKey."""
+        """Return a tensor of a checkpoint, to be written under `name` (default: its key). Raises: UnknownKey."""
         file = source.file_of(key) if isinstance(source, Checkpoint) else source
         info = file.info(key)
         return cls(key if name is None else name, info.tag, info.shape, Stored(file, key), info.nbytes)
 
     @property
     def size(self) -> int:
-        """Bytes that the tensor takes in a file. Raises: UsageError if nothing says."""
+        """Size of the tensor in the file in bytes. Raises: UsageError if it cannot be determined."""
         if self.nbytes is not None:
             return self.nbytes
         if (bits := BITS.get(self.tag)) is not None:
@@ -62,18 +62,18 @@ class TensorData:
         if isinstance(self.data, Stored):
             return self.data.file.info(self.data.key).nbytes
         if callable(self.data):
-            raise UsageError("the size of this tensor is not known", where=self.key, got=self.tag, fix="give nbytes")
+            raise UsageError("the tensor size is unknown", where=self.key, got=self.tag, fix="pass nbytes")
         return flat_bytes(self.data).nbytes
 
     def is_untouched(self, file: TensorFile) -> bool:
-        """True if this is the tensor that `file` has under the same key, with nothing changed."""
+        """Return True if this is the unchanged tensor of `file` under the same key."""
         if not isinstance(self.data, Stored) or self.data != Stored(file, self.key):
             return False
         info = file.info(self.key)
         return (self.tag, self.shape) == (info.tag, info.shape)
 
     def chunks(self) -> Iterator[Buffer]:
-        """Its bytes, in order."""
+        """Yield the bytes in order."""
         if isinstance(self.data, Stored):
             yield from self.data.file.chunks(self.data.key)
         else:
@@ -81,14 +81,14 @@ class TensorData:
 
 
 def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[str, str] | None = None) -> Header:
-    """Write a safetensors file, atomically; returns the header that it has now.
+    """Write a safetensors file atomically; return its header.
 
     Args:
-        path: the file; one that stands there is replaced when the new one is whole.
-        items: the tensors, in the order in which the file shall have them.
-        metadata: `__metadata__`; `format: pt` is added if it has no `format`, since transformers asks for it.
-    Raises: HeaderError(rule, key) for what no reader would accept, `size` if a buffer is not what shape and tag say;
-        UnwritableTarget; UsageError for a buffer that is not contiguous. Nothing is left of a file that failed.
+        path: the file; an existing one is replaced once the new one is complete.
+        items: the tensors, in file order.
+        metadata: `__metadata__`; `format: pt` is added if it has no `format`, because transformers requires it.
+    Raises: HeaderError(rule, key) for an invalid header, `size` if a buffer does not match shape and tag;
+        UnwritableTarget; UsageError for a buffer that is not contiguous. A failed file leaves nothing.
     """
     items = tuple(items)
     start, header = _plan_header(items, metadata or {})
@@ -102,7 +102,7 @@ def write_tensors(path: StrPath, items: Iterable[TensorData], metadata: Mapping[
 
 
 def with_format(metadata: Mapping[str, str]) -> dict[str, str]:
-    """`metadata` with `format: pt` unless it names a format."""
+    """Return `metadata` with `format: pt` unless it names a format."""
     return {**metadata} if "format" in metadata else {**metadata, "format": "pt"}
 
 
@@ -118,7 +118,7 @@ def _plan_header(items: tuple[TensorData, ...], metadata: Mapping[str, str]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file of a checkpoint to be: its tensors, its `__metadata__`, and the unchanged file that it is a copy of."""
+    """One planned file of a checkpoint: tensors, `__metadata__`, and the unchanged file that it copies, if any."""
 
     items: tuple[TensorData, ...]
     metadata: dict[str, str]
@@ -126,7 +126,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of payload."""
+        """Size of the payload."""
         return sum(item.size for item in self.items)
 
 
@@ -139,19 +139,19 @@ def write_checkpoint(
     *,
     stem: str = "model",
 ) -> tuple[Path, ...]:
-    """Write a checkpoint into a directory; returns the files, the index last if there is one.
+    """Write a checkpoint into a directory; return the files, the index last if there is one.
 
-    Each file appears whole or not at all; for the directory as a whole, write into the one `atomic_directory` yields.
+    Each file appears complete or not at all; to make the directory atomic, write into one of `atomic_directory`.
 
     Args:
-        directory: made if absent; must not hold a checkpoint of this stem, so the source is never written into.
-        items: the tensors. Without a plan their order is the order of the files.
-        max_shard_size: bytes of payload, or "5GB" (10^9) or "5GiB" (2^30); a larger tensor is a shard of its own.
-        metadata: `__metadata__` of every file; None keeps what the planned files have.
-        plan: the checkpoint whose layout is kept. A shard of which all tensors are `TensorData.stored` under their own
-            key is copied as a file; a touched one keeps order and metadata; new keys follow in the last shard and on.
+        directory: created if missing; must not hold a checkpoint of this stem, so a source is never overwritten.
+        items: the tensors. Without a plan, files follow their order.
+        max_shard_size: bytes of payload, or "5GB" (10^9) or "5GiB" (2^30); a larger tensor becomes its own shard.
+        metadata: `__metadata__` of every file; None keeps that of the planned files.
+        plan: a checkpoint whose layout is kept. A shard of which all tensors are `TensorData.stored` under their own
+            key is copied as a file; a changed one keeps order and metadata; new keys follow after the last shard.
         stem: file names are `<stem>.safetensors`, or `<stem>-00001-of-00003.safetensors` and an index.
-    Raises: DestinationExists, HeaderError, UnwritableTarget, CheckpointChanged, UsageError; nothing is left.
+    Raises: DestinationExists, HeaderError, UnwritableTarget, CheckpointChanged, UsageError; nothing is left then.
     """
     items = tuple(items)
     limit = parse_size(max_shard_size)
@@ -162,9 +162,11 @@ def write_checkpoint(
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_occupied(folder, stem)
     except FileExistsError as error:
-        raise DestinationExists("a checkpoint or file stands here", where=folder, fix="name another place") from error
+        raise DestinationExists(
+            "the directory holds a checkpoint already", where=folder, fix="choose another path"
+        ) from error
     except OSError as error:
-        raise UnwritableTarget("cannot make this directory", where=folder, cause=error) from error
+        raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
@@ -186,16 +188,16 @@ def write_checkpoint(
 
 
 def plan_shards(items: Sequence[TensorData], max_bytes: int, metadata: Mapping[str, str]) -> list[Shard]:
-    """Fill shards in the order of `items`; each holds at most `max_bytes` of payload, or a single larger tensor."""
+    """Fill shards in the order of `items`; each has at most `max_bytes` of payload, or a single larger tensor."""
     return _fill([Shard((), with_format(metadata))], items, max_bytes)
 
 
 def plan_like(
     source: Checkpoint, items: Sequence[TensorData], max_bytes: int, metadata: Mapping[str, str] | None = None
 ) -> list[Shard]:
-    """Lay `items` out as `source` is: shard by shard, in its order; keys that it lacks come last.
+    """Plan `items` like `source`: shard by shard, in its order; keys that it lacks come last.
 
-    A shard with the same tensors, untouched, is marked as a copy. One that lost all its tensors is left out.
+    A shard with the same unchanged tensors is marked as a copy. One that lost all its tensors is omitted.
     """
     rest = {item.key: item for item in items}
     shards = []
@@ -210,7 +212,7 @@ def plan_like(
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of "300MB" (10^6), "2GiB" (2^30) or a number. Raises: UsageError."""
+    """Parse "300MB" (10^6), "2GiB" (2^30) or a number into bytes. Raises: UsageError."""
     if isinstance(size, int):
         found = size
     else:
@@ -218,7 +220,7 @@ def parse_size(size: int | str) -> int:
         base = 1024 if match and match[3] else 1000
         found = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " ")) if match else 0
     if found <= 0:
-        raise UsageError("this is no size of a shard", expected='bytes, or "5GB"', got=size)
+        raise UsageError("invalid shard size", expected='bytes, or "5GB"', got=size)
     return found
 
 
@@ -246,12 +248,12 @@ def _names(shards: Sequence[Shard], plan: Checkpoint | None, stem: str) -> list[
 
 
 def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | None) -> bytes:
-    """The index: the planned one as it is while it is true, so that what else it says stays."""
+    """Return the index; the planned one unchanged if it is still right, so that its other fields survive."""
     weight_map = {item.key: name for name, shard in zip(names, shards, strict=True) for item in shard.items}
     total = sum(shard.nbytes for shard in shards)
     if plan is not None and plan.index is not None:
         before = plan.index.read_bytes()
-        known = json.loads(before)  # it was read and checked when the checkpoint was opened
+        known = json.loads(before)  # validated when the checkpoint was opened
         facts = known.get("metadata")
         copied = [shard.copy_of.path.name for shard in shards if shard.copy_of is not None]
         same = known["weight_map"] == weight_map and isinstance(facts, dict) and facts.get("total_size") == total

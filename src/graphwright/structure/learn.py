@@ -209,7 +209,7 @@ def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, s
 
 
 def _ids(model: Model, text: str) -> np.ndarray:
-    from graphwright.models.model import need_tokenizer
+    from graphwright.models.tokenizer import need_tokenizer
 
     return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.ops import traits
 from graphwright.program.cost import size
+from graphwright.program.draw.charts import HEIGHT, chart, legend, lines
+from graphwright.program.draw.shapes import label
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
 from graphwright.report import ReportBase, plain
@@ -123,7 +124,6 @@ class Discretized(ReportBase):
         return "\n".join(rows)
 
 
-_WIDE, _HIGH, _LEFT = 640, 220, 52
 _FEW = 64  # gates with a line each
 
 
@@ -135,34 +135,20 @@ def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool]
         names, kept: of the elements.
         last: step of the last row.
     """
-    rows, few = len(values), len(names) <= _FEW
+    few = len(names) <= _FEW
     groups: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         groups.setdefault(name.partition("[")[0], []).append(i)
-    high = _HIGH + 50 + (0 if few else 18 * -(-len(groups) // 3))
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDE + _LEFT + 20} {high}" role="img">'
-             "<style>text{font:12px system-ui,sans-serif;fill:#57606a}</style>"]  # fmt: skip
-    for value in (0.0, 0.5, 1.0):
-        at = 10 + _HIGH * (1 - value)
-        parts.append(
-            f'<path d="M{_LEFT} {at:g}h{_WIDE}" stroke="#d0d7de"/><text x="10" y="{at + 4:g}">{value:g}</text>'
-        )
-    series: dict[str, tuple[np.ndarray, str]] = {}
+    series: dict[str, tuple[Sequence[float], str]] = {}
     if few:
         for i, name in enumerate(names):
-            series[name] = values[:, i], "#0969da" if kept[i] else "#cf222e"
+            series[name] = values[:, i].tolist(), "#0969da" if kept[i] else "#cf222e"
     else:
         for k, (group, members) in enumerate(groups.items()):
-            hue = 360 * k // len(groups)
-            series[group] = values[:, members].mean(1), f"hsl({hue} 60% 45%)"
-    for name, (line, colour) in series.items():
-        points = " ".join(f"{_LEFT + _WIDE * t / max(rows - 1, 1):.0f},{10 + _HIGH * (1 - v):.1f}"
-                          for t, v in enumerate(line.tolist()))  # fmt: skip
-        parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.4" opacity=".8" points="{points}">'
-                     f"<title>{escape(name)}</title></polyline>")  # fmt: skip
+            series[group] = values[:, members].mean(1).tolist(), f"hsl({360 * k // len(groups)} 60% 45%)"
     what = "probability of each gate: blue was kept, red was cut" if few else "mean probability of the gates of an axis"
-    parts.append(f'<text x="{_LEFT}" y="{_HIGH + 34}">{what}; {last} steps</text>')
-    for k, (name, (_, colour)) in enumerate(series.items() if not few else ()):
-        x, y = _LEFT + _WIDE // 3 * (k % 3), _HIGH + 54 + 18 * (k // 3)
-        parts.append(f'<text x="{x}" y="{y}" style="fill:{colour}">{escape(name)}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    shapes = [*lines(series, f"step {last}", y=(0.0, 1.0)), label(50, HEIGHT + 4, what)]
+    if few:
+        return chart(shapes, HEIGHT + 12)
+    shapes += legend({name: colour for name, (_, colour) in series.items()}, HEIGHT + 22)
+    return chart(shapes, HEIGHT + 12 + 18 * -(-len(groups) // 3))

@@ -99,7 +99,7 @@ class Calibration:
         Raises: UsageError for a model without a tokenizer.
         """
         from graphwright.models.bundled import pydoc_split
-        from graphwright.models.model import need_tokenizer
+        from graphwright.models.tokenizer import need_tokenizer
 
         tokenizer = need_tokenizer(model)
         if text is not None:

@@ -112,7 +112,7 @@ def diagnose_model(
     """
     if text is None:
         return diagnose(model, None, None, kinds, limits, report=report, cancel=cancel)
-    from graphwright.models.model import need_tokenizer
+    from graphwright.models.tokenizer import need_tokenizer
 
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)

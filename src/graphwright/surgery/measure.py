@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import NonFinite, UsageError
-from graphwright.models.generation.cache import Cache
+from graphwright.models.generation.cache import StaticCache
 from graphwright.ops import traits
 from graphwright.program.cost import size
 from graphwright.report import ReportBase
@@ -122,7 +122,7 @@ def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
     context = np.zeros((1, CONTEXT), np.int64)
-    cache = Cache(p, 1, CONTEXT + ROUNDS + WARM_UP)
+    cache = StaticCache(p, 1, CONTEXT + ROUNDS + WARM_UP)
     try:
         cache.step(context)
         ms = _median_ms(lambda: cache.step(np.zeros((1, 1), np.int64)))

@@ -186,7 +186,7 @@ SIZED: dict[str, Callable[[int], tuple[list[NDArray], dict[str, Any]]]] = {
 ELSEWHERE = {
     **dict.fromkeys(("sdpa", "sdpa_backward"), "test_vm_attention"),
     **dict.fromkeys(("kv_append", "kv_append_paged", "sdpa_paged"), "test_vm_decode"),
-    "choose": "test_choose: beside its kernel",
+    "sample_token": "test_choose: beside its kernel",
     "linear_int8": "test_vm_few_rows: it rounds activations",
     "muon_step": "test_vm_steps: its matrices are small",
 }

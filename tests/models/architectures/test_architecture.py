@@ -57,7 +57,7 @@ def test_duplicate_is_noticed_before_anything_was_opened() -> None:
 _FAMILY = '''
 """Bigram: the next token depends on the last one alone, through a table, a norm and a head."""
 from dataclasses import dataclass
-from graphwright.models import Architecture, Key
+from graphwright.models import Architecture, WeightKey
 
 @dataclass(frozen=True)
 class Dims:
@@ -70,9 +70,9 @@ def read(config):
     return Dims(config.size("vocab_size"), config.size("n_embd", 8))
 
 KEYS = (
-    Key("embed.weight", "bi.wte", ("vocab", "width")),
-    Key("norm.weight", "bi.norm", ("width",)),
-    Key("lm_head.weight", "head", ("vocab", "width")),
+    WeightKey("embed.weight", "bi.wte", ("vocab", "width")),
+    WeightKey("norm.weight", "bi.norm", ("width",)),
+    WeightKey("lm_head.weight", "head", ("vocab", "width")),
 )
 
 def build(b, dims, params, compute):

@@ -29,7 +29,7 @@ from edits import (
 )
 
 import graphwright as gw
-from graphwright.models import RungImpossible
+from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import check_emittable, generate
 from seeds import deep
 
@@ -166,7 +166,7 @@ def runs(made, tmp_path_factory, warm_process):
     jobs, models = {}, {}
     for case in CASES:
         m = edited(case, folder / f"source-{case}", made)
-        m.export(folder / case, rung=5, check="none")
+        m.export(folder / case, level=5, check="none")
         ids = checkpoints.some_ids((2, 23), seed=len(case))
         mask = np.ones_like(ids)
         mask[0, :4] = 0
@@ -308,18 +308,18 @@ def test_an_op_without_text_is_named(made):
     with p.edit("bad") as e:
         padded = e.add("pad_slice", "layers.1.mlp.down", axis=2, start=0, size=48, name="layers.1.padded")
         e.rewire(edge(p, "layers.1.mlp.down", "layers.1.out"), padded)
-    with pytest.raises(RungImpossible) as error:
+    with pytest.raises(ExportLevelImpossible) as error:
         check_emittable(p)
     assert error.value.where == "layers.1.padded"
     assert error.value.got == "pad_slice"
-    assert m.export_plan().rung is None
+    assert m.export_plan().level is None
 
 
 def test_attention_that_sees_the_future_is_refused(made):
     m = gw.open(made("llama").path)
     with m.program.edit("both ways") as e:
         e.set_attr("layers.1.attn.sdpa", causal=False)
-    with pytest.raises(RungImpossible, match=r"layers\.1\.attn\.sdpa"):
+    with pytest.raises(ExportLevelImpossible, match=r"layers\.1\.attn\.sdpa"):
         check_emittable(m.program)
 
 
@@ -332,7 +332,7 @@ def test_a_key_that_could_be_code_is_refused(made, key):
         if not key:
             e.rename(weight, "layers.1.side.other", key="model")  # a prefix of all others
         e.connect(e.add("linear", "layers.0.out", weight), "layers.1.out")
-    with pytest.raises(RungImpossible, match=r"layers\.1\.side|model"):
+    with pytest.raises(ExportLevelImpossible, match=r"layers\.1\.side|model"):
         check_emittable(p)
 
 
@@ -341,5 +341,5 @@ def test_a_large_const_is_refused(made):
     with m.program.edit("const") as e:
         table = e.const("table", np.ones((96, 48), np.float32))
         e.connect(e.add("embedding", table, "ids"), "layers.0.out")
-    with pytest.raises(RungImpossible, match="table"):
+    with pytest.raises(ExportLevelImpossible, match="table"):
         check_emittable(m.program)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphwright as gw
-from graphwright.models import RungImpossible
+from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import generate
 
 TRAPS = [
@@ -42,5 +42,5 @@ def test_names_and_reasons_stay_text(trap):
 
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_key_that_could_be_code_is_refused(trap):
-    with pytest.raises(RungImpossible, match="key"):
+    with pytest.raises(ExportLevelImpossible, match="key"):
         generate(edited("x", "layers.2.skip", trap.replace("\n", "")), "x", [])

@@ -8,7 +8,7 @@ from checkpoints import FEATURES
 from edits import EDITS, cut_attention, edge, insert, narrow, remove_layer, scale_weight, skip
 
 import graphwright as gw
-from graphwright.models.export.deviation import deviations
+from graphwright.models.export.ladder import deviations
 
 
 @pytest.mark.parametrize("feature", FEATURES)
@@ -52,7 +52,7 @@ def test_every_structural_edit_deviates_where_it_was_made(made, name):
     found = deviations(m)
     assert found
     cuts = {"cut_attention": {3, 5}, "cut_mlp": {3, 5}, "narrow": {3, 5}, "remove_layer": {2, 3, 5}}
-    assert set.intersection(*(set(d.rungs) for d in found)) == cuts.get(name, {5})
+    assert set.intersection(*(set(d.levels) for d in found)) == cuts.get(name, {5})
     place = "layers.2" if layer == 0 else "layers.1"
     assert any(d.path.startswith(place) for d in found), found
     m.program.undo()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -16,10 +17,12 @@ from safetensors.torch import load_file, save_file
 import graphwright as gw
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
 from graphwright.files import DestinationExists
-from graphwright.models import ExportError, RungImpossible, VerificationFailed
+from graphwright.models import ExportError, ExportLevelImpossible, VerificationFailed
 from graphwright.models.export import clean_process as clean
 from graphwright.models.export import export as exporting
-from graphwright.models.export.clean_process import Computed, check_prompts, compare, compute_there
+from graphwright.models.export.clean_process import LoaderOutput, check_prompts, compare, compute_there
+from graphwright.models.export.export import ExportKeywords, ExportOptions
+from graphwright.models.export.ladder import LEVELS
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 START = clean._start
@@ -36,46 +39,52 @@ def unconfirmed(m, place, **options):
     return m.export(place, check="none", prompts=PROMPTS, **options)
 
 
-# -- rungs -------------------------------------------------------------------------------------------------------------
+# -- levels ------------------------------------------------------------------------------------------------------------
 def test_a_changed_weight_keeps_the_class_and_the_config(made, tmp_path):
     m = gw.open(made("llama").path)
     scale_weight(m, "model.norm.weight")
     receipt = unconfirmed(m, tmp_path / "out")
-    assert receipt.rung == 1
+    assert receipt.level == 1
     assert (tmp_path / "out/config.json").read_bytes() == (made("llama").path / "config.json").read_bytes()
 
 
+def test_export_keywords_are_the_fields_of_the_options():
+    assert set(ExportKeywords.__annotations__) == {f.name for f in dataclasses.fields(ExportOptions)}
+
+
 @pytest.mark.parametrize("name", ["insert", "insert_stray", "replace_mlp", "parallel"])
-def test_an_added_structure_goes_to_rung_5_and_says_why(made, name):
+def test_an_added_structure_goes_to_level_5_and_says_why(made, name):
     m = gw.open(made("llama").path)
     EDITS[name](m, 1)
     before = read(m)
     plan = m.export_plan()
     assert read(m) == before
-    assert (plan.rung, plan.possible) == (5, (5,))
-    assert [n["rung"] for n in plan.not_better] == [1, 2, 3, 4]
+    assert (plan.level, plan.possible) == (5, (5,))
+    assert [n["level"] for n in plan.not_better] == [1, 2, 3]
     assert plan.not_better[0]["path"] == plan.deviations[0].path
     assert "layers.1" in str(plan) == repr(plan)
-    assert all("layers.1" in r.reasons[0]["path"] or r.reasons[0]["path"] == "gelu" for r in plan.rungs[1:3])
+    assert all("layers.1" in r.reasons[0].path or r.reasons[0].path == "gelu" for r in plan.levels[1:3])
 
 
-@pytest.mark.parametrize("rung", [1, "1", 2, 3, 4])
-def test_a_rung_that_cannot_carry_the_structure_is_refused(made, tmp_path, rung):
+@pytest.mark.parametrize("level", [1, "1", "same_class", 2, 3])
+def test_a_level_that_cannot_carry_the_structure_is_refused(made, tmp_path, level):
     m = gw.open(made("llama").path)
     skip(m, 0)
-    with pytest.raises(RungImpossible, match="expected rung 5"):
-        unconfirmed(m, tmp_path / "out", rung=rung)
+    with pytest.raises(ExportLevelImpossible, match="expected level 5"):
+        unconfirmed(m, tmp_path / "out", level=level)
     assert not (tmp_path / "out").exists()
 
 
-def test_rung_5_can_be_asked_for_where_rung_1_would_do(made, tmp_path):
-    receipt = unconfirmed(gw.open(made("llama").path), tmp_path / "out", rung=5)
-    assert receipt.not_better == [{"rung": 1, "reason": "possible, but rung 5 was asked for", "path": ""}]
+def test_level_5_can_be_asked_for_where_level_1_would_do(made, tmp_path):
+    receipt = unconfirmed(gw.open(made("llama").path), tmp_path / "out", level=5)
+    assert receipt.not_better == [
+        {"level": 1, "name": "same_class", "reason": "possible, but level 5 was requested", "path": ""}
+    ]
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"rung": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
+    [{"level": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
 )
 def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options):
     with pytest.raises(UsageError):
@@ -155,7 +164,9 @@ def test_nan_of_the_source_that_an_edit_mends_leaves_no_drift_to_measure(copy, t
     receipt = m.export(tmp_path / "out", prompts=PROMPTS)
     assert receipt.confirmed
     assert receipt.drift == {}
-    assert receipt.warnings == ["no drift: of the source model.norm.weight has 1 values, the first at (3,)"]
+    assert receipt.warnings == [
+        "drift was not measured: model.norm.weight of the source has 1 values, the first at (3,)"
+    ]
 
 
 def test_a_saved_model_knows_its_source_and_its_drift(made, tmp_path):
@@ -194,8 +205,8 @@ def test_transformers_confirms_what_was_written(proved, name):
     assert receipt.check["export_error"]["max_rel"] <= 1e-5
     assert receipt.check["greedy_equal"] == receipt.check["tokens"] == [32, 32]
     assert receipt.check["snippet"] is True
-    assert receipt.rung == {"copy": 1, "pruned": 3, "edited": 5}[name]
-    assert receipt.check["trust_remote_code"] == (receipt.rung == 5)
+    assert receipt.level == {"copy": 1, "pruned": 3, "edited": 5}[name]
+    assert receipt.check["trust_remote_code"] == (receipt.level == 5)
     assert not any("not confirmed" in w for w in receipt.warnings)
 
 
@@ -251,21 +262,22 @@ SABOTAGE = {
 
 @pytest.mark.parametrize("what", SABOTAGE)
 def test_sabotage_leaves_no_new_target_and_an_old_one_intact(made, tmp_path, monkeypatch, what):
-    rung, damage, words = SABOTAGE[what]
+    level, damage, words = SABOTAGE[what]
     m = gw.open(made("llama-tied").path)
     before = (m.program.hash(), len(m.program.journal))
-    honest = exporting._write
+    kind = next(found for found in LEVELS if found.number == level)
+    honest = kind.write
 
-    def write(ladder, place, *rest):
-        honest(ladder, place, *rest)
+    def write(self, place, *rest):
+        honest(self, place, *rest)
         damage(place)
 
-    monkeypatch.setattr(exporting, "_write", write)
+    monkeypatch.setattr(kind, "write", write)
     old = tmp_path / "old"
     old.mkdir()
     (old / "mine.txt").write_text("mine")
     with pytest.raises(VerificationFailed, match=words):
-        m.export(old, rung=rung, prompts=PROMPTS, overwrite=True, keep_failed=what == "weight")
+        m.export(old, level=level, prompts=PROMPTS, overwrite=True, keep_failed=what == "weight")
     assert [f.name for f in old.iterdir()] == ["mine.txt"]
     left = ["old", "old.failed"] if what == "weight" else ["old"]
     assert sorted(f.name for f in tmp_path.iterdir()) == left
@@ -300,8 +312,8 @@ def test_a_rounded_export_is_compared_with_rounded_weights(made, tmp_path):
 
 
 # -- the comparison itself ---------------------------------------------------------------------------------------------
-def computed(logits, greedy) -> Computed:
-    return Computed([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
+def computed(logits, greedy) -> LoaderOutput:
+    return LoaderOutput([np.asarray(logits, np.float32)], [np.asarray(greedy)], {})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The export ladder: each edit's rung and reasons; stock transformers computes what the pruned program does."""
+"""The export ladder: each edit's level and reasons; stock transformers computes what the pruned program does."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from edits import cut_attention, cut_mlp, edge, factored, gate, insert, matrix, 
 from transformers import AutoModelForCausalLM
 
 import graphwright as gw
-from graphwright.models import RungImpossible
-from graphwright.models.export import export as exporting
+from graphwright.models import ExportLevelImpossible
 from graphwright.models.export.deviation import KINDS
-from graphwright.models.export.rungs import Ladder, RungPlan, choose_rung
-from graphwright.models.export.write import weight_counts
+from graphwright.models.export.ladder import Ladder
+from graphwright.models.export.level import LevelPlan
+from graphwright.models.export.receipt import weight_counts
 from seeds import deep
 
 LAYERS = 6
@@ -58,14 +58,14 @@ def stock(path: Any, ids: np.ndarray = IDS) -> np.ndarray:
         return model.eval()(torch.tensor(ids)).logits.numpy()
 
 
-def written(m: gw.Model, place: Any, rung: int | str = "auto") -> RungPlan:
-    """The files of a rung, without what an export measures."""
+def written(m: gw.Model, place: Any, level: int | str = "auto") -> LevelPlan:
+    """The files of a level, without what an export measures."""
     ladder = Ladder(m)
     plan = ladder.plan()
-    chosen = choose_rung(plan, rung)
+    chosen = ladder.choose(plan, level)
     place.mkdir()
-    exporting._write(ladder, place, chosen, "keep", "5GB")
-    return plan.rungs[chosen - 1]
+    chosen.write(place, max_shard_size="5GB")
+    return plan.at(chosen.number)
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
@@ -125,8 +125,8 @@ def hidden_width(m):
 
 
 TABLE: dict[str, tuple[Callable[[Any], None], int, int]] = {
-    f.__name__: (f, stock_rung, size_rung)
-    for f, stock_rung, size_rung in [
+    f.__name__: (f, level_by_class, level_by_size)
+    for f, level_by_class, level_by_size in [
         (weight, 1, 1),
         (layers_dropped, 2, 2),
         (even_mlp, 2, 2),
@@ -143,7 +143,7 @@ TABLE: dict[str, tuple[Callable[[Any], None], int, int]] = {
         (hidden_width, 2, 2),
     ]
 }
-"""Edit -> the rung that `auto` takes where the stock class is preferred, and where size is."""
+"""Edit -> the level that `auto` takes where the stock class is preferred, and where size is."""
 UNIFORM = ["layers_dropped", "even_mlp", "even_kv_groups", "even_queries", "hidden_width"]
 WHY = {
     "uneven_neurons": (2, "layers.1.mlp", "neurons", "intermediate_size"),
@@ -159,11 +159,11 @@ WHY = {
     "hidden_width": (1, "embed.weight", "channels", "hidden_size"),
     "layers_dropped": (1, "layers.1.", None, None),
 }
-"""Edit -> what one rung says against it: the start of a path, the axis, the field."""
+"""Edit -> what one level says against it: the start of a path, the axis, the field."""
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_edit_has_its_rung_and_the_reasons_name_node_axis_and_field(opened, name):
+def test_each_edit_has_its_level_and_the_reasons_name_node_axis_and_field(opened, name):
     m = opened()
     change, by_class, by_size = TABLE[name]
     change(m)
@@ -171,17 +171,17 @@ def test_each_edit_has_its_rung_and_the_reasons_name_node_axis_and_field(opened,
     before = {id(a) for a in arrays if a.storage.readonly and a.storage.touched}
     plan, small = m.export_plan(), m.export_plan(prefer="size")
     assert {id(a) for a in arrays if a.storage.readonly and a.storage.touched} == before
-    assert (plan.rung, small.rung) == (by_class, by_size)
+    assert (plan.level, small.level) == (by_class, by_size)
     assert all(d.kind in KINDS for d in plan.deviations)
-    carry = set.intersection(set(range(2, 6)), *(set(d.rungs) for d in plan.deviations))
+    carry = set.intersection({2, 3, 5}, *(set(d.levels) for d in plan.deviations))
     if plan.deviations:
         assert carry == set(plan.possible)
     if name in WHY:
-        rung, path, axis, field = WHY[name]
-        reasons = plan.rungs[rung - 1].reasons
-        hit = [r for r in reasons if r["path"].startswith(path) and (axis is None or r.get("axis") == axis)]
+        level, path, axis, field = WHY[name]
+        reasons = plan.levels[level - 1].reasons
+        hit = [r for r in reasons if r.path.startswith(path) and (axis is None or r.axis == axis)]
         assert hit, reasons
-        assert field is None or any(r.get("field") == field for r in hit)
+        assert field is None or any(r.field == field for r in hit)
     json.dumps(plan.to_json())
 
 
@@ -193,7 +193,7 @@ def test_kinds_of_gates_and_factors(opened):
     assert {"gate", "factor"} <= kinds
 
 
-# -- rung 2 ------------------------------------------------------------------------------------------------------------
+# -- level 2 -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", [*UNIFORM[deep(0, 4) :], "all"])
 def test_uniform_sizes_are_the_stock_class_of_another_config(opened, tmp_path, family, name):
@@ -203,13 +203,13 @@ def test_uniform_sizes_are_the_stock_class_of_another_config(opened, tmp_path, f
     if family == "qwen3" and name in ("hidden_width", "all"):  # its norms of heads share the eps
         assert 2 not in m.export_plan().possible
         return
-    receipt = written(m, tmp_path / "out", rung=2)
+    receipt = written(m, tmp_path / "out", level=2)
     assert receipt.exact
     assert weight_counts(tmp_path / "out")["parameters"] == m.inspect().parameters
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     again = gw.open(tmp_path / "out")
     np.testing.assert_array_equal(again.logits(IDS), m.logits(IDS))
-    assert again.export_plan().rung == 1
+    assert again.export_plan().level == 1
 
 
 def test_windows_follow_the_layers_that_stay(opened, tmp_path):
@@ -225,12 +225,12 @@ def test_windows_follow_the_layers_that_stay(opened, tmp_path):
 def test_a_size_of_one_layer_alone_is_not_uniform(opened):
     m = opened()
     m.select("layers.2.mlp").neurons[:5].prune()
-    (reason,) = m.export_plan().rungs[1].reasons
-    assert reason["path"].startswith("layers.2.mlp.")
-    assert "71 neurons where layer 0 has 76 (intermediate_size)" in reason["reason"]
+    (reason,) = m.export_plan().levels[1].reasons
+    assert reason.path.startswith("layers.2.mlp.")
+    assert "71 neurons where layer 0 has 76 (intermediate_size)" in reason.reason
 
 
-# -- rung 3 ------------------------------------------------------------------------------------------------------------
+# -- level 3 -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", FAMILIES)
 def test_uneven_pruning_is_the_stock_class_with_zeros(opened, tmp_path, family):
     m = opened(family)
@@ -243,7 +243,7 @@ def test_uneven_pruning_is_the_stock_class_with_zeros(opened, tmp_path, family):
     factored(m, 4, "attn.q")
     m.select("layers").layers[[0]].prune()
     receipt = written(m, tmp_path / "out")
-    assert (receipt.rung, receipt.exact) == (3, True)
+    assert (receipt.level, receipt.exact) == (3, True)
     assert (tmp_path / "out/config.json").read_bytes() == m.config.raw
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     counts = weight_counts(tmp_path / "out")
@@ -262,7 +262,7 @@ def test_heads_that_were_unfolded_and_cut_are_columns_of_zeros(opened, tmp_path)
         for into in (p.in_edges(sums)[1], p.in_edges(sums)[4]):
             e.cut(into)
     receipt = written(m, tmp_path / "out")
-    assert (receipt.rung, receipt.exact) == (3, True)
+    assert (receipt.level, receipt.exact) == (3, True)
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     o = gw.open(tmp_path / "out").program.weights["model.layers.2.self_attn.o_proj.weight"].numpy()
     dead = np.flatnonzero(np.abs(o).max(0) == 0)
@@ -274,7 +274,7 @@ def test_a_narrower_stream_goes_back_to_the_wide_class(opened, tmp_path, family)
     m = opened(family)
     hidden_width(m)
     uneven_neurons(m)
-    written(m, tmp_path / "out", rung=3)
+    written(m, tmp_path / "out", level=3)
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     assert (tmp_path / "out/config.json").read_bytes() == m.config.raw  # eps · d/d' and back
 
@@ -288,7 +288,7 @@ def test_an_uncorrected_narrow_stream_scales_eps_unless_another_norm_shares_it(o
         uneven_neurons(m)
         assert (3 in m.export_plan().possible) == possible
         if possible:
-            written(m, tmp_path / family, rung=3)
+            written(m, tmp_path / family, level=3)
             config = json.loads((tmp_path / family / "config.json").read_text())
             assert config["rms_norm_eps"] == pytest.approx(m.config["rms_norm_eps"] * 36 / 48)
             assert checkpoints.relative(stock(tmp_path / family), m.logits(IDS)) <= 1e-5
@@ -301,7 +301,7 @@ def test_more_queries_on_a_key_head_than_a_group_has_repeat_it(opened, tmp_path)
     m.select("layers.1.attn").heads[[0]].prune(ragged=True)
     with p.edit("all read key head 1") as e:
         e.set_weight("layers.1.attn.sdpa.key_head", lambda t: np.ones_like(t))
-    written(m, tmp_path / "out", rung=3)
+    written(m, tmp_path / "out", level=3)
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
     k = gw.open(tmp_path / "out").program.weights["model.layers.1.self_attn.k_proj.weight"].numpy()
     np.testing.assert_array_equal(k[:10], k[10:])
@@ -311,10 +311,10 @@ def test_factors_stored_in_16_bits_are_inexact_and_only_by_number(opened, tmp_pa
     m = opened("llama", "bfloat16")
     factored(m)
     plan = m.export_plan()
-    assert plan.rung == 5
-    assert not plan.rungs[2].exact
-    assert plan.rungs[2].reasons[0]["path"] == "layers.2.mlp.down.weight"
-    receipt = written(m, tmp_path / "out", rung=3)
+    assert plan.level == 5
+    assert not plan.levels[2].exact
+    assert plan.levels[2].reasons[0].path == "layers.2.mlp.down.weight"
+    receipt = written(m, tmp_path / "out", level=3)
     assert not receipt.exact
     assert 1e-5 < checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 2e-2
 
@@ -324,7 +324,7 @@ def test_zeros_are_exact_in_16_bits(opened, tmp_path):
     uneven_neurons(m)
     uneven_heads(m)
     receipt = written(m, tmp_path / "out")
-    assert (receipt.rung, receipt.exact) == (3, True)
+    assert (receipt.level, receipt.exact) == (3, True)
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
 
 
@@ -394,6 +394,6 @@ def test_what_is_another_function_does_not_densify(opened, tmp_path, spoil):
     with p.edit("spoil") as e:
         spoil(e, p)
     assert not {2, 3} & set(m.export_plan().possible)
-    with pytest.raises(RungImpossible):
-        written(m, tmp_path / "out", rung=3)
+    with pytest.raises(ExportLevelImpossible):
+        written(m, tmp_path / "out", level=3)
     assert not (tmp_path / "out").exists()

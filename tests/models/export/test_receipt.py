@@ -137,8 +137,8 @@ def test_fields_of_a_later_version_survive_a_rewrite(proved, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda d: d.update(schema=2), "another schema"),
-        (lambda d: d.pop("rung"), "lacks fields"),
+        (lambda d: d.update(schema=1), "another schema"),
+        (lambda d: d.pop("level"), "lacks fields"),
         (lambda d: d.update(result=[]), "lacks fields"),
     ],
 )

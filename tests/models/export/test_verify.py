@@ -145,7 +145,7 @@ def test_code_is_run_only_when_trusted(exported, tmp_path):
 def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, checked):
     place, mark = exported(), tmp_path / "ran"
     plant_code(place, mark)
-    rewrite(place, lambda d: d.update(rung=1, check=checked))
+    rewrite(place, lambda d: d.update(level=1, check=checked))
     assert verify(place).exit_code == 1
     assert not mark.exists()
 
@@ -166,7 +166,7 @@ def test_another_source_is_noticed(exported, copy, unloaded):
     source = copy("llama-attention-bias")
     edit_config(source)
     found = verify(exported(), against=source)
-    assert found.problems == ("source config.json: not the file that was exported from",)
+    assert found.problems == ("source config.json: differs from the exported file",)
 
 
 def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
@@ -204,7 +204,7 @@ def test_a_receipt_that_somebody_made_up_is_told_not_raised(exported, unloaded, 
 def test_a_receipt_cannot_point_outside(exported, unloaded):
     place = exported()
     rewrite(place, lambda d: d["result"]["files"][0].update(name="../copy.txt"))
-    assert "'../copy.txt': no plain file name" in verify(place).problems
+    assert "'../copy.txt': not a plain file name" in verify(place).problems
 
 
 def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):

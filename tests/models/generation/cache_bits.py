@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.models import Cache
+from graphwright.models import StaticCache
 
 
-def state(cache: Cache) -> dict[str, bytes]:
+def state(cache: StaticCache) -> dict[str, bytes]:
     """All bits of a cache."""
     return {k: v.data.tobytes() for k, v in cache.variables.items()} | {"tokens": cache.tokens.tobytes()}
 
 
-def rows(cache: Cache, path: str) -> tuple[np.ndarray, np.ndarray]:
+def rows(cache: StaticCache, path: str) -> tuple[np.ndarray, np.ndarray]:
     """Filled keys and values of one attention."""
     k, v = (cache.variables[f"cache.{path}.{n}"].numpy()[:, :, : cache.length].copy() for n in "kv")
     return k, v

@@ -13,7 +13,7 @@ from checkpoints import Made, relative, some_ids
 import graphwright as gw
 from graphwright.errors import ComputeError
 from graphwright.graph import NodeId
-from graphwright.models import Cache, StaleCache
+from graphwright.models import StaleCache, StaticCache
 
 IDS = some_ids((2, 47))
 
@@ -176,7 +176,7 @@ def test_allow_stale_is_recorded(model: gw.Model) -> None:
 
 
 # -- faults ------------------------------------------------------------------------------------------------------------
-def _ready(model: gw.Model) -> tuple[Cache, Any, list[int]]:
+def _ready(model: gw.Model) -> tuple[StaticCache, Any, list[int]]:
     """A cache of 6 rows, the workspace of its next step, and what the model goes on with."""
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :6])
@@ -222,16 +222,16 @@ def test_fault_at_every_instruction_of_the_one_call_leaves_no_trace(model: gw.Mo
 def test_fault_in_a_later_chunk_takes_all_back(model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
-    bits, step, count = state(cache), Cache.step, 0
+    bits, step, count = state(cache), StaticCache.step, 0
 
-    def third(self: Cache, *args: Any, **options: Any) -> object:
+    def third(self: StaticCache, *args: Any, **options: Any) -> object:
         nonlocal count
         count += 1
         if count == 3:
             raise KeyboardInterrupt
         return step(self, *args, **options)
 
-    monkeypatch.setattr(Cache, "step", third)
+    monkeypatch.setattr(StaticCache, "step", third)
     with pytest.raises(KeyboardInterrupt):
         cache.prefill(IDS[:1, 4:14], chunk=3)
     assert state(cache) == bits
@@ -241,7 +241,7 @@ def test_failed_reprefill_can_be_tried_again(model: gw.Model, monkeypatch: pytes
     cache = model.new_cache(20, kind="static")
     model.prefill(cache, IDS[:1, :4])
     with monkeypatch.context() as patch:
-        patch.setattr(Cache, "prefill", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(StaticCache, "prefill", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             model.reprefill(cache)
     assert cache.tokens[0].tolist() == IDS[0, :4].tolist()

@@ -12,9 +12,8 @@ import graphwright as gw
 from graphwright.array import Device
 from graphwright.array.backend import use
 from graphwright.array.memory_pool import Block
-from graphwright.array.sim import SimBackend
-from graphwright.array.sim.driver import SimDriver
 from graphwright.errors import GraphwrightError
+from graphwright.testing.simulated_device import SimBackend, SimDriver
 
 SIM = Device("sim")
 IDS = some_ids((1, 60))[0]

@@ -1,4 +1,4 @@
-"""Ids that a step draws itself: those of the host, with nothing asked of it and nothing allocated."""
+"""Ids that a step requests itself: those of the host, with nothing asked of it and nothing allocated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checkpoints import some_ids
 import graphwright as gw
 from graphwright.array.cpu import tensor_allocations
 from graphwright.errors import UsageError
-from graphwright.models import Draw, NonFinite, Sampling
+from graphwright.models import NonFinite, Sampling, SamplingRequest
 
 PROMPT = some_ids((7,))
 RULES: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def on_host(s: Any, rule: Sampling, steps: int, stream: int = 0) -> list[int]:
     start, found = s.length, []
     for _ in range(steps):
         tokens = s.tokens[0]
-        found.append(rule.choose(s.last_logits()[0], s.length, stream, tokens[:start], tokens[start:]))
+        found.append(rule.sample(s.last_logits()[0], s.length, stream, tokens[:start], tokens[start:]))
         s.step(np.array([found[-1:]]))
     return found
 
@@ -51,7 +51,7 @@ def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
     assert len(set(expected)) > 5
     asked = []
     choose = Sampling.choose
-    monkeypatch.setattr(Sampling, "choose", lambda *args: asked.append(1) or choose(*args))
+    monkeypatch.setattr(Sampling, "sample_token", lambda *args: asked.append(1) or choose(*args))
     assert list(model.decode(filled(model, kind), 40, stream=3, **rules)) == expected
     assert len(asked) == 1
     assert model.generate(PROMPT, 40, first_stream=3, cache=filled(model, kind), **rules).ids == expected
@@ -61,11 +61,11 @@ def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.parametrize("name", ["greedy", "every rule"])
 def test_100_steps_that_draw_allocate_no_tensor(name: str, kind: str, model: gw.Model) -> None:
-    s, draws = filled(model, kind), (Draw(Sampling(**RULES[name]), prompt=len(PROMPT)),)
+    s, requests = filled(model, kind), (SamplingRequest(Sampling(**RULES[name]), prompt=len(PROMPT)),)
 
     def steps(count: int) -> None:
         for _ in range(count):
-            s.step(s.drawn(draws)[None], draws=draws)
+            s.step(s.sampled(requests)[None], requests=requests)
 
     steps(3)
     assert tensor_allocations(lambda: steps(100)) == []
@@ -77,18 +77,20 @@ def test_a_batch_draws_what_each_draws_alone(model: gw.Model) -> None:
     prompts = [PROMPT, PROMPT[:3], PROMPT[2:], PROMPT[1:6]]
     cache = model.new_cache(400, kind="paged", prefix_bytes=0)
     batch = [cache.sequence() for _ in prompts]
-    draws = [Draw(Sampling(**r), i, len(p)) for i, (r, p) in enumerate(zip(RULES.values(), prompts, strict=True))]
+    requests = [
+        SamplingRequest(Sampling(**r), i, len(p)) for i, (r, p) in enumerate(zip(RULES.values(), prompts, strict=True))
+    ]
     for s, p in zip(batch, prompts, strict=True):
         s.prefill(p[None])
-    ids = np.array([s.drawn([d]) for s, d in zip(batch, draws, strict=True)])
+    ids = np.array([s.sampled([d]) for s, d in zip(batch, requests, strict=True)])
     found = [[int(i)] for i in ids[:, 0]]
     for step in range(12):
         if step == 6:
             batch.pop(2)
         there = [i for i in range(4) if step < 6 or i != 2]
-        cache.step(batch, [found[i][-1:] for i in there], draws=[draws[i] for i in there])
+        cache.step(batch, [found[i][-1:] for i in there], requests=[requests[i] for i in there])
         for s, i in zip(batch, there, strict=True):
-            found[i] += s.drawn([draws[i]]).tolist()
+            found[i] += s.sampled([requests[i]]).tolist()
     for i, (rules, p) in enumerate(zip(RULES.values(), prompts, strict=True)):
         assert found[i] == model.generate(p, len(found[i]), first_stream=i, **rules).ids
 
@@ -114,8 +116,8 @@ def test_what_was_drawn_is_forgotten_with_its_row(kind: str, model: gw.Model) ->
 
 
 def test_of_an_edited_model_it_is_drawn_again(model: gw.Model) -> None:
-    s, greedy = filled(model, "static"), Draw()
-    s.step(s.drawn([greedy])[None], draws=[greedy])
+    s, greedy = filled(model, "static"), SamplingRequest()
+    s.step(s.sampled([greedy])[None], requests=[greedy])
     with model.program.edit("turn the head") as e:
         e.set_weight("lm_head.weight", lambda w: -w)
     expected = int(np.argmax(model.logits(s.tokens)[0, -1]))
@@ -157,8 +159,8 @@ def test_more_ids_than_there_was_room_for_at_first(model: gw.Model) -> None:
 
 def test_a_draw_for_every_sequence(model: gw.Model) -> None:
     s = filled(model, "paged")
-    with pytest.raises(UsageError, match="draws"):
-        s.step(PROMPT[None, :1], draws=[Draw(), Draw()])
-    with pytest.raises(UsageError, match="draws"):
-        s.cache.step([s], PROMPT[None, :1], draws=[Draw(), Draw()])
+    with pytest.raises(UsageError, match="requests"):
+        s.step(PROMPT[None, :1], requests=[SamplingRequest(), SamplingRequest()])
+    with pytest.raises(UsageError, match="requests"):
+        s.cache.step([s], PROMPT[None, :1], requests=[SamplingRequest(), SamplingRequest()])
     assert s.length == len(PROMPT)

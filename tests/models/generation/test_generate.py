@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Callable
@@ -14,7 +15,8 @@ from checkpoints import Made, some_ids
 import graphwright as gw
 from graphwright.errors import UsageError
 from graphwright.models import CacheFull, NonFinite, PromptError, Sampling
-from graphwright.models.generation.sampling import log_softmax
+from graphwright.models.generation.generate import GenerationKeywords, GenerationOptions
+from graphwright.models.generation.sampling import SamplingKeywords, log_softmax
 
 PROMPT = some_ids((7,))
 
@@ -31,31 +33,13 @@ def forcing(text: bytes, after: int) -> Callable[[np.ndarray, np.ndarray], np.nd
 
 
 # -- equal to other ways -----------------------------------------------------------------------------------------------
-def test_signature_is_frozen() -> None:
-    names = list(inspect.signature(gw.Model.generate).parameters)
-    assert names == [
-        "self",
-        "prompt",
-        "max_new_tokens",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "seed",
-        "stop",
-        "n",
-        "stream",
-        "logprobs",
-        "cache",
-        "repetition_penalty",
-        "presence",
-        "frequency",
-        "processors",
-        "use_model_defaults",
-        "first_stream",
-        "allow_stale",
-        "cancel",
-    ]
+def test_generation_keywords_are_the_fields_of_the_options() -> None:
+    for keywords, options in ((SamplingKeywords, Sampling), (GenerationKeywords, GenerationOptions)):
+        assert set(keywords.__annotations__) == {f.name for f in dataclasses.fields(options)}
+    for call in (gw.Model.generate, gw.Model.generate_many):
+        named = {"prompt", "max_new_tokens", "cache", "stream", "cancel"}
+        assert named <= set(inspect.signature(call).parameters)
+    assert GenerationOptions(temperature=0.5, stop="x").sampling == Sampling(temperature=0.5)
 
 
 def test_equals_a_loop_by_hand_and_full_runs(model: gw.Model) -> None:
@@ -89,16 +73,16 @@ def test_same_seed_same_ids_other_seed_others(model: gw.Model) -> None:
 
 def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
     runs = 0
-    original = gw.models.Cache.prefill
+    original = gw.models.StaticCache.prefill
 
-    def counted(self: gw.models.Cache, *args: Any, **options: Any) -> np.ndarray:
+    def counted(self: gw.models.StaticCache, *args: Any, **options: Any) -> np.ndarray:
         nonlocal runs
         runs += 1
         return original(self, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gw.models.Cache, "prefill", counted)
-        several = model.generate(PROMPT, 12, temperature=1.5, seed=2, n=4)
+        patch.setattr(gw.models.StaticCache, "prefill", counted)
+        several = model.generate_many(PROMPT, 4, 12, temperature=1.5, seed=2)
     assert runs == 1
     assert [g.stream for g in several] == [0, 1, 2, 3]
     assert len({tuple(g.ids) for g in several}) == 4
@@ -204,7 +188,6 @@ def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"n": 0},
         {"max_new_tokens": -1},
         {"logprobs": -1},
         {"top_p": 0.0},
@@ -222,6 +205,12 @@ def test_prompts_that_cannot_be_run(prompt: object, model: gw.Model) -> None:
 def test_options_out_of_range(options: dict, model: gw.Model) -> None:
     with pytest.raises(UsageError):
         model.generate(PROMPT, **options)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5])
+def test_number_of_samples_out_of_range(n: int, model: gw.Model) -> None:
+    with pytest.raises(UsageError, match="n "):
+        model.generate_many(PROMPT, n)
 
 
 @pytest.mark.parametrize("wrong", [{"steps": -1}, {"steps": 1.5}, {"stream": "x"}])

@@ -441,7 +441,7 @@ def test_generate_equals_a_loop_by_hand_and_transformers(name: str, made: Callab
 def test_samples_share_one_prefill_and_leave_nothing(model: gw.Model) -> None:
     cache = paged(model)
     with cache.sequence() as s:
-        several = model.generate(IDS[:20], 6, n=3, temperature=0.8, seed=5, cache=s)
+        several = model.generate_many(IDS[:20], 3, 6, temperature=0.8, seed=5, cache=s)
         for i, sample in enumerate(several):
             alone = model.generate(IDS[:20], 6, temperature=0.8, seed=5, first_stream=i)
             assert sample.ids == alone.ids

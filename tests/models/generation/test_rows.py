@@ -9,7 +9,7 @@ import pytest
 from checkpoints import Made, relative, some_ids
 
 import graphwright as gw
-from graphwright.models import Draw
+from graphwright.models import SamplingRequest
 from graphwright.models.generation.cache import ENDLESS, independent
 
 IDS = some_ids((1, 60))[0]
@@ -64,12 +64,12 @@ def last(m: gw.Model, ids: np.ndarray) -> np.ndarray:
 def test_a_longer_text_in_the_batch_turns_nobody_else(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     cache = m.new_cache(400, prefix_bytes=0)
-    lengths, draw = (3, 40, 11), Draw()
+    lengths, draw = (3, 40, 11), SamplingRequest()
     batch = [cache.sequence() for _ in lengths]
     for s, n in zip(batch, lengths, strict=True):
         s.prefill(IDS[None, :n])
     for _ in range(4):
-        logits = cache.step(batch, [s.drawn([draw]) for s in batch], draws=[draw] * 3).to_numpy()
+        logits = cache.step(batch, [s.sampled([draw]) for s in batch], requests=[draw] * 3).to_numpy()
         assert all(np.array_equal(row[-1], s.last_logits()[0]) for s, row in zip(batch, logits, strict=True))
     for s, n in zip(batch, lengths, strict=True):
         assert s.tokens[0, n:].tolist() == m.generate(IDS[:n], 4).ids

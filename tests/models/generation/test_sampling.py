@@ -34,7 +34,7 @@ def drawn(rows: np.ndarray, rule: Sampling, positions: Any, stream: int = 0) -> 
     keys = np.tile(np.array(rule.keys(stream, 0)), (n, 1))
     keys[:, 2] = positions
     operands = rows, np.tile(np.array(rule.numbers(), np.float32), (n, 1)), keys, np.full((n, 1, 2), -1, np.int32)
-    ids, kept = compute(get("choose"), [from_numpy(x) for x in operands], {})
+    ids, kept = compute(get("sample_token"), [from_numpy(x) for x in operands], {})
     return ids.to_numpy(), kept.to_numpy()
 
 
@@ -96,7 +96,7 @@ def test_top_p_keeps_the_crossing_token(top_p: float, expected: list[int]) -> No
 
 def test_ties_go_to_the_lowest_ids() -> None:
     z = np.array([1, 5, 5, 5, 0], np.float32)
-    assert Sampling().choose(z, 0) == 1
+    assert Sampling().sample(z, 0) == 1
     assert np.flatnonzero(np.isfinite(Sampling(temperature=1.0, top_k=2).filtered(z))).tolist() == [1, 2]
 
 
@@ -114,17 +114,17 @@ def test_draws_follow_the_softmax() -> None:
     n = 100_000
     ids, _ = drawn(np.tile(z, (n, 1)), rule, np.arange(n))
     assert ((np.bincount(ids, minlength=8) - n * p) ** 2 / (n * p)).sum() < 24.3
-    assert [rule.choose(z, position) for position in range(50)] == ids[:50].tolist()
+    assert [rule.sample(z, position) for position in range(50)] == ids[:50].tolist()
 
 
 def test_draws_depend_on_seed_stream_and_position_alone() -> None:
     z = np.zeros(50, np.float32)
     rule = Sampling(temperature=1.0, seed=1)
-    base = [rule.choose(z, i) for i in range(40)]
-    assert base == [rule.choose(z, i) for i in range(40)]
-    assert base != [rule.choose(z, i + 1) for i in range(40)]
-    assert base != [rule.choose(z, i, 1) for i in range(40)]
-    assert base != [Sampling(temperature=1.0, seed=2).choose(z, i) for i in range(40)]
+    base = [rule.sample(z, i) for i in range(40)]
+    assert base == [rule.sample(z, i) for i in range(40)]
+    assert base != [rule.sample(z, i + 1) for i in range(40)]
+    assert base != [rule.sample(z, i, 1) for i in range(40)]
+    assert base != [Sampling(temperature=1.0, seed=2).sample(z, i) for i in range(40)]
 
 
 def test_streams_are_not_correlated() -> None:
@@ -138,7 +138,7 @@ def test_dropped_tokens_are_never_drawn() -> None:
     rule = Sampling(temperature=1.0, top_k=3)
     z = logits(1, 40)[0]
     allowed = set(np.argsort(-z)[:3].tolist())
-    assert {rule.choose(z, i) for i in range(500)} == allowed
+    assert {rule.sample(z, i) for i in range(500)} == allowed
 
 
 def test_penalties_come_before_processors_and_these_before_temperature() -> None:
@@ -173,7 +173,7 @@ def test_the_draw_is_the_formula_of_the_words() -> None:
     z = logits(1, 300)[0]
     words = bits(300, seed=7, stream=2, step=31) >> 8
     u = (words + 0.5) / 2**24
-    assert Sampling(temperature=1.0, seed=7).choose(z, 31, 2) == int(np.argmax(z - np.log(-np.log(u))))
+    assert Sampling(temperature=1.0, seed=7).sample(z, 31, 2) == int(np.argmax(z - np.log(-np.log(u))))
     worst = (np.array([0, 2**24 - 1]) + 0.5) / 2**24
     assert np.isfinite(-np.log(-np.log(worst))).all()
 
@@ -188,7 +188,7 @@ def test_processors_see_ids_and_leave_the_logits_given() -> None:
         return z
 
     z = np.array([1, 4, 3, 2], np.float32)
-    assert Sampling(processors=(ban, ban)).choose(z, 0, 0, np.array([7]), np.array([8])) == 3
+    assert Sampling(processors=(ban, ban)).sample(z, 0, 0, np.array([7]), np.array([8])) == 3
     assert calls == [[7, 8], [7, 8]] * 1
     np.testing.assert_array_equal(z, [1, 4, 3, 2])
 
@@ -199,20 +199,20 @@ def test_processor_that_changes_shape_or_dtype(made: np.ndarray) -> None:
         return made
 
     with pytest.raises(ShapeError) as caught:
-        Sampling(processors=(wrong,)).choose(np.zeros(4, np.float32), 0)
+        Sampling(processors=(wrong,)).sample(np.zeros(4, np.float32), 0)
     assert (caught.value.where, caught.value.expected) == ("wrong", "float32 [4]")
 
 
 @pytest.mark.parametrize("bad", [[np.nan, 1.0], [-np.inf, -np.inf], [np.inf, 0.0]])
 def test_logits_that_are_no_numbers(bad: list[float]) -> None:
     with pytest.raises(NonFinite) as caught:
-        Sampling().choose(np.array(bad, np.float32), 12)
+        Sampling().sample(np.array(bad, np.float32), 12)
     assert caught.value.where == "position 12"
 
 
 def test_processor_that_bans_everything() -> None:
     with pytest.raises(NonFinite, match="after all rules"):
-        Sampling(processors=(lambda ids, z: z - np.float32(np.inf),)).choose(np.zeros(4, np.float32), 0)
+        Sampling(processors=(lambda ids, z: z - np.float32(np.inf),)).sample(np.zeros(4, np.float32), 0)
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,14 @@ def test_a_sequence_is_with_one_thread(name: str, model: gw.Model) -> None:
         except UsageError as error:
             caught.append(error)
 
-    with s.alone():
+    with s.exclusive():
         thread = Thread(target=run, daemon=True)
         thread.start()
         thread.join(20)
     assert "one thread" in str(caught[0])
     assert (s.length, len(s.table)) == (3, 1)
     CHANGES[name](s)
-    with other.alone():
+    with other.exclusive():
         CHANGES[name](s)  # of another cache
 
 

@@ -15,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, VerificationFailed
 from graphwright.models import onnx as onnx_file
-from graphwright.models.export.clean_process import Computed
+from graphwright.models.export.clean_process import LoaderOutput
 from graphwright.models.onnx import run_cached, run_onnx, save_onnx
 
 SHAPES = [(1, 1), (2, 7), (3, 40)]
@@ -213,12 +213,12 @@ def test_an_export_brings_its_onnx_and_is_compared(made, tmp_path, monkeypatch):
     m = gw.open(made("llama").path)
     narrow(m, 1)
     monkeypatch.setattr(exporting, "transformers_installed", lambda: False)
-    monkeypatch.setattr(exporting, "reopen", lambda place, ids: honest(ids))
+    monkeypatch.setattr(exporting, "compute_there", lambda place, ids, **_: honest(ids))
     computed = exporting.compute_here
 
     def honest(ids):
         found = computed(m, ids)
-        return Computed(found.logits, found.greedy, {"missing_keys": [], "unexpected_keys": []})
+        return LoaderOutput(found.logits, found.greedy, {"missing_keys": [], "unexpected_keys": []})
 
     receipt = m.export(tmp_path / "out", onnx_cache=True, opset=23, prompts=[[1, 2, 3, 4]])
     assert receipt.check["onnx"]["max_rel"] <= 1e-4

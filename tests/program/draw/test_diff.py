@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from graphwright.program import Program
-from graphwright.program.draw import Layout, layout
+from graphwright.program.draw import PictureLayout, layout
 
 from . import models
 from .random_programs import nested_programs
@@ -19,7 +19,7 @@ from .test_svg import groups
 ALL = 20
 
 
-def marked(made: Layout) -> dict[str, set]:
+def marked(made: PictureLayout) -> dict[str, set]:
     """Marked nodes and edges of a picture."""
     found: dict[str, set] = {}
     for path, box in made.boxes.items():
@@ -66,7 +66,7 @@ EXPECTED = {
 }
 
 
-def test_marks_are_exactly_what_was_edited() -> None:
+def test_marks_match_the_edit() -> None:
     program, before = edited()
     assert marked(layout(program, diff=before, level=ALL)) == EXPECTED
     assert marked(layout(program, diff=program.fork(), level=ALL)) == {}
@@ -79,13 +79,15 @@ def test_the_default_view_opens_what_changed() -> None:
 
 def test_marks_agree_with_the_difference_of_the_programs() -> None:
     program, before = edited()
-    told = program.diff(before)
+    reported = program.diff(before)
     made = layout(program, diff=before, level=ALL, params=True)
     nodes = {m: {p for p in paths if isinstance(p, str)} for m, paths in marked(made).items()}
-    assert nodes["added"] == set(told.added)
-    assert nodes["removed"] == set(told.removed)
-    rewired_only = {c.path for c in told.changed if set(c.facts) == {"operands"}}  # there it is an edge that changed
-    assert nodes["changed"] == {c.path for c in told.changed} - rewired_only | {w.key for w in told.weights}
+    assert nodes["added"] == set(reported.added)
+    assert nodes["removed"] == set(reported.removed)
+    rewired_only = {
+        c.path for c in reported.changed if set(c.facts) == {"operands"}
+    }  # there it is an edge that changed
+    assert nodes["changed"] == {c.path for c in reported.changed} - rewired_only | {w.key for w in reported.weights}
 
 
 def test_a_renamed_node_is_marked_as_changed_alone() -> None:
@@ -98,7 +100,7 @@ def test_a_renamed_node_is_marked_as_changed_alone() -> None:
 
 def test_a_closed_group_is_marked_if_something_inside_is() -> None:
     program, before = edited()
-    made = layout(program, frozenset({"layers"}), diff=before)
+    made = layout(program, expanded=frozenset({"layers"}), diff=before)
     assert {p: b.mark for p, b in made.boxes.items() if b.mark} == {"layers.0": "changed", "layers.1": "changed"}
 
 

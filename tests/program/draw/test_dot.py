@@ -82,7 +82,7 @@ def test_a_small_program_letter_by_letter() -> None:
 
 @pytest.mark.parametrize("program", [models.llama(2), models.mlp(), models.skip(), models.branches(), hostile()])
 @pytest.mark.parametrize("level", [None, 0, 1, 9])
-def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Program, level: int | None) -> None:
+def test_dot_has_the_boxes_edges_and_frames_of_the_layout(program: Program, level: int | None) -> None:
     made = layout(program, level=level)
     nodes, edges, clusters = parsed(program.to_dot(level=level))
     assert (len(nodes), len(edges), len(clusters)) == (len(made.boxes), len(made.edges), len(made.groups))
@@ -91,9 +91,9 @@ def test_a_dot_parser_finds_the_boxes_edges_and_frames_of_the_layout(program: Pr
 
 @settings(max_examples=max(settings().max_examples // 2, 5))
 @given(program=nested_programs(15), data=st.data())
-def test_a_dot_parser_finds_them_in_any_program(program: Program, data: st.DataObject) -> None:
+def test_dot_of_any_program_has_its_layout(program: Program, data: st.DataObject) -> None:
     chosen = data.draw(st.frozensets(st.sampled_from(all_groups(program) or [""])))
-    made = layout(program, chosen)
+    made = layout(program, expanded=chosen)
     nodes, edges, clusters = parsed(program.to_dot(expanded=chosen))
     assert set(nodes) == set(made.boxes)
     assert {(a, b) for a, b, _ in edges} == {(e.src, e.dst) for e in made.edges}
@@ -156,5 +156,5 @@ def test_colours_can_be_left_out_or_be_numbers() -> None:
     assert nodes["body.act"]["fillcolor"] == "#440154"
     assert "fillcolor" not in nodes["body.sum"]
     assert "// scale from 1.0 to 3.0" in small().to_dot(color={"body.act": 1.0, "x": 3.0})
-    with pytest.raises(UsageError, match="no such colouring"):
+    with pytest.raises(UsageError, match="unknown colouring"):
         small().to_dot(color="rainbow")

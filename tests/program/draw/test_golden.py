@@ -1,4 +1,4 @@
-"""Pictures letter by letter. `FREEZE_PICTURES=1 pytest` writes them anew; look at each before it is committed."""
+"""Pictures letter by letter. `FREEZE_PICTURES=1 pytest` rewrites them; look at each before it is committed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).with_name("golden")
 
 
 def cell() -> Program:
-    """A recurrent cell in a module, and an edge that lags two steps behind."""
+    """A recurrent cell in a module, and an edge with a delay of two steps."""
     b = Builder("cell")
     x, c = b.input("x", (2, 3)), b.scope("cell")
     held = c.state("h", np.zeros((2, 4), "f4"))
@@ -69,7 +69,7 @@ PICTURES: dict[str, Callable[[], str]] = {
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_as_they_were_looked_at(name: str) -> None:
+def test_pictures_match_reviewed_files(name: str) -> None:
     made, file = PICTURES[name](), GOLDEN / name
     if os.environ.get("FREEZE_PICTURES"):
         file.parent.mkdir(exist_ok=True)

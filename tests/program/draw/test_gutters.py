@@ -1,4 +1,4 @@
-"""Gutters: pieces that touch have tracks of their own, and upright pieces at one place do not lie on each other."""
+"""Gutters: segments that touch have different tracks, and vertical segments at one position do not overlap."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tracks(wires: list[Wire]) -> dict[int, int]:
     return {w.net: w.bends[0][1] for w in wires}
 
 
-def test_a_wire_turns_off_above_the_one_that_leaves_from_its_place() -> None:
+def test_wire_turns_above_the_one_that_leaves_from_its_position() -> None:
     found = tracks([wire(0, 0, 6), wire(1, 10, 5), wire(2, 20, 10)])
     assert found == {0: 0, 1: 1, 2: 2}, "track 0 would be free for net 2, but net 1 comes down there"
 
@@ -27,12 +27,12 @@ def test_wires_of_one_net_share_a_track_and_far_ones_too() -> None:
     assert tracks([wire(0, 0, 3), wire(0, 0, 5), wire(1, 6, 9)]) == {0: 0, 1: 0}
 
 
-def test_a_circle_of_wires_is_cut() -> None:
+def test_cycle_of_wires_is_cut() -> None:
     assert sorted(tracks([wire(0, 0, 1), wire(1, 1, 0)]).values()) == [0, 1]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=25))
-def test_pieces_on_one_track_do_not_touch(ends: list[tuple[int, int]]) -> None:
+def test_segments_on_one_track_do_not_touch(ends: list[tuple[int, int]]) -> None:
     found = tracks([wire(net, a, b) for net, (a, b) in enumerate(ends)])
     for n, (a, b) in enumerate(ends):
         for m, (c, d) in enumerate(ends[:n]):

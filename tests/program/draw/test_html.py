@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from graphwright.program import Program, load
-from graphwright.program.draw import Layout, layout
+from graphwright.program.draw import PictureLayout, layout
 
 from . import models
 from .hostile import NAMES, hostile
@@ -94,7 +94,7 @@ def test_the_text_tree_lists_every_node() -> None:
     assert sum(tag == "details" for tag, _ in page.tags) == len(layout(models.llama(2), level=9).groups)
 
 
-def test_details_tell_who_edited_a_node() -> None:
+def test_details_show_the_edits_of_a_node() -> None:
     program = models.llama(2)
     with program.edit("softer norm") as e:
         e.set_attr("layers.1.mlp.norm", eps=1e-3)
@@ -109,7 +109,7 @@ def test_details_tell_who_edited_a_node() -> None:
     assert [n["path"] for n in data["nodes"] if "blame" in n] == ["layers.1.mlp.norm"]
 
 
-def test_details_tell_the_values_of_weights_that_are_in_memory(tmp_path: Path) -> None:
+def test_details_show_statistics_of_loaded_weights(tmp_path: Path) -> None:
     program = models.mlp()
     with program.edit("values") as e:
         values = np.array([[3, -4, 0, 1], *[[1, 1, 1, 1]] * 15], "f4")
@@ -145,7 +145,7 @@ def drawn(page: str, script: str, folder: Path) -> dict[str, list[int]]:
     return json.loads(found[1])
 
 
-def rectangles(made: Layout) -> dict[str, list[int]]:
+def rectangles(made: PictureLayout) -> dict[str, list[int]]:
     return {p: [b.x, b.y, b.w, b.h] for p, b in (*made.boxes.items(), *made.groups.items())}
 
 
@@ -162,11 +162,11 @@ def test_opening_in_the_browser_gives_the_layout_of_python(program: Program, ope
     script = "document.getElementById('gw-close').click();" + "".join(
         f"graphwright.toggle('{p}');" for p in sorted(opened)
     )
-    assert drawn(program.to_html(), script, tmp_path) == rectangles(layout(program, frozenset(opened)))
+    assert drawn(program.to_html(), script, tmp_path) == rectangles(layout(program, expanded=frozenset(opened)))
 
 
 @pytest.mark.browser
-def test_a_click_opens_and_closes_and_hovering_tells(tmp_path: Path) -> None:
+def test_click_opens_and_closes_and_hovering_shows_details(tmp_path: Path) -> None:
     program = models.llama(3)
     script = """
       const at = (path) => document.querySelector(`.gw-all [data-path="${path}"]`);

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graphwright.errors import UsageError
 from graphwright.program import Builder, Program
-from graphwright.program.draw import Box, Group, Layout, layout
+from graphwright.program.draw import Box, Group, PictureLayout, layout
 
 from . import models
 from .random_programs import all_groups, nested_programs
@@ -18,7 +18,7 @@ from .random_programs import all_groups, nested_programs
 ALL = 20
 
 
-def items(made: Layout) -> dict[str, list[Box | Group]]:
+def items(made: PictureLayout) -> dict[str, list[Box | Group]]:
     """Boxes and frames by the group around them."""
     found: dict[str, list[Box | Group]] = {}
     for item in (*made.boxes.values(), *made.groups.values()):
@@ -26,14 +26,14 @@ def items(made: Layout) -> dict[str, list[Box | Group]]:
     return found
 
 
-def relative(made: Layout, group: str) -> dict[str, tuple[int, int, int, int]]:
+def relative(made: PictureLayout, group: str) -> dict[str, tuple[int, int, int, int]]:
     """Boxes inside a group, from its top left."""
     frame = made.groups[group]
     inside = {p: b for p, b in made.boxes.items() if p.startswith(f"{group}.")}
     return {p: (b.x - frame.x, b.y - frame.y, b.w, b.h) for p, b in inside.items()}
 
 
-def ancestors(made: Layout, item: Box | Group) -> list[Box | Group]:
+def ancestors(made: PictureLayout, item: Box | Group) -> list[Box | Group]:
     """The item and the frames around it, outermost first."""
     found = [item]
     while found[-1].parent:
@@ -41,11 +41,11 @@ def ancestors(made: Layout, item: Box | Group) -> list[Box | Group]:
     return found[::-1]
 
 
-def check(made: Layout) -> None:
+def check(made: PictureLayout) -> None:
     for parent, inside in items(made).items():
         for a, b in combinations(inside, 2):
             apart = a.x + a.w <= b.x or b.x + b.w <= a.x or a.y + a.h <= b.y or b.y + b.h <= a.y
-            assert apart, f"{a.path} lies on {b.path}"
+            assert apart, f"{a.path} overlaps {b.path}"
         for a in inside:
             around = made.groups[parent] if parent else Group("", "", 0, 0, made.width, made.height, 0, "")
             assert around.x < a.x, a.path
@@ -65,7 +65,7 @@ def check(made: Layout) -> None:
         assert edge.back or src.y + src.h < dst.y
 
 
-def check_wires_run_around_boxes(made: Layout) -> None:
+def check_wires_run_around_boxes(made: PictureLayout) -> None:
     for edge in made.edges:
         for (ax, ay), (bx, by) in zip(edge.points, edge.points[1:], strict=False):
             assert ax == bx or ay == by, "wires are upright or level"
@@ -76,16 +76,16 @@ def check_wires_run_around_boxes(made: Layout) -> None:
 
 
 @given(program=nested_programs(), data=st.data())
-def test_boxes_stand_apart_and_wires_run_around_them(program: Program, data: st.DataObject) -> None:
+def test_boxes_do_not_overlap_and_wires_avoid_them(program: Program, data: st.DataObject) -> None:
     groups = all_groups(program)
     chosen = data.draw(st.one_of(st.just(frozenset(groups)), st.frozensets(st.sampled_from(groups or [""]))))
-    made = layout(program, chosen)
+    made = layout(program, expanded=chosen)
     check(made)
     check_wires_run_around_boxes(made)
 
 
 @pytest.mark.parametrize("program", [models.llama(3), models.mlp(), models.skip(), models.branches(), models.tangle()])
-def test_the_models_people_draw(program: Program) -> None:
+def test_layouts_of_typical_models(program: Program) -> None:
     for made in (layout(program), layout(program, level=ALL), layout(program, level=ALL, params=True)):
         check(made)
         check_wires_run_around_boxes(made)
@@ -123,18 +123,18 @@ def test_the_residual_trunk_is_one_straight_lane() -> None:
     assert all(len(e.points) == 2 for e in residual), "no bend in a residual path"
 
 
-def test_equal_modules_are_arranged_once() -> None:
+def test_equal_modules_share_an_arrangement() -> None:
     few, many = layout(models.llama(2), level=ALL), layout(models.llama(9), level=ALL)
-    assert few.arranged == many.arranged == 5  # the whole, layers, one block, attn, mlp
+    assert few.arrangement_count == many.arrangement_count == 5  # the whole, layers, one block, attn, mlp
     same = [relative(many, f"layers.{i}") for i in range(9)]
     assert all(list(r.values()) == list(same[0].values()) for r in same)
 
 
 def test_closing_what_was_opened_restores_every_coordinate() -> None:
     program = models.llama(4)
-    before = layout(program, frozenset({"layers"}))
-    layout(program, frozenset({"layers", "layers.2", "layers.2.attn"}))
-    assert layout(program, frozenset({"layers"})) == before
+    before = layout(program, expanded=frozenset({"layers"}))
+    layout(program, expanded=frozenset({"layers", "layers.2", "layers.2.attn"}))
+    assert layout(program, expanded=frozenset({"layers"})) == before
 
 
 def test_an_edit_moves_nothing_inside_other_groups() -> None:
@@ -169,7 +169,7 @@ def test_runs_of_equal_blocks_fold_on_request() -> None:
     made = layout(models.llama(22), fold=True)
     assert made.boxes["layers.[0-21]"].repeat == 22
     assert made.boxes["layers.[0-21]"].lines[0] == "layers.[0-21] × 22"
-    opened = layout(models.llama(22), frozenset({"layers", "layers.[0-21]"}), fold=True)
+    opened = layout(models.llama(22), expanded=frozenset({"layers", "layers.[0-21]"}), fold=True)
     assert len(opened.boxes["layers.[0-21].mid"].members) == 22
     assert opened.groups["layers.[0-21]"].repeat == 22
     check(opened)
@@ -189,7 +189,7 @@ def test_modules_that_read_each_other_get_a_return_arc() -> None:
     for name in ("one.first", "two.first", "one.second", "two.second"):
         h = b.tanh(h, name=name)
     b.output(h, "y")
-    made = layout(b.build(), frozenset())
+    made = layout(b.build(), expanded=frozenset())
     assert {(e.src, e.dst): e.back for e in made.edges} == {
         ("x", "one"): False,
         ("one", "two"): False,
@@ -200,7 +200,7 @@ def test_modules_that_read_each_other_get_a_return_arc() -> None:
     assert not any(e.back for e in opened.edges)
 
 
-def test_a_node_named_like_a_module_lies_inside_it() -> None:
+def test_node_named_like_a_module_is_inside_it() -> None:
     b = Builder()
     h = b.tanh(b.input("x", ("B", 4)), name="act")
     for i in range(4):
@@ -208,7 +208,7 @@ def test_a_node_named_like_a_module_lies_inside_it() -> None:
     b.output(h, "y")
     program = b.build()
     assert {box.parent for path, box in layout(program, level=ALL).boxes.items() if path != "x"} == {"act"}
-    assert set(layout(program, frozenset()).boxes) == {"x", "act"}
+    assert set(layout(program, expanded=frozenset()).boxes) == {"x", "act"}
 
 
 def test_weights_are_drawn_inside_their_readers() -> None:
@@ -239,7 +239,7 @@ def test_states_and_their_writes_are_recurrent_edges() -> None:
     assert apart["total", "held.next"] == apart["held", "held.next"] == "state"
 
 
-def test_a_delayed_edge_is_its_states_one_after_the_other() -> None:
+def test_delayed_edge_shows_its_chain_of_states() -> None:
     b = Builder()
     x = b.input("x", (4,))
     b.output(b.tanh(b.junction(x, name="sum"), name="act"), "y")
@@ -272,11 +272,11 @@ def test_the_steps_of_a_long_loop_are_drawn_once_and_the_layers_of_a_decoder_are
         assert len(boxes) < 10 if folded else len(boxes) == 65
 
 
-def test_an_empty_budget_and_two_ways_to_say_one_thing_are_refused() -> None:
+def test_small_budget_and_contradictory_options_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 16"):
         layout(models.mlp(), budget=3)
-    with pytest.raises(UsageError, match="same thing twice"):
-        layout(models.mlp(), frozenset(), level=2)
+    with pytest.raises(UsageError, match="are both given"):
+        layout(models.mlp(), expanded=frozenset(), level=2)
 
 
 def test_deep_nesting_needs_no_recursion() -> None:
@@ -292,4 +292,4 @@ def test_a_weight_with_two_readers_in_a_group_is_counted_once() -> None:
     b = Builder()
     x, w = b.input("x", ("B", 4)), b.param("m.w", [[0.5] * 4] * 4)
     b.output(b.linear(b.linear(x, w, name="m.one"), w, name="m.two"), "y")
-    assert layout(b.build(), frozenset()).boxes["m"].lines[1] == "2 ops · 16 params"
+    assert layout(b.build(), expanded=frozenset()).boxes["m"].lines[1] == "2 ops · 16 params"

@@ -94,7 +94,7 @@ def test_text_fits_its_box() -> None:
             assert width >= 4 * longest, "no glyph is narrower than 4 px"
 
 
-def test_a_title_tells_path_op_spec_and_attributes() -> None:
+def test_title_has_path_op_spec_and_attributes() -> None:
     title = boxes(models.llama(2).to_svg(level=9))["layers.1.attn.norm"].find(f"{SVG}title")
     assert title is not None
     assert (title.text or "").splitlines() == [
@@ -108,7 +108,7 @@ def test_a_title_tells_path_op_spec_and_attributes() -> None:
     ]
 
 
-def test_it_needs_nothing_from_outside() -> None:
+def test_svg_has_no_outside_references() -> None:
     text = models.llama(2).to_svg(level=9)
     assert re.findall(r"https?://[^\"]*", text) == ["http://www.w3.org/2000/svg"]
     assert not re.search(r"(?:href|src|@import|url\((?!#))", text)
@@ -138,7 +138,7 @@ def fill(text: str, path: str) -> str | None:
 
 
 @given(values=st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=5, max_size=5))
-def test_the_legend_ends_at_the_least_and_the_greatest_value(values: list[float]) -> None:
+def test_legend_scale_spans_the_finite_values(values: list[float]) -> None:
     text = models.skip().to_svg(overlay={f"layer{i}": v for i, v in enumerate(values)})
     finite = [v for v in values if abs(v) < inf]
     assert scale(text) == ((min(finite), max(finite)) if finite else None)
@@ -166,9 +166,7 @@ def test_lowest_and_highest_have_the_colours_of_the_ends() -> None:
         ({"layer0": nan}, None),
     ],
 )
-def test_few_or_unusable_values_have_a_defined_picture(
-    data: dict[str, float], ends: tuple[float, float] | None
-) -> None:
+def test_overlays_with_few_or_invalid_values(data: dict[str, float], ends: tuple[float, float] | None) -> None:
     text = models.skip().to_svg(overlay=data, scale="log")
     assert scale(text) == ends
     assert len(boxes(text)) == 7
@@ -200,7 +198,7 @@ def test_unknown_keys_and_scales_are_refused() -> None:
 
 
 # -- files and notebooks ----------------------------------------------------------------------------------------------
-def test_a_path_gets_the_same_text(tmp_path: Path) -> None:
+def test_path_receives_the_returned_text(tmp_path: Path) -> None:
     program = models.mlp()
     for kind, method in (("dot", program.to_dot), ("svg", program.to_svg), ("html", program.to_html)):
         file = tmp_path / f"picture.{kind}"

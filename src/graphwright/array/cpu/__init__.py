@@ -1,4 +1,4 @@
-"""The CPU backend: ATen's `out=` calls on torch views of our memory. One file a kernel family, named as in `ops/`."""
+"""The CPU backend: ATen's `out=` calls on torch views of our memory. One file per kernel family, named as in `ops/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs, 
 from graphwright.array.cpu import (
     arrange,
     attention,
-    choose,
     conv,
     elementwise,
     gate,
@@ -24,6 +23,7 @@ from graphwright.array.cpu import (
     pool,
     random,
     reduce,
+    sampling,
 )
 from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of, torch_dtype
 from graphwright.array.cpu.pages import MANY, in_large_pages
@@ -39,7 +39,6 @@ __all__ = [
     "CpuBackend",
     "arrange",
     "attention",
-    "choose",
     "conv",
     "elementwise",
     "gate",
@@ -51,6 +50,7 @@ __all__ = [
     "pool",
     "random",
     "reduce",
+    "sampling",
 ]
 
 _ALIGN = 64
@@ -64,11 +64,11 @@ class CpuBackend:
     stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
-        """A block of bytes, aligned to 64."""
+        """Return a block of bytes, aligned to 64."""
         return Storage(in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """An uninitialised array with memory of its own."""
+        """Return an uninitialised array with its own memory."""
         strides = row_major(shape)
         tensor = torch.empty_strided(shape, strides, dtype=TORCH_DTYPE[dtype])
         if tensor.numel() >= MANY:
@@ -76,11 +76,11 @@ class CpuBackend:
         return NDArray.owning(tensor, Spec(shape, dtype), strides)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
-        """A torch view of the array's memory; torch has no negative strides."""
+        """Return a torch view of the array's memory; torch has no negative strides."""
         return torch.as_strided(self._typed(array), array.shape, array.strides, array.offset)
 
     def _typed(self, array: NDArray) -> torch.Tensor:
-        """The block in the array's dtype: any tensor over it, of which only the memory counts."""
+        """Return a tensor over the block in the array's dtype; only its memory matters."""
         memory = array.storage.memory
         if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[array.dtype]:
             return memory
@@ -97,16 +97,16 @@ class CpuBackend:
                 return torch.empty(0, dtype=torch_dtype(dtype))
             view = memoryview(memory).cast("B") if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
             host = np.frombuffer(view, np.uint8)
-            if host.ctypes.data % dtype.itemsize:  # an odd header length in the file: vector loads want alignment
+            if host.ctypes.data % dtype.itemsize:  # a file with an odd header length; vector loads need alignment
                 host = host.copy()
-            if not host.flags.writeable:  # torch has no read-only tensors; Storage.readonly guards the writes
+            if not host.flags.writeable:  # torch has no read-only tensors; Storage.readonly refuses writes
                 host = _writable_alias(host)
             memory = torch.from_numpy(host)
         flat = memory.reshape(-1).view(torch.uint8)
         return flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(torch_dtype(dtype))
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Write `source` into `target`, converting dtype (round to nearest even)."""
+        """Copy `source` into `target`, converting the dtype (round to nearest even)."""
         if _backwards(target) or _backwards(source):
             if source.dtype is not target.dtype:
                 source = self.empty(source.shape, target.dtype).copy_from(source.copy())
@@ -115,7 +115,7 @@ class CpuBackend:
             target.impl.copy_(source.impl)
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """The elements as numpy, sharing memory."""
+        """Return the elements as numpy, sharing memory."""
         tensor = self._typed(array).reshape(-1) if _backwards(array) else array.impl
         if array.dtype.as_bits:
             tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
@@ -126,7 +126,7 @@ class CpuBackend:
         return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
 
     def adopt(self, other: Any) -> NDArray:
-        """An array over the memory of an object that speaks DLPack."""
+        """Return an array over the memory of an object that supports DLPack."""
         tensor = torch.from_dlpack(other)
         block = tensor.untyped_storage()
         storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
@@ -134,41 +134,45 @@ class CpuBackend:
         return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def address(self, array: NDArray) -> int:
-        """Where its first element lies."""
+        """Return the address of the first element."""
         memory = array.storage.memory
-        if isinstance(memory, np.ndarray):  # many are fed once: no tensor is made of them
+        if isinstance(memory, np.ndarray):  # most feeds are used once, so no tensor is made for them
             at = memory.__array_interface__["data"][0] + array.offset * array.dtype.itemsize
             if at % array.dtype.itemsize == 0:
                 return at
         return array.impl.data_ptr()
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Scratch that a kernel wants beside its outputs."""
+        """Return the specs of the scratch buffers that a kernel needs."""
         row = kernel_of(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """What the kernel reads with the host's eyes: no matter here, but for devices that run it."""
+        """Return the host requirements of a kernel, for devices that run it."""
         row = kernel_of(name)
         return row.needs(ins, attrs) if row is not None else Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """The calls that compute `outs` from `ins`."""
+        """Return the calls that compute `outs` from `ins`."""
         row = kernel_of(name)
         if row is None:
-            raise MissingKernel("the CPU backend has no kernel of this name", where=name)
+            raise MissingKernel("the CPU backend has no such kernel", where=name)
         calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
         return calls if isinstance(calls, list) else [calls]
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """The ATen call that allocates and computes at once: half the time of two calls where the result is small."""
+        """Return the ATen call that allocates and computes in one: half the time of two calls for small results."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
+    def has_kernel(self, name: str) -> bool:
+        """True if there is a kernel of this name."""
+        return name in KERNELS or name in torch_functions
+
     def kernels(self) -> frozenset[str]:
-        """Names of the kernels there are."""
+        """Return the names of all kernels."""
         return frozenset((*KERNELS, *torch_functions))
 
 
@@ -177,7 +181,7 @@ def _backwards(array: NDArray) -> bool:
 
 
 def make(device: Device) -> CpuBackend:
-    """The backend of the CPU, of which there is one."""
+    """Return a backend of the CPU."""
     return CpuBackend()
 
 
@@ -194,25 +198,25 @@ def _writable_alias(host: np.ndarray) -> np.ndarray:
 
 
 def kernel_place(name: str) -> str:
-    """File and line of a kernel of this backend, or the torch function that it is. Raises: MissingKernel."""
+    """Return file and line of a kernel, or the torch function that it calls. Raises: MissingKernel."""
     row = kernel_of(name)
     if row is None:
-        raise MissingKernel("the CPU backend has no kernel of this name", where=name)
+        raise MissingKernel("the CPU backend has no such kernel", where=name)
     return row.where if row.where.startswith("torch.") else f"array/cpu/{row.where}"
 
 
 def set_num_threads(threads: int) -> None:
-    """CPU threads of all kernels."""
+    """Set the number of CPU threads of all kernels."""
     torch.set_num_threads(threads)
 
 
 def tensor_allocations(run: Call) -> list[int]:
-    """Bytes of each CPU tensor allocation that `run()` makes, in order: the hook behind "no allocation per step"."""
+    """Return the size of each CPU tensor allocation that `run()` makes, in order, to check allocation-free steps."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         run()
-    assert seen.profiler is not None  # it has run
+    assert seen.profiler is not None  # set once the context has exited
     assert seen.profiler.kineto_results is not None
-    events: list[Any] = list(seen.profiler.kineto_results.events())  # torch's stubs know no `nbytes` of an event
+    events: list[Any] = list(seen.profiler.kineto_results.events())  # torch's stubs lack `nbytes` of an event
     return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]

@@ -1,4 +1,4 @@
-"""Copies that move, repeat or mirror entries; sums over what a copy repeated."""
+"""Copies that permute, repeat or mirror entries, and sums over repeated entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphwright.array.spec import Spec
 
 @kernel("flip")
 def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Axes read from their end."""
+    """Reverse axes."""
     axes = {axis % ins[0].dim() for axis in attrs["axes"]}
     index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))
     return partial(np.copyto, host(outs[0]), host(ins[0])[index])  # torch has no negative strides
@@ -24,7 +24,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Along each axis two pieces that change places."""
+    """Exchange two pieces along each axis."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []
@@ -44,7 +44,7 @@ def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("tile")
 def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One copy from a view in which repeats are axes of stride 0."""
+    """Copy once from a view in which repeats are axes of stride 0."""
     if not outs[0].numel():
         return []
     x, repeats = ins[0], attrs["repeats"]
@@ -59,25 +59,25 @@ def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 @kernel("repeat_interleave")
 def repeat_interleave(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One copy from a view in which the repeats are an axis of stride 0."""
+    """Copy once from a view in which the repeats are an axis of stride 0."""
     axis, repeats = attrs["axis"] % ins[0].dim(), attrs["repeats"]
     pairs = outs[0].unflatten(axis, (ins[0].shape[axis], repeats))
     return [partial(pairs.copy_, ins[0].unsqueeze(axis + 1).expand(pairs.shape))]
 
 
 def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
-    """Axes that are padded, with what comes before and after."""
+    """Return the padded axes with their widths before and after."""
     lead = rank - len(attrs["widths"])
     return [(lead + i, *pair) for i, pair in enumerate(attrs["widths"]) if any(pair)]
 
 
 def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
-    """The entry that each one of a padded axis is a copy of."""
-    places = torch.arange(-before, size + after)
+    """Return the source index of each entry of a padded axis."""
+    indices = torch.arange(-before, size + after)
     if mode == "replicate":
-        return places.clamp(0, size - 1)
+        return indices.clamp(0, size - 1)
     last = size - 1
-    return last - (last - places.abs()).abs()
+    return last - (last - indices.abs()).abs()
 
 
 def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -87,7 +87,7 @@ def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Ten
 
 
 def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
-    """What lies between the axes, taken one after the other."""
+    """Return the part inside the padding, axis by axis."""
     if attrs["mode"] == "constant":
         return []
     shape, made = list(start.sizes), []
@@ -99,7 +99,7 @@ def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
 
 @kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
 def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """A value around a copy, or entry by entry along each axis."""
+    """Pad with a value around a copy, or index by index along each axis."""
     x, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant":
         return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
@@ -107,39 +107,39 @@ def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         return [partial(outs[0].copy_, x)]
     calls: list[Call] = []
     for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
-        places = _sources(x.shape[axis], before, after, attrs["mode"])
-        calls.append(partial(torch.index_select, x, axis, places, out=target))
+        indices = _sources(x.shape[axis], before, after, attrs["mode"])
+        calls.append(partial(torch.index_select, x, axis, indices, out=target))
         x = target
     return calls
 
 
 @kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
 def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The inner part, or along each axis every entry added to the one it was a copy of."""
+    """Return the inner part, or add every padded entry to its source along each axis."""
     g, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant" or not widths:
         return [partial(outs[0].copy_, _inner(g, widths))]
     calls: list[Call] = []
     for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
-        places = _sources(target.shape[axis], before, after, attrs["mode"])
-        calls += [target.zero_, partial(target.index_add_, axis, places, g)]
+        indices = _sources(target.shape[axis], before, after, attrs["mode"])
+        calls += [target.zero_, partial(target.index_add_, axis, indices, g)]
         g = target
     return calls
 
 
 @kernel("tril")
 def tril(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The lower triangle of the last two axes."""
+    """Keep the lower triangle of the last two axes."""
     return partial(torch.tril, ins[0], attrs["diagonal"], out=outs[0])
 
 
 @kernel("triu")
 def triu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The upper triangle of the last two axes."""
+    """Keep the upper triangle of the last two axes."""
     return partial(torch.triu, ins[0], attrs["diagonal"], out=outs[0])
 
 
 @kernel("iota")
 def iota(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Places along an axis, known when the call is bound."""
+    """Indices along an axis, computed when the call is bound."""
     return partial(torch.arange, ins[0].shape[attrs["axis"]], out=outs[0])

@@ -1,6 +1,6 @@
 """Rotary embedding and scaled dot-product attention, forward and backward, one batch element at a time.
 
-A batch element's score matrix stays in cache; grouped query heads read their key head through a stride, not a copy.
+The score matrix of a batch element stays in cache; grouped query heads read their key head by strides, not copies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphwright.array.spec import Spec
 
 @kernel("rope_table", work=lambda o, i, a: [o[0]])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
+    """cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
     positions, frequencies = ins[0], ins[1]
     angle, scale = work[0], torch.tensor(attrs["scale"], dtype=frequencies.dtype)
     calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
@@ -51,14 +51,14 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @kernel("rope_longer")
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """One of two tables by the longest position; reads it on the host."""
+    """Select one of two tables by the longest position; reads it on the host."""
     positions, short, long = ins
     return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
 
 
 @kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
 def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Pairs (a, b), half an axis apart or neighbours, turned by the angle: (a·cos - b·sin, b·cos + a·sin)."""
+    """Rotate pairs (a, b), half an axis apart or adjacent: (a·cos - b·sin, b·cos + a·sin)."""
     x, out, other = ins[0], outs[0], work[0]
     cos, sin = (t.unsqueeze(1) for t in ins[1:3])  # [B, 1, T, d/2], the same for all heads
     half = cos.shape[-1]
@@ -79,7 +79,7 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 
 class _Visible:
-    """Which keys a query may read, as a mask of those it may not: [Tq, Tk], or [B, Tq, Tk] with padding.
+    """Masks of the keys that a query may not read: [Tq, Tk], or [B, Tq, Tk] with padding.
 
     Query i sees key j iff j <= start + i, with a window w also j > start + i - w, and the key is not padding.
     """
@@ -96,7 +96,7 @@ class _Visible:
         queries, keys = q.shape[-2], k.shape[-2]
         self.padding = extra.get("key_mask")
         self.any = attrs["causal"] or self.padding is not None
-        # without padding and a given start, query i sees the key at its own place, if there are that many keys
+        # without padding and with a known start, query i sees at least its own key, if there are that many keys
         self.some_blind = self.padding is not None or "q_start" in extra or (attrs["causal"] and queries > keys)
         self.mask, self.blind, self.padded, self.base, row, edge, outside, self.bound = work
         if not self.any:
@@ -125,11 +125,11 @@ class _Visible:
                 self.calls.append(partial(torch.all, self.base, 1, True, out=self.blind))
 
     def _bounded(self, mask: torch.Tensor) -> list[Call]:
-        """Calls that set what a score is at most: -infinity where it may not be read."""
+        """Return calls that write the upper bound of each score: -infinity where the key is masked."""
         return [partial(self.bound.fill_, float("inf")), partial(self.bound.masked_fill_, mask, float("-inf"))]
 
     def of(self, batch: int) -> list[Call]:
-        """Calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
+        """Return calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
         if self.padding is None:
             return []
         return [
@@ -140,7 +140,7 @@ class _Visible:
         ]
 
     def softmax(self, scores: torch.Tensor) -> list[Call]:
-        """Calls that turn scores [H, Tq, Tk] into probabilities in place; NaN for a query without a key."""
+        """Return calls that turn scores [H, Tq, Tk] into probabilities in place; NaN for a query without a key."""
         calls: list[Call] = []
         if self.any:  # a minimum takes an eighth of the time of masked_fill_ with a mask for all heads
             calls.append(partial(torch.minimum, scores, self.bound, out=scores))
@@ -148,7 +148,7 @@ class _Visible:
         return calls
 
     def clear(self, rows: torch.Tensor) -> list[Call]:
-        """Calls that put zeros into the rows [H, Tq, .] of queries without a key."""
+        """Return calls that write zeros into the rows [H, Tq, .] of queries without a key."""
         return [partial(rows.masked_fill_, self.blind, 0.0)] if self.some_blind else []
 
 
@@ -183,14 +183,14 @@ def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
-    """[H, T, D] as [groups, H / groups · T, D]: the query heads that share a key head, stacked."""
+    """View [H, T, D] as [groups, H / groups · T, D]: the query heads that share a key head, stacked."""
     return t.view(groups, -1, t.shape[-1])
 
 
 def _probabilities(
     q: torch.Tensor, k: torch.Tensor, scale: float, wide: torch.Tensor, low: torch.Tensor | None, visible: _Visible
 ) -> list[Call]:
-    """Calls for softmax(scale · q kᵀ) of one batch element, into `low` if there is one, else `wide`."""
+    """Return calls for softmax(scale · q kᵀ) of one batch element, into `low` if given, else `wide`."""
     scores = (wide if low is None else low).view(k.shape[0], -1, k.shape[1])
     calls: list[Call] = [partial(torch.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)]
     if low is not None:
@@ -226,7 +226,7 @@ def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> l
 
 @kernel("sdpa_backward", work=_backward_work)
 def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """dq, dk, dv from q, k, v, extras, the output and its gradient; probabilities are computed again.
+    """dq, dk, dv from q, k, v, extras, the output and its gradient; recomputes the probabilities.
 
     Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
     """
@@ -258,26 +258,26 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
     return calls
 
 
-_TILE = 256  # keys that are looked at at once, in whole blocks
+_TILE = 256  # keys per tile, in whole blocks
 
 
 def _known(pages: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Raises: IndexError unless all of them are blocks of the pool."""
+    """Raises: IndexError unless all ids are blocks of the pool."""
     if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
-        raise IndexError("a row has no block in the table")
+        raise IndexError("a position has no block in the block table")
     return pages
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
-    """The blocks that hold the positions `first`.. of one sequence. Raises: IndexError for one without a block."""
+    """Return the blocks of the positions from `first` on of one sequence. Raises: IndexError if one is missing."""
     if stop > first and (stop - 1) // block >= len(table):
-        raise IndexError("a row lies behind the last block of the table")
+        raise IndexError("a position is past the last block of the table")
     return _known(table[first // block : -(-stop // block)], blocks)
 
 
 @kernel("kv_append_paged")
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Raises IndexError for a row without a block, before anything is written."""
+    """Raises: IndexError for a position without a block, before any write."""
     pool, rows, table, lengths = ins
     out, count, block = outs[0], rows.shape[2], pool.shape[2]
 
@@ -304,7 +304,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
     (_, groups, block, deep), wide = k.sizes, v.sizes[3]
     blocks = max(_TILE // block, 1)
     queries, rows, keys = q.sizes[2], q.sizes[1] // groups * q.sizes[2], blocks * block
-    kind = float32 if q.dtype.is_low else q.dtype  # statistics are no 16-bit numbers
+    kind = float32 if q.dtype.is_low else q.dtype  # statistics need at least float32
     return [
         Spec((blocks, groups, block, deep), k.dtype),
         Spec((blocks, groups, block, wide), v.dtype),
@@ -316,21 +316,21 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("sdpa_paged", work=_scratch)
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One sequence after the other, tile by tile in the order of its table."""
+    """Attend sequence by sequence, tile by tile in the order of the block table."""
     q, k, v, table, lengths = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
     out, window, softcap = outs[0], attrs["window"], attrs["softcap"]
     (count, groups, block, deep), queries = k.shape, q.shape[2]
     tile, rows = held_k.shape[0] * block, best.shape[1]
-    ahead = torch.arange(tile) - torch.arange(queries).unsqueeze(1)  # how far a key stands in front of a query
+    ahead = torch.arange(tile) - torch.arange(queries).unsqueeze(1)  # key position minus query position
     lowest = torch.finfo(best.dtype).min
 
     def rows_of(held: torch.Tensor, flat: torch.Tensor, pages: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
         n, width = len(pages), pool.shape[3]
         torch.index_select(pool, 0, pages, out=held[:n])
-        lies = flat.view(-1)[: groups * n * block * width].view(groups, n, block, width)
-        lies.copy_(held[:n].transpose(0, 1))  # one head's rows together, in the dtype that is computed in
-        return lies.view(groups, n * block, width)
+        tile_view = flat.view(-1)[: groups * n * block * width].view(groups, n, block, width)
+        tile_view.copy_(held[:n].transpose(0, 1))  # one head's rows together, in the dtype that is computed in
+        return tile_view.view(groups, n * block, width)
 
     def look(b: int, start: int, low: int, high: int) -> None:
         pages = _pages(table[b], low, high, block, count)
@@ -347,7 +347,9 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
                 mask |= torch.le(ahead[:, :n], start - low - window, out=away)
             s.view(groups, -1, queries, n).masked_fill_(mask, -inf)
         torch.amax(s, -1, True, out=top)
-        torch.maximum(best, top, out=top).clamp_(min=lowest)  # of a tile that a query sees nothing of: not -inf
+        torch.maximum(best, top, out=top).clamp_(
+            min=lowest
+        )  # a fully masked tile gives the lowest finite value, not -inf
         torch.sub(best, top, out=kept).exp_()
         s.sub_(top).exp_()
         torch.sum(s, -1, True, out=part)

@@ -1,8 +1,8 @@
-"""Convolution as unfold, matrix product, fold, in planned scratch: ATen's own overloads allocate despite `out=`.
+"""Convolution as unfold, matrix product and fold in planned scratch: ATen's own overloads allocate despite `out=`.
 
-One group is one product over all samples where rows of places are short (`gathered.py`), else a product per sample,
-over columns made here. Samples are taken in chunks whose columns stay in cache. 16-bit operands are widened once, and
-the result rounded once.
+A convolution with one group and short rows of positions is one product over all samples; others are one product per
+sample over columns made here. Samples are processed in chunks whose columns stay in cache. 16-bit operands are widened
+once, and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -22,73 +22,73 @@ from graphwright.array.layout import Window
 from graphwright.array.spec import Spec
 
 COLUMN_BYTES = 1 << 20
-"""Of the windows of a chunk; about half of a core's second-level cache."""
+"""Bytes of the windows of a chunk; about half of a core's second-level cache."""
 
 
 def samples_at_once(samples: int, nbytes: int) -> int:
-    """How many samples a chunk has whose windows take `nbytes` each."""
+    """Return the number of samples per chunk if the windows of one take `nbytes`."""
     return max(1, min(samples, COLUMN_BYTES // max(nbytes, 1)))
 
 
 class View(NamedTuple):
-    """Scratch as a matrix, and the same as [n, channels, ...]."""
+    """Return scratch as a matrix and as [n, channels, ...]."""
 
     matrix: torch.Tensor
     samples: torch.Tensor
 
 
 class Gathered:
-    """Windows over x [N, C, sizes...] beside `filters` channels of results or gradients at their places."""
+    """Windows over x [N, C, sizes...] with `filters` channels of results or gradients at their positions."""
 
     def __init__(self, window: Window, x: Sequence[int], filters: int, itemsize: int) -> None:
         self.samples, self.channels, *sizes = x
         self.window, self.filters, self.sizes = window, filters, tuple(sizes)
-        self.places = window.places(self.sizes)
+        self.positions = window.counts(self.sizes)
         self.rows = self.channels * window.entries
-        self.last = window.kernel[-1] * self.channels >= self.places[-1]  # the longer runs with channels innermost
+        self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # longer runs with channels innermost
         self.blocks = self.last or any(window.padding)
-        self.chunk = samples_at_once(self.samples, self.rows * prod(self.places) * itemsize)
+        self.chunk = samples_at_once(self.samples, self.rows * prod(self.positions) * itemsize)
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Matrix, product, weights, and a block of padded samples if they are copied into one."""
-        columns, padded = self.chunk * prod(self.places), self.window.padded(self.sizes)
+        """Return scratch: matrix, product, weights, and a block of padded samples if they are copied into one."""
+        columns, padded = self.chunk * prod(self.positions), self.window.padded(self.sizes)
         sizes = [self.rows * columns, self.filters * columns, self.filters * self.rows]
         sizes += [self.chunk * self.channels * prod(padded)] if self.blocks else []
         return [Spec((n,), dtype) for n in sizes]
 
     def chunks(self) -> Iterator[slice]:
-        """Slices of the samples."""
+        """Return the slices of the samples."""
         return (slice(at, min(at + self.chunk, self.samples)) for at in range(0, self.samples, self.chunk))
 
     def _view(self, flat: torch.Tensor, n: int, channels: int, kernel: tuple[int, ...]) -> View:
-        """As [channels · entries, n · places], and as [n, channels, kernel..., places...]."""
-        rank, rows, columns = len(self.places), channels * prod(kernel), n * prod(self.places)
+        """View as [channels · entries, n · positions] and as [n, channels, kernel..., positions...]."""
+        rank, rows, columns = len(self.positions), channels * prod(kernel), n * prod(self.positions)
         flat, k = flat[: rows * columns], len(kernel)
         if self.last:
-            shaped = flat.view(n, *self.places, *kernel, channels)
+            shaped = flat.view(n, *self.positions, *kernel, channels)
             order = (0, 1 + rank + k, *range(1 + rank, 1 + rank + k), *range(1, 1 + rank))
             return View(flat.view(columns, rows).t(), shaped.permute(order))
-        shaped = flat.view(channels, *kernel, n, *self.places)
+        shaped = flat.view(channels, *kernel, n, *self.positions)
         order = (1 + k, 0, *range(1, 1 + k), *range(2 + k, 2 + k + rank))
         return View(flat.view(rows, columns), shaped.permute(order))
 
     def product(self, work: Tensors, n: int) -> View:
-        """Scratch for [filters, n · places], and as [n, filters, places...]."""
+        """Return scratch for [filters, n · positions], and as [n, filters, positions...]."""
         return self._view(work[1], n, self.filters, ())
 
     def weights(self, work: Tensors) -> View:
-        """Scratch for [filters, C · entries], and as [filters, C, kernel...]."""
+        """Return scratch for [filters, C · entries], and as [filters, C, kernel...]."""
         kernel, matrix = self.window.kernel, work[2].view(self.filters, self.rows)
         if not self.last:
             return View(matrix, matrix.view(self.filters, self.channels, *kernel))
         return View(matrix, matrix.view(self.filters, *kernel, self.channels).movedim(-1, 1))
 
     def start(self, work: Tensors) -> list[Call]:
-        """Zeros around the samples of a block."""
+        """Zero the padding around the samples of a block."""
         return [work[3].zero_] if any(self.window.padding) else []
 
     def gather(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """The matrix of a chunk of samples, and the calls that fill it."""
+        """Return the matrix of a chunk of samples, and the calls that fill it."""
         calls: list[Call] = []
         n, window = len(x), self.window
         if self.blocks:
@@ -102,15 +102,15 @@ class Gathered:
             calls.append(partial(whole[(..., *(slice(p, p + size) for p, size in inner))].copy_, x))
             x = whole
         view = self._view(work[0], n, self.channels, window.kernel)
-        return [*calls, partial(view.samples.copy_, windows(x, window, self.places))], view.matrix
+        return [*calls, partial(view.samples.copy_, windows(x, window, self.positions))], view.matrix
 
 
-def windows(samples: torch.Tensor, window: Window, places: tuple[int, ...]) -> torch.Tensor:
-    """[n, C, kernel..., places...] over padded samples [n, C, sizes...] of any strides, as a view."""
+def windows(samples: torch.Tensor, window: Window, positions: tuple[int, ...]) -> torch.Tensor:
+    """View padded samples [n, C, sizes...] of any strides as [n, C, kernel..., positions...]."""
     strides = samples.stride()
     spatial = strides[2:]
     return samples.as_strided(
-        (*samples.shape[:2], *window.kernel, *places),
+        (*samples.shape[:2], *window.kernel, *positions),
         (
             *strides[:2],
             *(s * d for s, d in zip(spatial, window.dilation, strict=True)),
@@ -121,7 +121,7 @@ def windows(samples: torch.Tensor, window: Window, places: tuple[int, ...]) -> t
 
 
 def forward(g: Gathered, x: torch.Tensor, w: torch.Tensor, bias: Tensors, out: torch.Tensor, work: Tensors) -> list:
-    """Weights [filters, C, kernel...] times the windows of x (, + bias [filters])."""
+    """Multiply weights [filters, C, kernel...] by the windows of x (, + bias [filters])."""
     weights = g.weights(work)
     calls: list[Call] = [partial(weights.samples.copy_, w), *g.start(work)]
     for part in g.chunks():
@@ -137,7 +137,7 @@ def forward(g: Gathered, x: torch.Tensor, w: torch.Tensor, bias: Tensors, out: t
 
 
 def weight_gradient(g: Gathered, x: torch.Tensor, upstream: torch.Tensor, out: torch.Tensor, work: Tensors) -> list:
-    """Upstream gradients [n, filters, places...] times the turned windows of x, summed over all samples."""
+    """Sum upstream gradients [n, filters, positions...] times the windows of x over all samples."""
     if not g.samples:
         return [out.zero_]
     total = g.weights(work)
@@ -151,43 +151,43 @@ def weight_gradient(g: Gathered, x: torch.Tensor, upstream: torch.Tensor, out: t
     return [*calls, partial(out.copy_, total.samples)]
 
 
-def turned(window: Window) -> Window | None:
-    """The window by which the transpose of a convolution of stride 1 is one too, with its kernel turned around."""
+def flipped_window(window: Window) -> Window | None:
+    """Return the window by which the transpose of a stride-1 convolution is a convolution with a flipped kernel."""
     padding = tuple(e - 1 - p for e, p in zip(window.extent, window.padding, strict=True))
     if set(window.stride) != {1} or min(padding) < 0:
         return None
     return Window(window.kernel, window.stride, padding, window.dilation)
 
 
-def turned_weights(w: torch.Tensor, work: torch.Tensor) -> tuple[list[Call], torch.Tensor]:
-    """Weights [C, filters, kernel...] as [filters, C, kernel...], the kernel turned around, and how they are made."""
+def flipped_weights(w: torch.Tensor, work: torch.Tensor) -> tuple[list[Call], torch.Tensor]:
+    """Return weights [C, filters, kernel...] as [filters, C, kernel...] with flipped kernel, and the calls for it."""
     flat, backwards = w.flatten(2), torch.arange(prod(w.shape[2:]) - 1, -1, -1)
     calls: list[Call] = [partial(torch.index_select, flat, 2, backwards, out=work.view(flat.shape))]
     return calls, work.view(w.shape).transpose(0, 1)
 
 
 class Columns:
-    """The windows of [N, C, sizes...] as columns [n, C · entries, places], a chunk of n samples at a time."""
+    """The windows of [N, C, sizes...] as columns [n, C · entries, positions], a chunk of n samples at a time."""
 
     def __init__(self, window: Window, samples: int, channels: int, sizes: tuple[int, ...], itemsize: int) -> None:
         self.window, self.samples, self.channels, self.sizes = window, samples, channels, sizes
-        self.places = window.places(sizes)
-        self.chunk = samples_at_once(samples, channels * window.entries * prod(self.places) * itemsize)
+        self.positions = window.counts(sizes)
+        self.chunk = samples_at_once(samples, channels * window.entries * prod(self.positions) * itemsize)
 
     @staticmethod
     def of(window: Window, x: Spec | torch.Tensor) -> Columns:
-        """For an operand or a result [N, C, sizes...]."""
+        """Make columns for an operand or a result [N, C, sizes...]."""
         samples, channels, *sizes = x.sizes if isinstance(x, Spec) else x.shape
         return Columns(window, samples, channels, tuple(sizes), x.dtype.itemsize)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Columns of a chunk."""
-        return (self.chunk, self.channels * self.window.entries, prod(self.places))
+        """Return the columns of a chunk."""
+        return (self.chunk, self.channels * self.window.entries, prod(self.positions))
 
     @property
     def padded(self) -> tuple[int, ...]:
-        """A chunk of samples with their padding."""
+        """Return a chunk of samples with their padding."""
         return (self.chunk, self.channels, *self.window.padded(self.sizes))
 
     @property
@@ -196,20 +196,20 @@ class Columns:
         return any(self.window.padding)
 
     def chunks(self) -> Iterator[slice]:
-        """Slices of the samples."""
+        """Return the slices of the samples."""
         return (slice(at, min(at + self.chunk, self.samples)) for at in range(0, self.samples, self.chunk))
 
     def inner(self, block: torch.Tensor, count: int) -> torch.Tensor:
-        """The samples inside a padded block."""
+        """Return the samples inside a padded block."""
         pads = zip(self.window.padding, self.sizes, strict=True)
         return block[(slice(count), slice(None), *(slice(p, p + n) for p, n in pads))]
 
     def windows(self, samples: torch.Tensor) -> torch.Tensor:
-        """[n, C, kernel..., places...] over padded samples, as a view."""
-        return windows(samples, self.window, self.places)
+        """View padded samples as [n, C, kernel..., positions...]."""
+        return windows(samples, self.window, self.positions)
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Calls that write the columns of a chunk of samples; a padded block is zero around its samples."""
+        """Return calls that write the columns of a chunk of samples; a padded block is zero around its samples."""
         calls: list[Call] = []
         for padded in block:
             inner = self.inner(padded, len(x))
@@ -219,14 +219,14 @@ class Columns:
         return [*calls, partial(columns.view(views.shape).copy_, views)]
 
     def of_samples(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """The columns [n, C · entries, places] of a chunk, and the calls that write them into the scratch."""
+        """Return the columns [n, C · entries, positions] of a chunk, and the calls that write them into the scratch."""
         if not work:
             return [], x.flatten(2)
         columns = work[0][: len(x)]
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Calls that write the sum of a chunk's columns at their places; one addition per entry of the kernel."""
+        """Return calls that add a chunk's columns at their positions; one addition per entry of the kernel."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -237,14 +237,14 @@ class Columns:
         return [*calls, *(partial(out.copy_, self.inner(b, len(out))) for b in block)]
 
     def scratch(self, like: Spec) -> list[Spec]:
-        """Columns of a chunk, and its padded samples; nothing where samples are their own columns."""
+        """Return scratch for the columns of a chunk and its padded samples; none if samples are their own columns."""
         if self.window.plain:
             return []
         return [Spec(self.shape, like.dtype)] + ([Spec(self.padded, like.dtype)] if self.pads else [])
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
-    """[n, C, places...] as [n, groups, C / groups, places]."""
+    """View [n, C, positions...] as [n, groups, C / groups, positions]."""
     return t.flatten(2).unflatten(1, (groups, t.shape[1] // groups))
 
 
@@ -264,22 +264,22 @@ def _add_bias(out: torch.Tensor, bias: Tensors) -> list[Call]:
 
 
 SHORT = 16
-"""Places in a row below which one product for all samples is faster: copies run along rows (measured)."""
+"""Positions per row below which one product for all samples is faster: copies run along rows (measured)."""
 
 
 def _gathered(
     kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, turns: bool = False
 ) -> Gathered | None:
-    """For one group of windows over x that have short rows of places, else None.
+    """Return gathered windows for one group with short rows of positions, else None.
 
-    With `turns` for the transpose of the convolution by them, unless it would gather far more than that scatters.
+    With `turns`, for the transpose of the convolution, unless it would gather far more than that scatters.
     """
     window, shape = Window.of(kernel, attrs), x.sizes if isinstance(x, Spec) else x.shape
-    taken = turned(window) if turns else window
+    taken = flipped_window(window) if turns else window
     if attrs["groups"] > 1 or window.plain or taken is None or (turns and shape[1] > 2 * filters):
         return None
     gathered = Gathered(taken, shape, filters, x.dtype.itemsize)
-    return gathered if gathered.places[-1] < SHORT else None
+    return gathered if gathered.positions[-1] < SHORT else None
 
 
 def _conv_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -312,12 +312,12 @@ def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> 
 
 @kernel("conv_transpose", _transpose_work, widen=True)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Transposed weights times x are columns of the result; with stride 1 a convolution by turned weights."""
+    """Multiply transposed weights by x into columns of the result; with stride 1, convolve with flipped weights."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
     gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, turns=True)
     if gathered is not None:
-        turning, weights = turned_weights(w, work[-1])
-        return [*turning, *forward(gathered, x, weights, ins[2:], out, work)]
+        flipping, weights = flipped_weights(w, work[-1])
+        return [*flipping, *forward(gathered, x, weights, ins[2:], out, work)]
     columns = _columns(w.shape[2:], out, attrs)
     weights = w.flatten(1).unflatten(0, (groups, w.shape[0] // groups)).transpose(1, 2)
     calls: list[Call] = []
@@ -337,7 +337,7 @@ def _weight_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 
 @kernel("conv_weight", _weight_work, widen=True)
 def conv_weight(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Σ over samples of the gradient times the transposed columns of x."""
+    """Sum over samples of the gradient times the transposed columns of x."""
     (x, g), groups = ins, attrs["groups"]
     gathered = _gathered(attrs["kernel"], x, g.shape[1], attrs)
     if gathered is not None:
@@ -354,7 +354,7 @@ def conv_weight(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 @kernel("unfold", lambda o, i, a: _columns(a["kernel"], i[0], a).scratch(i[0])[1:])
 def unfold(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Windows as columns."""
+    """Unfold windows into columns."""
     columns = _columns(attrs["kernel"], ins[0], attrs)
     calls: list[Call] = [block.zero_ for block in work]
     for part in columns.chunks():
@@ -364,7 +364,7 @@ def unfold(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
 
 @kernel("fold", lambda o, i, a: _columns(a["kernel"], o[0], a).scratch(o[0])[1:], widen=True)
 def fold(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Columns summed at the places of their windows."""
+    """Add columns at the positions of their windows."""
     columns = _columns(attrs["kernel"], outs[0], attrs)
     calls: list[Call] = []
     for part in columns.chunks():

@@ -1,4 +1,4 @@
-"""Elementwise kernels that are more than one torch function of the operands (those are `aten` cells of `ops/`)."""
+"""Elementwise kernels that take more than one torch call (single calls are `aten` cells of `ops/`)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ aten = torch.ops.aten
 
 @kernel("silu", fresh=row_major(torch.nn.functional.silu))
 def silu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """X·σ(x)."""
+    """x·σ(x)."""
     return partial(aten.silu.out, ins[0], out=outs[0])
 
 
 @kernel("swiglu")
 def swiglu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """silu(a)·b: the first factor is written to the output."""
+    """silu(a)·b; the first factor is written to the output."""
     a, b = ins
     return [partial(aten.silu.out, a.expand(outs[0].shape), out=outs[0]), partial(outs[0].mul_, b)]
 
@@ -38,24 +38,24 @@ def relu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("leaky_relu")
 def leaky_relu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """One factor above 0, `slope` below."""
+    """x if x > 0 else slope·x."""
     return partial(aten.leaky_relu.out, ins[0], attrs["slope"], out=outs[0])
 
 
 @kernel("elu")
 def elu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The operand above 0, alpha·(eˣ - 1) below."""
+    """x if x > 0 else alpha·(eˣ - 1)."""
     return partial(aten.elu.out, ins[0], attrs["alpha"], out=outs[0])
 
 
 @kernel("gelu")
 def gelu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The erf form, or the tanh form with `approximate="tanh"`."""
+    """x·Φ(x) by erf, or by tanh with `approximate="tanh"`."""
     return partial(aten.gelu.out, ins[0], approximate=attrs["approximate"], out=outs[0])
 
 
 def _linear_from(x: torch.Tensor) -> float:
-    """Where softplus(x) is x to the last digit and eˣ is still finite; ATen's own 20 costs float64 seven digits."""
+    """From here on softplus(x) equals x to the last digit and eˣ is finite; ATen's 20 costs float64 seven digits."""
     return 700.0 if x.dtype == torch.float64 else 80.0
 
 
@@ -107,7 +107,7 @@ def step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("clamp")
 def clamp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Between two bounds, each of which may be None."""
+    """Clamp between two bounds, either of which may be None."""
     return partial(torch.clamp, ins[0], attrs["low"], attrs["high"], out=outs[0])
 
 
@@ -129,7 +129,7 @@ def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 
 _WIDE = 2048
-"""Elements from which a choice is arithmetic on bits: ATen's branches, and a guess gone wrong costs 3 ns (measured)."""
+"""Elements from which on `where` is arithmetic on bits: ATen branches, and a misprediction costs 3 ns (measured)."""
 _INTEGERS = {1: uint8, 2: int16, 4: int32, 8: int64}
 
 
@@ -145,7 +145,7 @@ def _chosen(ins: Tensors, attrs: Attrs) -> Fresh | None:
 
 @kernel("where", _bits, fresh=_chosen)
 def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """A or b; of many elements b ^ ((a ^ b) · c), which does not branch."""
+    """a or b; for many elements b ^ ((a ^ b) · c), which does not branch."""
     if not work:
         return [partial(torch.where, *ins, out=outs[0])]
     mask = work[0]
@@ -160,7 +160,7 @@ def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call
 
 @kernel("isnan")
 def isnan(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """NaN is what differs from itself."""
+    """x != x."""
     return partial(torch.ne, ins[0], ins[0], out=outs[0])
 
 
@@ -169,7 +169,7 @@ def _magnitude(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[
 
 
 def _against_infinity(compare: Callable[..., object], whole: bool) -> Callable:
-    """|x| compared with infinity; `whole` is the answer for whole numbers."""
+    """Compare |x| with infinity; `whole` is the result for integers."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         if not work:
@@ -187,13 +187,13 @@ kernel("isfinite", work=_magnitude)(_against_infinity(torch.lt, True))
 @kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))
 @kernel("copy", fresh=row_major(torch.clone))
 def copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Elements into fresh memory, converted to the dtype of the output."""
+    """Copy elements, converted to the dtype of the output."""
     return partial(outs[0].copy_, ins[0])
 
 
 @kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))
 def full_like(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """One value everywhere."""
+    """Fill with one value."""
     return partial(outs[0].fill_, attrs["value"])
 
 
@@ -203,7 +203,7 @@ def _checks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spe
 
 @kernel("assert_finite", work=_checks, needs=Needs(answers=True))
 def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """A copy, after a look at the values on the host."""
+    """Copy after checking the values on the host."""
     size, fine, whole = work
     answer = whole.numpy()
 

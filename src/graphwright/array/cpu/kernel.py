@@ -1,6 +1,6 @@
-"""The kernel table: a name, a function that binds operands to calls, and the scratch it wants.
+"""The kernel table: name, function that binds operands to calls, scratch specs.
 
-Invariant: what `bind` returns reads and writes the bound tensors only; running it allocates no tensor memory.
+Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Asks = Callable[[Sequence[Spec], Attrs], Needs]
 
 
 class Kernel(NamedTuple):
-    """A row of the table.
+    """One kernel.
 
     Attributes:
         bind: (outs, ins, attrs, work) -> calls.
         work: (out specs, in specs, attrs) -> specs of the scratch.
         where: file and line.
-        fresh: (ins, attrs) -> a call that makes the one result itself, or None; see `Backend.fresh`. What it gives may
-            depend on shapes, strides and dtypes, and not on the tensors.
-        needs: (in specs, attrs) -> what it would ask of the host if its operands lay elsewhere.
+        fresh: (ins, attrs) -> a call that allocates the single result itself, or None; see `Backend.fresh`. It may
+            depend on shapes, strides and dtypes, but not on the tensors.
+        needs: (in specs, attrs) -> host requirements when the operands are on another device.
     """
 
     bind: Bind
@@ -53,12 +53,12 @@ _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """Torch's name for a DType."""
+    """Return torch's dtype for a DType."""
     return TORCH_DTYPE[dtype]
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Copies for the outputs that are not the operand's own memory."""
+    """Return copies for the outputs that do not share memory with their operand."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
@@ -66,7 +66,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def host(t: torch.Tensor) -> np.ndarray:
-    """The bits of a tensor as numpy, for the few moves that ATen has no call for."""
+    """Return the bits of a tensor as numpy, for moves without an ATen call."""
     return t.view(_BITS[t.element_size()]).numpy()
 
 
@@ -79,18 +79,18 @@ def kernel(
     fresh: Choose | None = None,
     needs: Needs | Asks = _NONE,
 ) -> Callable[[Bind], Bind]:
-    """Enter a function into the table.
+    """Register a kernel.
 
     Args:
         work, fresh: see `Kernel`.
-        needs: what it asks of the host, or a function that tells it of a use.
-        where: file and line; those of the function by default.
-        widen: 16-bit operands are handed on as float32 copies, and 16-bit results are made in float32 and rounded once.
+        needs: host requirements, or a function that returns those of one use.
+        where: file and line; by default those of the function.
+        widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
 
     def enter(bind: Bind) -> Bind:
         if name in KERNELS:
-            raise ValueError(f"kernel {name!r} is defined twice")
+            raise ValueError(f"kernel {name!r} is already registered")
         code = inspect.unwrap(bind).__code__
         place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
@@ -101,12 +101,12 @@ def kernel(
 
 
 def row_major(call: Fresh) -> Choose:
-    """`call` for operands in row-major order, whose result is so too; other strides it would keep."""
+    """Return `call` for row-major operands; for other strides its result would not be row-major."""
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """The kernel of an op, made on first use if it is a torch function of all operands with `out=`."""
+    """Return the kernel of an op, created on first use if it is one torch function of all operands with `out=`."""
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)

@@ -1,4 +1,4 @@
-"""Matrix products. Operands are brought to 2-D or to batches of strided matrices once, when they are bound."""
+"""Matrix products; operands are viewed as matrices or strided batches once, when they are bound."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphwright.array.spec import Spec
 
 
 def _rows(t: torch.Tensor) -> torch.Tensor | None:
-    """[..., K] as [N, K] without a copy, or None."""
+    """View [..., K] as [N, K] without a copy, or return None."""
     try:
         return t.view(-1, t.shape[-1])
     except RuntimeError:
@@ -23,9 +23,9 @@ def _rows(t: torch.Tensor) -> torch.Tensor | None:
 
 
 def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
-    """Calls for out[i...] = a[i...] @ b[i...], all with equal leading axes, strided in any way, copying nothing.
+    """Return calls for out[i...] = a[i...] @ b[i...] with equal leading axes and any strides, without copies.
 
-    The last leading axis goes to one batched GEMM, those before it are unrolled.
+    The last leading axis is one batched GEMM; the axes before it are unrolled.
     """
     if a.dim() == 2:
         return [partial(torch.mm, a, b, out=out)]
@@ -37,7 +37,7 @@ def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]
 
 @kernel("matmul", fresh=lambda ins, attrs: torch.mm if ins[0].dim() == ins[1].dim() == 2 else None)
 def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """A @ b with numpy's rules for ranks and batches."""
+    """a @ b with numpy's rules for ranks and batches."""
     a, b, out = ins[0], ins[1], outs[0]
     if 0 in (*a.shape, *b.shape):
         return [out.zero_]
@@ -59,7 +59,7 @@ def _with_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tenso
 
 @kernel("linear", fresh=lambda ins, attrs: _with_bias if ins[0].dim() == 2 and len(ins) == 3 else None)
 def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """X · wᵀ (+ b), w as [out, in]."""
+    """x · wᵀ (+ b), w as [out, in]."""
     return _linear(outs[0], ins[0], ins[1], ins[2:])
 
 
@@ -68,7 +68,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) 
         fill = partial(out.copy_, bias[0].expand(out.shape)) if len(bias) and out.numel() else out.zero_
         return [fill]
     rows, target = _rows(x), _rows(out)
-    if rows is None or target is None:  # an input whose leading axes do not merge: one product per leading index
+    if rows is None or target is None:  # leading axes that do not merge: one product per leading index
         batch = out.shape[:-2]
         calls = bmm_calls(x, w.t().expand(*batch, *w.t().shape), out)
         return [*calls, partial(out.add_, bias[0])] if len(bias) else calls
@@ -79,7 +79,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) 
 
 @kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
 def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """As `linear`, on weights that are widened and scaled in scratch memory first."""
+    """Like `linear`, on weights that are first converted and scaled in scratch."""
     x, q, scales, *bias = ins
     wide, group = work[0], attrs["group"]
     whole = q.shape[1] // group
@@ -93,16 +93,16 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Where runs end. Raises: IndexError for offsets that do not go from 0 up, to `rows` at most."""
+    """Return the ends of the groups. Raises: IndexError unless offsets rise from 0 to at most `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
-        raise IndexError(f"offsets out of range: they go from 0 up, to {rows} at most, got {ends[:8]}")
+        raise IndexError(f"offsets must rise from 0 to at most {rows}, got {ends[:8]}")
     return ends
 
 
 @kernel("grouped_matmul", needs=Needs(reads=(2,)))
 def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Rows of run e times matrix e."""
+    """Multiply the rows of group e by matrix e."""
     x, w, offsets = ins
 
     def run() -> None:
@@ -117,7 +117,7 @@ def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
 
 @kernel("grouped_outer", needs=Needs(reads=(2,)))
 def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Of run e, rows of x transposed times rows of y."""
+    """Per group, multiply transposed rows of x by rows of y."""
     x, y, offsets = ins
 
     def run() -> None:
@@ -137,7 +137,7 @@ def _factors(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("solve", work=_factors, widen=True)
 def solve(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The factors and the solution are column-major, as LAPACK makes them; a singular matrix is no error here."""
+    """Solve in column-major buffers, as LAPACK does; a singular matrix gives infinities and NaN."""
     lu, pivots, info, solution = work
     if ins[1].numel() == 0:
         return []

@@ -1,4 +1,4 @@
-"""Losses: cross entropy on raw scores, statistics in float32 or wider, no probability tensor kept; binary ones."""
+"""Losses: cross entropy from logits with statistics in at least float32 and no probability tensor; binary losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]
 
 
 class _Targets:
-    """Targets of [N, K] scores in scratch: the class of each row, which rows are ignored, and the weights of classes.
+    """Targets of [N, K] scores in scratch: the class of each row, ignored rows, and class weights.
 
     Σ_k q_k of a row is (1 - s)·w[target] + s·mean(w).
     """
@@ -54,11 +54,11 @@ class _Targets:
             self.calls += [partial(self.weight.fill_, 1.0), partial(self.mean.fill_, 1.0)]
 
     def number(self, value: float) -> torch.Tensor:
-        """A constant of the statistics' dtype."""
+        """Return a constant of the statistics' dtype."""
         return torch.tensor(value, dtype=self.weight.dtype)
 
     def times_own(self, row: torch.Tensor, spare: torch.Tensor) -> list[Call]:
-        """Calls for row · (1 - s)·w[target], in place."""
+        """Return calls for row · (1 - s)·w[target], in place."""
         calls: list[Call] = []
         if self.weighted:
             calls += [partial(torch.index_select, self.weight, 0, self.index, out=spare), partial(row.mul_, spare)]
@@ -85,7 +85,7 @@ def cross_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
         wide.exp_,
         partial(torch.sum, wide, [1], out=lse),
         lse.log_,
-        partial(torch.sub, lse, loss, out=loss),  # both relative to the largest score: no digits of it are lost
+        partial(torch.sub, lse, loss, out=loss),  # both relative to the largest score, so no digits are lost
         *t.times_own(loss, spare),
     ]
     if s:  # s·(lse·mean(w) - Σ_k w_k z_k / K)
@@ -101,7 +101,7 @@ def cross_entropy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
 
 @kernel("cross_entropy_backward", work=_work)
 def cross_entropy_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """G · (softmax(scores) · Σq - q) per row, 0 where the target is ignored."""
+    """g · (softmax(scores) · Σq - q) per row, 0 where the target is ignored."""
     scores, lse, grad = ins[0].view(-1, ins[0].shape[-1]), ins[2].view(-1), ins[3].view(-1)
     out = outs[0].view(scores.shape)
     wide, (index, ignored, row, own, spare, *_) = work[0].view(scores.shape), work[1:]
@@ -143,7 +143,7 @@ def _entries(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("bce", work=_entries, widen=True)
 def bce(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """-(y·ln p + (1 - y)·ln(1 - p)), logarithms not below -100, as (y - 1)·ln(1 - p) - y·ln p."""
+    """-(y·ln p + (1 - y)·ln(1 - p)), logarithms clamped at -100, as (y - 1)·ln(1 - p) - y·ln p."""
     (p, y), out, term = (t.expand(outs[0].shape) for t in ins), outs[0], work[0]
     one, lowest = (torch.tensor(v, dtype=out.dtype) for v in (1.0, -100.0))
     return [
@@ -161,7 +161,7 @@ def bce(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
 
 @kernel("bce_with_logits", work=_entries, widen=True)
 def bce_with_logits(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """max(x, 0) - x·y + log1p(e^-|x|), summed in this order: the first two cancel exactly where they should."""
+    """max(x, 0) - x·y + log1p(e^-|x|), in this order: the first two terms cancel exactly."""
     (x, y), out, term = (t.expand(outs[0].shape) for t in ins), outs[0], work[0]
     return [
         partial(torch.clamp_min, x, 0, out=out),

@@ -1,4 +1,4 @@
-"""Normalisations. ATen's fused forms allocate; these use planned scratch."""
+"""Normalisations in planned scratch; ATen's fused forms allocate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphwright.array.spec import Spec
 
 
 def statistic(dtype: DType) -> DType:
-    """The dtype in which sums over an axis are kept: float32 for 16-bit floats, else the dtype itself."""
+    """Return the dtype of sums over an axis: float32 for 16-bit floats, else the dtype itself."""
     return float32 if dtype.is_low else dtype
 
 
@@ -29,13 +29,13 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 
 def _as_it_is(dtype: DType, attrs: Attrs) -> bool:
-    """True if the weight itself is the factor, in its own dtype."""
+    """Return True if the weight itself is the factor, in its own dtype."""
     return not attrs["unit_offset"] and (attrs["cast_before_scale"] or not dtype.is_low)
 
 
 @kernel("rms_norm", work=_scratch)
 def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """X / sqrt(mean(x², -1) + eps), cast to the dtype of x before it is scaled or after."""
+    """x / sqrt(mean(x², -1) + eps), cast to the dtype of x before or after scaling."""
     x, w, out = ins[0], ins[1], outs[0]
     square, row, *spare = work
     calls: list[Call] = []
@@ -66,7 +66,7 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 
 def _standard(x: torch.Tensor, axes: list[int], eps: float, out: torch.Tensor, work: Tensors) -> list[Call]:
-    """Calls for (x - mean) / sqrt(var + eps) into `out`; `work` is scratch of its shape, the mean and the root."""
+    """Return calls for (x - mean) / sqrt(var + eps) into `out`; `work` is scratch of its shape, mean and root."""
     square, mean, root = work
     return [
         *mean_calls(x, axes, True, mean),
@@ -80,7 +80,7 @@ def _standard(x: torch.Tensor, axes: list[int], eps: float, out: torch.Tensor, w
 
 
 def _affine(out: torch.Tensor, scale: Tensors) -> list[Call]:
-    """Calls for out·w + b, of those that there are."""
+    """Return calls for out·w + b, for those of w and b that are given."""
     return [partial(change, s) for change, s in zip((out.mul_, out.add_), scale, strict=False)]
 
 
@@ -92,7 +92,7 @@ def _layer_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 @kernel("layer_norm", work=_layer_work, widen=True)
 def layer_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Over the last `rank` axes."""
+    """Normalise over the last `rank` axes."""
     x, *scale = ins
     return [*_standard(x, list(range(-attrs["rank"], 0)), attrs["eps"], outs[0], work), *_affine(outs[0], scale)]
 
@@ -106,7 +106,7 @@ def _group_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 @kernel("group_norm", work=_group_work, widen=True)
 def group_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Over each group of channels and all places."""
+    """Normalise over each group of channels and all positions."""
     x, *scale = ins
     split = (attrs["groups"], -1) if x.numel() else work[0].shape[1:3]
     parts, out = x.unflatten(1, split), outs[0].unflatten(1, split)
@@ -115,7 +115,7 @@ def group_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
 
 
 def _by_channel(vector: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """[C] as [C, 1, ...], to lie on axis 1 of x."""
+    """View [C] as [C, 1, ...], aligned with axis 1 of x."""
     return vector.view(-1, *(1,) * (x.dim() - 2))
 
 
@@ -148,7 +148,7 @@ def _batch_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list
 
 @kernel("batch_norm_train", work=_batch_work, widen=True)
 def batch_norm_train(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Over N and all places; the running mean and variance move towards those of the batch."""
+    """Normalise over N and all positions; update the running mean and variance."""
     x, mean, var, *scale = ins
     out, new_mean, new_var = outs
     square, row, root, step = work
@@ -185,7 +185,7 @@ aten = torch.ops.aten
 
 @kernel("softmax", work=lambda o, i, a: [Spec(i[1].shape, i[1].dtype)] if len(i) > 1 else [])
 def softmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """exp(x - max) / Σ along an axis; what a mask leaves out is 0, also in a row of which nothing is left."""
+    """exp(x - max) / Σ along an axis; masked entries are 0, also in a fully masked row."""
     out, axis = outs[0], attrs["axis"]
     if len(ins) == 1:
         return [partial(aten._softmax.out, ins[0], axis, False, out=out)]
@@ -201,5 +201,5 @@ def softmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
 
 @kernel("log_softmax")
 def log_softmax(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The logarithm of softmax along an axis."""
+    """ln softmax(x) along an axis."""
     return partial(aten._log_softmax.out, ins[0], attrs["axis"], False, out=outs[0])

@@ -1,4 +1,4 @@
-"""Large blocks in pages of 2 MiB where Linux gives them to who asks: fewer faults, fewer borders in a stream."""
+"""Request 2 MiB pages for large blocks on Linux: fewer page faults and TLB misses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 MANY = 1 << 20
-"""Elements that may be worth large pages."""
+"""Elements from which on large pages may pay."""
 _LARGE = 4 << 20
-"""Bytes of a block from which on they are asked for, as numpy does."""
+"""Bytes from which on large pages are requested, as in numpy."""
 _PAGE = 4096
 _HUGEPAGE = 14  # MADV_HUGEPAGE
 
 
 @cache
 def _advise() -> Any:
-    """Madvise, or None where there is none."""
+    """Return madvise, or None if the system has none."""
     if not sys.platform.startswith("linux"):
         return None
     call = ctypes.CDLL(None).madvise
@@ -28,7 +28,7 @@ def _advise() -> Any:
 
 
 def in_large_pages(block: torch.Tensor) -> torch.Tensor:
-    """A fresh block, of which the system is asked to make large pages; it may refuse."""
+    """Request large pages for a new block; the system may refuse."""
     size = block.nbytes
     if size >= _LARGE and (advise := _advise()) is not None:
         start = -(-block.data_ptr() // _PAGE) * _PAGE

@@ -1,4 +1,4 @@
-"""Pooling by ATen's kernels for planes, and resampling axis by axis: each entry a weighted sum of a few others."""
+"""Pooling by ATen's plane kernels, and resampling axis by axis as weighted sums of a few entries."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ aten = torch.ops.aten
 
 
 def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
-    """[..., H, W] as [N, H, W]; a line is a plane of one row."""
+    """View [..., H, W] as [N, H, W]; a line is a plane of one row."""
     return t.view(-1, *(1,) * (2 - rank), *t.shape[t.dim() - rank :])
 
 
 def _pairs(attrs: Attrs) -> dict[str, list[int]]:
-    """Kernel, stride, padding and dilation of a plane."""
+    """Return kernel, stride, padding and dilation of a plane."""
     window = Window.of(attrs["kernel"], attrs)
     lead = 2 - len(window.kernel)
     return {
@@ -36,7 +36,7 @@ def _pairs(attrs: Attrs) -> dict[str, list[int]]:
 
 
 def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
-    """Slices of planes with how many lie side by side in each: as many as keep what a copy turns around in cache."""
+    """Yield slices of planes with the number side by side in each, as many as a transposing copy keeps in cache."""
     abreast = min(max(8192 // size, 16), 64)  # measured: 64 planes of 8 x 8, 16 of 32 x 32
     step = max((1 << 18) // size // abreast, 1) * abreast
     at = 0
@@ -49,7 +49,7 @@ def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def _side_by_side(work: Sequence[Spec], shapes: Sequence[Sequence[int]]) -> list[Spec]:
-    """Scratch for the planes of a block: one spec of each dtype in `work`."""
+    """Return scratch for the planes of a block: one spec of each dtype in `work`."""
     size = prod(shapes[0][1:])
     most = max((block.stop - block.start for block, _ in _blocks(shapes[0][0], size)), default=0)
     return [Spec((most * prod(shape[1:]),), w.dtype) for w, shape in zip(work, shapes, strict=True)]
@@ -64,7 +64,7 @@ def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("max_pool", _max_work)
 def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Largest entry of each window and its place in the plane, over planes side by side: one alone is slow."""
+    """Largest entry of each window and its index in the plane, over planes side by side: single planes are slow."""
     if not outs[0].numel():
         return []
     x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
@@ -104,16 +104,18 @@ def avg_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 @kernel("avg_pool_backward", widen=True)
 def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Each entry shared out over its window."""
+    """Spread each gradient evenly over its window."""
     if not outs[0].numel():
         return []
     g, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
     grad_input: Any = aten.avg_pool2d_backward.grad_input
-    return [partial(grad_input, g, out, **_average(attrs), grad_input=out)]  # of its second operand it reads the sizes
+    return [
+        partial(grad_input, g, out, **_average(attrs), grad_input=out)
+    ]  # reads only the sizes of its second operand
 
 
 class Taps(NamedTuple):
-    """Along one axis, entry i is Σ over t of weight[t, i] · x[place[t, i]]."""
+    """One axis of a resampling: entry i is Σ over t of weight[t, i] · x[index[t, i]]."""
 
     place: np.ndarray
     weight: np.ndarray
@@ -138,7 +140,7 @@ def _between(n: int, m: int, align_corners: bool) -> Taps:
 
 
 def _taps(n: int, m: int, attrs: Attrs) -> Taps:
-    """How m entries are made of n."""
+    """Return the resampling from n to m entries."""
     mode = attrs.get("mode", "mean")
     if mode == "nearest":
         return Taps((np.arange(m) * n // m)[None], np.ones((1, m)))
@@ -146,7 +148,7 @@ def _taps(n: int, m: int, attrs: Attrs) -> Taps:
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Each axis that is resampled, with the shape after it."""
+    """Yield each resampled axis with the shape after it."""
     shape, stages = list(start), []
     for axis in range(len(start) - rank, len(start)):
         shape[axis] = end[axis]
@@ -155,13 +157,13 @@ def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[i
 
 
 def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Per axis, the entries of one tap; between the axes, the result of the first."""
+    """Return scratch: per axis the entries of one tap, and the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """As forward, with what each axis reads."""
+    """Return scratch as in the forward pass, with the inputs of each axis."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
 
@@ -169,7 +171,7 @@ def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> l
 @kernel("adaptive_avg_pool", _forward_work, widen=True)
 @kernel("interpolate", _forward_work, widen=True)
 def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Axis by axis, the taps of each entry summed in order."""
+    """Sum the taps of each entry in order, axis by axis."""
     calls: list[Call] = []
     stages, x = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
@@ -189,7 +191,7 @@ def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 @kernel("adaptive_avg_pool_backward", _backward_work, widen=True)
 @kernel("interpolate_backward", _backward_work, widen=True)
 def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Axis by axis, each entry given back to its taps in order."""
+    """Add each gradient to its taps in order, axis by axis."""
     calls: list[Call] = []
     stages, g = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
@@ -201,7 +203,7 @@ def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
 
 
 def _bound(taps: Taps, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Places and weights of each tap as tensors, the weights along their axis."""
+    """Return indices and weights of each tap as tensors, the weights shaped along their axis."""
     shape = (-1, *(1,) * (like.dim() - 1 - axis))
     return [
         (torch.from_numpy(place), torch.from_numpy(weight).to(like.dtype).view(shape))

@@ -1,4 +1,4 @@
-"""Reductions over given axes, into planned memory."""
+"""Reductions over given axes into planned memory, and sorting."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from graphwright.array.spec import Spec
 
 
 def _axes(attrs: Attrs, rank: int) -> list[int]:
-    """The axes to reduce; None means all of them, an empty tuple none."""
+    """Return the axes to reduce; None means all, an empty tuple none."""
     return list(range(rank)) if attrs["axes"] is None else [a % rank for a in attrs["axes"]]
 
 
 def _widened(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Scratch for a sum in another dtype than the operand's: ATen would make the same copy, unplanned."""
+    """Return scratch for a sum in another dtype than the operand's: ATen would allocate the same copy."""
     reduces = _axes(attrs, len(ins[0].shape))
     return [Spec(ins[0].shape, outs[0].dtype)] if ins[0].dtype is not outs[0].dtype and reduces else []
 
@@ -41,7 +41,7 @@ def sum_(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 
 def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Scratch for the reduced axes side by side at the end, in the dtype that the result is taken in."""
+    """Return scratch for the reduced axes moved to the end, in the dtype of the computation."""
     axes, x = _axes(attrs, len(ins[0].shape)), ins[0]
     kind = float32 if outs[0].dtype.is_low else outs[0].dtype
     rows = Spec((*(d for a, d in enumerate(x.sizes) if a not in axes), math.prod(x.sizes[a] for a in axes)), kind)
@@ -50,7 +50,7 @@ def _widened_rows(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> li
 
 @kernel("prod", work=_widened_rows)
 def prod(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Π over axes; of 16-bit floats in float32, rounded once."""
+    """Π over axes; 16-bit floats in float32, rounded once."""
     x, axes, rows = ins[0], _axes(attrs, ins[0].dim()), work[0]
     kept = [a for a in range(x.dim()) if a not in axes]
     last = x.permute((*kept, *axes))
@@ -94,7 +94,7 @@ kernel("all", work=_truths)(_truth(torch.all))
 
 
 def mean_calls(x: torch.Tensor, axes: list[int], keepdims: bool, out: torch.Tensor) -> list[Call]:
-    """Sum, then divide by a count held in a tensor: `torch.mean(out=)` allocates two scalars each time."""
+    """Sum, then divide by a count in a tensor: `torch.mean(out=)` allocates two scalars per call."""
     count = torch.tensor(math.prod(x.shape[a] for a in axes), dtype=out.dtype)
     return [partial(torch.sum, x, axes, keepdims, out=out), partial(out.div_, count)]
 
@@ -106,7 +106,7 @@ def _mean_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[
 
 @kernel("mean", work=_mean_work)
 def mean(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Mean over axes; of 16-bit floats in float32, rounded once."""
+    """Mean over axes; 16-bit floats in float32, rounded once."""
     axes, keepdims = _axes(attrs, ins[0].dim()), attrs["keepdims"]
     if not axes:
         return [partial(outs[0].copy_, ins[0])]
@@ -131,7 +131,7 @@ def _reversed_copies(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) ->
 
 @kernel("cumsum", work=_reversed_copies)
 def cumsum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Running sums along an axis; backwards over a reversed copy, as torch has no negative strides."""
+    """Cumulative sum along an axis; reversed through a copy, because torch has no negative strides."""
     x, out, axis = ins[0], outs[0], attrs["axis"]
     calls: list[Call] = []
     if work:
@@ -157,7 +157,7 @@ def _log_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("logsumexp", work=_log_work)
 def logsumexp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The largest entry, if it is finite, plus log Σ exp of what is left; in float32 or wider."""
+    """max + ln Σ exp(x - max), in float32 or wider; an infinite max is kept."""
     wide, top, total = work
     axes, result = _axes(attrs, ins[0].dim()), outs[0].view(work[1].shape)
     if not axes:
@@ -189,7 +189,7 @@ def _whole(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("topk", work=_whole)
 def topk(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The first k of the sorted axis."""
+    """The first k entries of the sorted axis."""
     axis = attrs["axis"]
     order = partial(torch.sort, ins[0], stable=True, dim=axis, descending=attrs["largest"], out=tuple(work))
     return [order, *(partial(o.copy_, w.narrow(axis, 0, attrs["k"])) for o, w in zip(outs, work, strict=True))]

@@ -1,4 +1,4 @@
-"""How each genome of a generation came to be. Plain numpy: no numba is loaded."""
+"""The births of a generation: parents and mutation of each genome. Plain numpy: no numba is loaded."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Births(NamedTuple):
     """One row per genome.
 
     Attributes:
-        mother, father: int32 [G]; places in the generation before; -1 for founders, or without a father. The structure
-            is the mother's.
+        fitter_parent, other_parent: int32 [G]; indices in the previous generation, -1 for none. A child has the
+            structure of its fitter parent.
         mutation: int8 [G]; an index of `MUTATIONS`; site: int32 [G]; innovation number of the gene, or -1.
         refused: int64; per mutation, how often it could not be made.
     """
 
-    mother: np.ndarray
-    father: np.ndarray
+    fitter_parent: np.ndarray
+    other_parent: np.ndarray
     mutation: np.ndarray
     site: np.ndarray
     refused: np.ndarray
 
 
 def founders(count: int) -> Births:
-    """Nobody's children."""
-    mother, father, site = np.full((3, count), -1, np.int32)
-    return Births(mother, father, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))
+    """The births of founders, which have no parents."""
+    fitter, other, site = np.full((3, count), -1, np.int32)
+    return Births(fitter, other, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

@@ -173,10 +173,10 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 
 
 @native
-def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
-    """Structure of the mother; matching genes from either, closed if one parent has them closed, mostly."""
-    n0, nodes = parents.node_off[mother], parents.node_off[mother + 1] - parents.node_off[mother]
-    l0, links = parents.link_off[mother], parents.link_off[mother + 1] - parents.link_off[mother]
+def _inherit(parents: Any, fitter: int, other: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
+    """Cross two parents: structure of the fitter one, matching genes of either; most genes closed in one stay so."""
+    n0, nodes = parents.node_off[fitter], parents.node_off[fitter + 1] - parents.node_off[fitter]
+    l0, links = parents.link_off[fitter], parents.link_off[fitter + 1] - parents.link_off[fitter]
     copy_run(parents.node_id, n0, nodes, out.node_id, n1)
     copy_run(parents.node_act, n0, nodes, out.node_act, n1)
     copy_run(parents.link_id, l0, links, out.link_id, l1)
@@ -188,15 +188,15 @@ def _inherit(parents: Any, mother: int, father: int, out: Any, n1: int, l1: int,
     copy_run(parents.first, l0, links, out.first, l1)
     copy_run(parents.second, l0, links, out.second, l1)
     copy_run(parents.steps, l0, links, out.steps, l1)
-    if father < 0:
+    if other < 0:
         return n1 + nodes, l1 + links
-    q, q_end = parents.node_off[father], parents.node_off[father + 1]
+    q, q_end = parents.node_off[other], parents.node_off[other + 1]
     for n in range(n1, n1 + nodes):
         while q < q_end and parents.node_id[q] < out.node_id[n]:
             q += 1
         if q < q_end and parents.node_id[q] == out.node_id[n] and uniform(rng) < 0.5:
             out.node_act[n] = parents.node_act[q]
-    q, q_end = parents.link_off[father], parents.link_off[father + 1]
+    q, q_end = parents.link_off[other], parents.link_off[other + 1]
     for e in range(l1, l1 + links):
         while q < q_end and parents.link_id[q] < out.link_id[e]:
             q += 1
@@ -392,23 +392,23 @@ def breed(
         n0, l0 = out.node_off[child], out.link_off[child]
         mutation, site = np.int64(COPY), np.int64(-1)
         if of.elite[child] >= 0:
-            mother, father = of.elite[child], np.int64(-1)
-            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+            fitter, other = of.elite[child], np.int64(-1)
+            n1, l1 = _inherit(parents, fitter, other, out, n0, l0, rates.reclose, rng)
         else:
             low, high = of.pool_off[of.species[child]], of.pool_off[of.species[child] + 1]
-            mother, father = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
+            fitter, other = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
             if uniform(rng) >= rates.mutate_only:
                 others = len(of.pool) - (high - low)
                 if uniform(rng) < rates.interspecies and others:
                     at = below(rng, others)  # in the pool without the child's own species
-                    father = of.pool[at if at < low else at + high - low]
+                    other = of.pool[at if at < low else at + high - low]
                 else:
-                    father = _parent(rng, of.pool, low, high, rates.tournament)
-                if father == mother:
-                    father = np.int64(-1)
-                elif _fitter(parents, fitness, father, mother):
-                    mother, father = father, mother
-            n1, l1 = _inherit(parents, mother, father, out, n0, l0, rates.reclose, rng)
+                    other = _parent(rng, of.pool, low, high, rates.tournament)
+                if other == fitter:
+                    other = np.int64(-1)
+                elif _fitter(parents, fitness, other, fitter):
+                    fitter, other = other, fitter
+            n1, l1 = _inherit(parents, fitter, other, out, n0, l0, rates.reclose, rng)
             nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
             if rates.grow > 0.0 and uniform(rng) < rates.grow:
                 if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
@@ -459,5 +459,5 @@ def breed(
                 _perturb(out, l0, l1, rates, rng)
                 mutation = WEIGHTS
         out.node_off[child + 1], out.link_off[child + 1] = n1, l1
-        births.mother[child], births.father[child] = mother, father
+        births.fitter_parent[child], births.other_parent[child] = fitter, other
         births.mutation[child], births.site[child] = mutation, site

@@ -83,17 +83,17 @@ def _same(genes: Any, g: int, before: Any, m: int) -> bool:
 
 
 class Past(NamedTuple):
-    """Where rows may be taken over from: the generation before and its table; int32 [G], the mother of each, or -1."""
+    """The previous generation and its table, whose rows are reused; int32 [G], index of each fitter parent, or -1."""
 
     genes: Genes
     table: Table
-    mother: Any
+    fitter_parent: Any
 
 
 def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
     """The table of a population whose genomes have `inputs` inputs and `outputs` outputs.
 
-    With a `past`, rows of genomes that have the structure of their mother are hers; the table is the same without.
+    With a `past`, genomes with the structure of their fitter parent reuse its rows; the table is the same without.
     """
     count = len(genes.node_off) - 1
     nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
@@ -121,22 +121,27 @@ def _tabulate(
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0
     for g in range(len(row_off) - 1):
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
-        mother = past.mother[g]
-        if mother >= 0 and _same(genes, g, past.genes, mother):
-            table, base, low, high = past.table, row_off[g], past.table.row_off[mother], past.table.row_off[mother + 1]
+        fitter = past.fitter_parent[g]
+        if fitter >= 0 and _same(genes, g, past.genes, fitter):
+            table, base, low, high = (
+                past.table,
+                row_off[g],
+                past.table.row_off[fitter],
+                past.table.row_off[fitter + 1],
+            )
             start = table.rows[low, 1] if high > low else 0
             for r in range(high - low):
                 rows[base + r, 0] = table.rows[low + r, 0]
                 rows[base + r, 1] = table.rows[low + r, 1] - start + used
                 rows[base + r, 2] = table.rows[low + r, 2] - start + used
-                node[base + r] = table.node[low + r] - past.genes.node_off[mother] + n0
+                node[base + r] = table.node[low + r] - past.genes.node_off[fitter] + n0
             for i in range(start, table.rows[high - 1, 2] if high > low else 0):
                 links[used, 0], links[used, 1] = table.links[i, 0], table.links[i, 1]
-                links[used, 2] = table.links[i, 2] - past.genes.link_off[mother] + l0
+                links[used, 2] = table.links[i, 2] - past.genes.link_off[fitter] + l0
                 longest = max(longest, np.int64(table.links[i, 1]))
                 used += 1
             for o in range(outputs):
-                ends[g, o] = table.outputs[mother, o]
+                ends[g, o] = table.outputs[fitter, o]
             row_off[g + 1] = base + high - low
             most = max(most, high - low)
             continue

@@ -105,7 +105,7 @@ class Code(IntEnum):
     ATTEND_CACHED = auto()
     KV_APPEND = auto()
     KV_SCATTER = auto()
-    CHOOSE = auto()
+    SAMPLE_TOKEN = auto()
     # control
     LOOP = auto()
     SHARED = auto()

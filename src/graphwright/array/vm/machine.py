@@ -15,7 +15,19 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from graphwright.array.vm import attend, choose, decode, elementwise, gemv, move, noise, optimize, rows, scalars, update
+from graphwright.array.vm import (
+    attend,
+    decode,
+    elementwise,
+    gemv,
+    move,
+    noise,
+    optimize,
+    rows,
+    sampling,
+    scalars,
+    update,
+)
 from graphwright.array.vm import context as at
 from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
@@ -232,8 +244,8 @@ def _dispatcher(source: int) -> Any:
                 fine = decode.kv_append(row)
             elif op == Code.KV_SCATTER:
                 fine = decode.kv_scatter(row)
-            elif op == Code.CHOOSE:
-                choose.choose(row, scratch)
+            elif op == Code.SAMPLE_TOKEN:
+                sampling.sample_token(row, scratch)
             elif Code.ADAM <= op <= Code.AVERAGE:
                 optimize.step(row, op, scratch)
                 row += BYTES * ((cell(row, 1) + 1) // 2)

@@ -1,4 +1,4 @@
-"""A member edited by hand: its parts get names as the run deals them, and its edit is kept to be replayed."""
+"""Manual edits of candidates: names for the parts that an edit added, and journal entries to replay the edit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.program.editing.journal import Entry
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
-    from graphwright.evolve.layers.member import Birth
+    from graphwright.evolve.layers.candidate import CandidateBirth
     from graphwright.graph import NodeId
     from graphwright.program import Program, Transaction
 
@@ -23,8 +23,9 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
     """Rename the parts `b<number>` that an edit made.
 
     Args:
-        before: nodes that were there before the edit.
-        named: the name of a part by its structure and by the names that are taken.
+        e: the open edit.
+        before: nodes that existed before the edit.
+        named: chooses the name of a part, given its structure and the names in use.
     """
     p = e.program
     inside = {part: [n for n in p.nodes() if p.path(n).partition(".")[0] == part] for part in sorted(parts(p))}
@@ -34,7 +35,7 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
         given[part] = named(_structure(p, part, inside[part]), taken)
         taken.add(given[part])
     changed = [part for part in made if given[part] != part]
-    for ending in (":", ""):  # by way of names that nobody has
+    for ending in (":", ""):  # temporary names avoid collisions
         for part in changed:
             for n in inside[part]:
                 path = f"{given[part]}{ending}.{p.path(n).partition('.')[2]}"
@@ -42,32 +43,32 @@ def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str,
 
 
 def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
-    """A digest of the ops of a part, of what they read and of who reads them."""
+    """Digest the ops of a part with their producers and consumers."""
 
-    def said(n: NodeId) -> str:
+    def name(n: NodeId) -> str:
         return p.path(n).removeprefix(part)
 
-    lines = [f"{said(n)} {p.op(n)} {[*map(said, p.producers(n))]} {sorted(map(said, p.consumers(n)))}" for n in nodes]
+    lines = [f"{name(n)} {p.op(n)} {[*map(name, p.producers(n))]} {sorted(map(name, p.consumers(n)))}" for n in nodes]
     return blake2b_128("\n".join(sorted(lines)).encode())
 
 
-def entry(birth: Birth) -> tuple[Entry, dict[str, Any]]:
-    """The edit by which somebody came to be, as a line of a journal, and zeros for the weights that it brings."""
-    brought: dict[str, Any] = {}
+def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
+    """Make the journal entry of a manual edit, and zeros for the weights that it added."""
+    added: dict[str, Any] = {}
 
-    def look(value: Any) -> None:
+    def collect(value: Any) -> None:
         if isinstance(value, dict):
             if "blake2b" in value and "spec" in value:
                 spec = Spec.from_json(value["spec"])
-                brought[value["blake2b"]] = from_numpy(np.zeros(spec.sizes, spec.dtype.numpy))
+                added[value["blake2b"]] = from_numpy(np.zeros(spec.sizes, spec.dtype.numpy))
             for inner in value.values():
-                look(inner)
+                collect(inner)
         elif isinstance(value, list | tuple):
             for inner in value:
-                look(inner)
+                collect(inner)
 
-    look(birth.edits)
+    collect(birth.edits)
     facts = {"seq": 0, "time": "", "why": birth.why, "author": birth.author, "tool": None, "line": None,
              "base_version": 0, "edits": birth.edits, "before": "", "after": "", "undoes": None, "redoes": None,
              "warnings": (), "prev": "", "hash": ""}  # fmt: skip
-    return Entry.from_json(facts), brought
+    return Entry.from_json(facts), added

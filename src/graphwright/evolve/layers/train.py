@@ -1,4 +1,4 @@
-"""Training and scoring of one candidate."""
+"""Training and scoring of candidates, with compiled steps that candidates of equal structure share."""
 
 from __future__ import annotations
 
@@ -9,110 +9,99 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.autograd import Tensor
+from graphwright.evolve.mutations.rewiring import rewire_readers
 from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, clip_grad_norm_
 from graphwright.plan import compile
 
 if TYPE_CHECKING:
-    from graphwright.evolve.layers.member import Moments, Recipe
-    from graphwright.evolve.layers.settings import Layers
-    from graphwright.evolve.tasks.task import Part, Task
-    from graphwright.graph import NodeId
+    from graphwright.evolve.layers.candidate import Moments, TrainingGenes
+    from graphwright.evolve.settings import Layers
+    from graphwright.evolve.tasks.task import DataSplit, Task
     from graphwright.optim import Optimizer
     from graphwright.program import Program
 
 
 def inference(program: Program) -> Program:
-    """A fork that answers; its weights and statistics are shared, and runs of it change none of the program's."""
-    p = program.fork(f"{program.name}, answering")
+    """Fork a program for inference: dropout goes, normalisation uses running statistics; weights are shared."""
+    p = program.fork(f"{program.name}, inference")
     drops, norms = p.of_kind("dropout"), p.of_kind("batch_norm_train")
     if drops or norms:
-        with p.edit("answer", author="evolution", keep_undo=False) as e:
+        with p.edit("inference", author="evolution", keep_undo=False) as e:
             for node in drops:
-                _instead(e, node, p.operands(node)[0])
+                rewire_readers(e, node, p.operands(node)[0])
                 e.remove(node)
             for node in norms:
                 eps = p.attrs(node)["eps"]
-                _instead(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
+                rewire_readers(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
                 e.remove([*(w for w in p.consumers(node) if p.op(w) == "write"), node])
     return p
 
 
-def _instead(e: Any, node: NodeId, other: Any) -> None:
-    """Whoever reads a node's first result reads another value."""
-    p = e.program
-    for edge in p.out_edges(node):
-        if p.graph.edge(edge, "src_port") == 0:
-            e.rewire(edge, other)
-    ends = dict(zip(p.output_names(), p.outputs(), strict=True))
-    if any(value.node == node for value in ends.values()):
-        e.set_outputs(**{name: other if value.node == node else value for name, value in ends.items()})
-
-
-def optimizer(program: Program, recipe: Recipe) -> Optimizer:
-    """An optimizer of all its parameters, those that edits add included."""
-    kind = {"adam": lambda: Adam(program, lr=recipe.lr), "sgd": lambda: SGD(program, lr=recipe.lr, momentum=0.9)}
-    return kind[recipe.optimizer]()
+def optimizer(program: Program, training: TrainingGenes) -> Optimizer:
+    """Make the optimizer of all parameters of a program; it follows later edits."""
+    kind = {"adam": lambda: Adam(program, lr=training.lr), "sgd": lambda: SGD(program, lr=training.lr, momentum=0.9)}
+    return kind[training.optimizer]()
 
 
 def moments(opt: Optimizer) -> Moments:
-    """Its state, but for the rate."""
+    """Copy the state of an optimizer, except learning rates."""
     rates = {group.rate.name for group in opt.param_groups}
     return {name: v.data.to_numpy().copy() for name, v in opt.variables().items() if name not in rates}
 
 
 def restore(opt: Optimizer, state: Moments) -> None:
-    """Give it what is there of a state in its shape; the rest stays as it is."""
+    """Load the entries of a state that have matching shapes; others keep their value."""
     for name, variable in opt.variables().items():
         if name in state and state[name].shape == variable.shape:
             variable.assign(Tensor(_as(state[name], variable)))
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A place to train: a program, its optimizer, and the planned step that moves both."""
+class CompiledStep:
+    """A program, its optimizer, and the compiled training step that updates both."""
 
     program: Program
     opt: Optimizer
     step: Any
 
 
-class Seats:
-    """Places for candidates, one per structure, optimizer and loss: candidates of one structure share a plan.
+class StepCache:
+    """Compiled steps by structure, optimizer and loss; the least recently used one is dropped first.
 
     Attributes:
-        planned: how many plans were made.
+        planned: number of steps that were compiled.
     """
 
     def __init__(self, most: int = 16) -> None:
         self._most, self.planned = most, 0
-        self._seats: dict[tuple[str, str, str], Seat] = {}
+        self._steps: dict[tuple[str, str, str], CompiledStep] = {}
 
-    def take(self, program: Program, opt: Optimizer, recipe: Recipe, task: Task, clip: float) -> Seat:
-        """The seat of a candidate, with its weights and moments in it."""
-        key = (program.structure_hash(), recipe.optimizer, recipe.loss)
-        seat = self._seats.pop(key, None)
-        if seat is None:
+    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+        """Return the compiled step for a candidate, with its weights and moments loaded."""
+        key = (program.structure_hash(), training.optimizer, training.loss)
+        slot = self._steps.pop(key, None)
+        if slot is None:
             self.planned += 1
-            seat = _seat(program, recipe, task, clip)
-        self._seats[key] = seat  # the last one used is the last to go
-        if len(self._seats) > self._most:
-            del self._seats[next(iter(self._seats))]
-        for name, variable in seat.program.variables().items():
+            slot = _compiled(program, training, task, clip)
+        self._steps[key] = slot  # the most recently used entry is the last
+        if len(self._steps) > self._most:
+            del self._steps[next(iter(self._steps))]
+        for name, variable in slot.program.variables().items():
             variable.assign(program.variables()[name])
-        restore(seat.opt, {name: v.data.to_numpy() for name, v in opt.variables().items()})
-        return seat
+        restore(slot.opt, {name: v.data.to_numpy() for name, v in opt.variables().items()})
+        return slot
 
 
-def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
-    seat, name = program.fork("seat"), program.input_names()[0]
-    opt = optimizer(seat, recipe)
+def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+    slot, name = program.fork("compiled step"), program.input_names()[0]
+    opt = optimizer(slot, training)
 
     def lost(answer: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
         if counts is not None:
-            return _over_time(answer, target, counts, recipe.loss)
-        if recipe.loss != "heads":
-            return _loss(answer, target, recipe.loss, task.loss)
+            return _over_time(answer, target, counts, training.loss)
+        if training.loss != "heads":
+            return _loss(answer, target, training.loss, task.loss)
         parts = [
             _loss(answer[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
             for h in task.heads.values()
@@ -121,19 +110,25 @@ def _seat(program: Program, recipe: Recipe, task: Task, clip: float) -> Seat:
 
     def step(x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
         opt.zero_grad()
-        loss = lost(seat(**{name: x}), y, counts)
+        loss = lost(slot(**{name: x}), y, counts)
         loss.backward()
-        clip_grad_norm_([p for p in seat.parameters() if p.grad is not None], clip)
+        clip_grad_norm_([p for p in slot.parameters() if p.grad is not None], clip)
         opt.step()
         return loss
 
-    return Seat(seat, opt, compile(step))
+    return CompiledStep(slot, opt, compile(step))
 
 
 def fit(
-    task: Task, program: Program, opt: Optimizer, recipe: Recipe, s: Layers, rng: np.random.Generator, seats: Seats
+    task: Task,
+    program: Program,
+    opt: Optimizer,
+    training: TrainingGenes,
+    s: Layers,
+    rng: np.random.Generator,
+    cache: StepCache,
 ) -> int:
-    """Steps on batches that `rng` draws, as one plan; returns the number of cases."""
+    """Train a program on batches drawn by `rng`; return the number of cases."""
     if not s.steps:
         return 0
     part, shape = task.train, cases(program)
@@ -141,21 +136,21 @@ def fit(
     data: tuple[np.ndarray, ...] = (x, part.y, part.counts)
     if not task.sequence:
         y = part.y[:, 0]
-        data = (x, y.argmax(1) if recipe.loss == "cross_entropy" else y)
-    seat, batch = seats.take(program, opt, recipe, task, s.clip), batch_of(program, s, task)
+        data = (x, y.argmax(1) if training.loss == "cross_entropy" else y)
+    slot, batch = cache.take(program, opt, training, task, s.clip), batch_of(program, s, task)
     for _ in range(s.steps):
         rows = rng.choice(len(x), batch, replace=False)
-        seat.step(*(array[rows] for array in data))
+        slot.step(*(array[rows] for array in data))
     why = f"train {s.steps} steps"
     with program.edit(why, author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
         for key in program.weights:
-            e.set_weight(key, seat.program.weights.array(key).to_numpy().copy())
-    restore(opt, moments(seat.opt))
+            e.set_weight(key, slot.program.weights.array(key).to_numpy().copy())
+    restore(opt, moments(slot.opt))
     return s.steps * batch
 
 
 def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = False) -> Tensor:
-    """The loss of one head; `given` is what its logits stand for, `dense` targets of classes are one-hot."""
+    """Compute the loss of one head; `given` is the loss of the task, and `dense` targets of classes are one-hot."""
     if loss == "cross_entropy":
         return -(answer.log_softmax(-1) * target).sum(-1).mean() if dense else functional.cross_entropy(answer, target)
     if loss == "bce":
@@ -170,7 +165,7 @@ def _loss(answer: Tensor, target: Tensor, loss: str, given: str, dense: bool = F
 
 
 def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Tensor:
-    """The mean loss of the steps that count: answers and targets [B, T, outputs], counts [B, T]."""
+    """Compute the mean loss over the steps that count: answers and targets [B, T, outputs], counts [B, T]."""
     if loss == "cross_entropy":
         each = -(answer.log_softmax(-1) * target).sum(-1)
     elif loss == "bce":
@@ -180,33 +175,34 @@ def _over_time(answer: Tensor, target: Tensor, counts: Tensor, loss: str) -> Ten
     return (each * counts).sum() / counts.sum()
 
 
-def measure(task: Task, program: Program, part: Part) -> tuple[float, float]:
-    """Metric and loss of a program on a part of a task's data, as it answers; the program stays as it is."""
+def measure(task: Task, program: Program, part: DataSplit) -> tuple[float, float]:
+    """Compute metric and loss of a program on a split of the data, in inference; the program does not change."""
     whole = np.ascontiguousarray(answers(program, part.x)).reshape(1, *part.y.shape)
     loss, metric = task._loss(whole, part, True), task._metric(part.final(whole), part, True)
     return float(metric[0]), float(loss[0])
 
 
 def answers(program: Program, x: np.ndarray) -> np.ndarray:
-    """What a program answers to cases [N, ...] that are none of training; the program stays as it is."""
+    """Run a program in inference on cases [N, ...]; the program does not change."""
     program = inference(program)
     x = x.reshape(len(x), *cases(program))
     name, out, size = program.input_names()[0], program.output_names()[0], _fixed(program)
     if size is None:
         return program.run({name: x}, keep="outputs")[out].to_numpy()
-    padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])  # a program traced for one batch takes no other
+    padded = np.concatenate([x, np.repeat(x[:1], -len(x) % size, 0)])  # a traced program takes one batch size
     runs = [program.run({name: padded[i : i + size]}, keep="outputs")[out] for i in range(0, len(padded), size)]
     return np.concatenate([r.to_numpy() for r in runs])[: len(x)]
 
 
 def cases(program: Program) -> tuple[int, ...]:
-    """Shape of one case, as the input has it."""
+    """The shape of one case at the input."""
     return tuple(int(d) for d in program.spec(program.input_names()[0]).shape[1:])
 
 
 def fits(task: Task, program: Program) -> tuple[int, int] | None:
-    """Inputs and outputs of a step; None if the program has others than one input and one output with a batch, or for
-    sequences other than [batch, steps, ...] with the steps of the task.
+    """Count inputs and outputs of a step; None if the program does not fit a task.
+
+    It needs one input and one output with a batch axis; for sequences [batch, steps, ...] with the steps of the task.
     """
     inputs, outputs = program.input_names(), program.outputs()
     if len(inputs) != 1 or len(outputs) != 1:
@@ -220,7 +216,7 @@ def fits(task: Task, program: Program) -> tuple[int, int] | None:
 
 
 def batch_of(program: Program, s: Layers, task: Task) -> int:
-    """Cases of a step: what the program was traced for, or the setting."""
+    """The batch size of a step: that of the traced program, or the setting."""
     return _fixed(program) or min(s.batch, len(task.train.x))
 
 

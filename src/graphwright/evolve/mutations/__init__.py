@@ -1,14 +1,13 @@
-"""Mutations: plain functions on an open edit, to be used in one's own edits as well.
+"""Mutations: plain functions on an open edit, which your own edits can use too.
 
-Growth starts from zero outgoing weights, so what the network computes stays; the new part learns, since gradients reach
-those zeros at once. What one mutation adds is named `b<number>....`, so it is drawn as one cluster and removed as one.
+Growth starts with zero outgoing weights, so the function of the network stays; the new part learns, since gradients
+reach those zeros. A mutation names its nodes `b<number>....`, so they are drawn and removed together.
 """
 
 from __future__ import annotations
 
 from graphwright.evolve.mutations.cells import cell_type, insert_cell
 from graphwright.evolve.mutations.delays import add_delay_link, remove_delay_link
-from graphwright.evolve.mutations.images import kernel, stride
 from graphwright.evolve.mutations.layers import (
     add_skip,
     insert_layer,
@@ -19,12 +18,12 @@ from graphwright.evolve.mutations.layers import (
     replace_activation,
 )
 from graphwright.evolve.mutations.links import add_link, remove_link, split_link, toggle_link
-from graphwright.evolve.mutations.registry import MUTATIONS, Kind, linears, mutation
-from graphwright.evolve.mutations.units import narrow, widen, widths
+from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, linears, mutation
+from graphwright.evolve.mutations.sizes import kernel, narrow, stride, widen, widths
 
 __all__ = [
     "MUTATIONS",
-    "Kind",
+    "MutationKind",
     "add_delay_link",
     "add_link",
     "add_skip",

@@ -1,7 +1,7 @@
-"""Recurrent cells in programs of sequences [batch, steps, units] of a fixed size: in, and one kind for another.
+"""Mutations of recurrent cells, in programs on sequences [batch, steps, units] of a fixed size.
 
-A cell is a part `b<number>`: its steps are nodes like any others (`b1.gru...`), and a matrix `b1.to` leads out of it.
-A program with a node named `elapsed` [batch, steps, 1] tells a CfC how much time went by before each step.
+A cell is a part `b<number>`: its unrolled steps are ordinary nodes (`b1.gru...`), and the matrix `b1.to` reads its
+result. A CfC cell reads the time before each step from a node named `elapsed` [batch, steps, 1], if there is one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from graphwright import nn
 from graphwright.array.spec import Spec
 from graphwright.autograd import ones, stack
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.layers import behind
+from graphwright.evolve.mutations.layers import output_sum
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
 from graphwright.ops import traits
 from graphwright.program.kinds import STORED
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _cfc(inputs: int, units: int) -> Any:
-    """A CfC layer that reads elapsed times [B, T, 1]; by default a step is one unit of time."""
+    """Make a CfC layer that reads elapsed times [B, T, 1]; by default a step takes one unit of time."""
     cell = nn.CfCCell(inputs, units, backbone_units=units)
 
     def net(x: Any, elapsed: Any = None) -> tuple[Any, Any]:
@@ -44,12 +44,12 @@ _NETS: dict[str, Any] = dict(zip(CELLS, (nn.RNN, nn.GRU, nn.LSTM, _cfc), strict=
 
 
 def cells(p: Program) -> list[NodeId]:
-    """The matrices that lead out of cells."""
+    """The matrices that read the result of a cell."""
     return [n for n in linears(p) if p.path(n).endswith(".to") and _inside(p, n)]
 
 
 def kind_of(p: Program, site: Any) -> str:
-    """Which of `CELLS` leads into a matrix."""
+    """The kind of the cell that a matrix reads: one of `CELLS`."""
     return p.path(_inside(p, p.node(site))[0]).split(".")[1]
 
 
@@ -58,17 +58,17 @@ def insert_cell(
     e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None, units: int | None = None,
     block: str | None = None,
 ) -> None:  # fmt: skip
-    """Beside a linear layer over time another way to its result, through a cell: W₂ h, W₂ = 0."""
+    """Add a cell in parallel to a linear layer over time: W₂ h, with W₂ = 0."""
     p = e.program
     node = p.node(site)
     if node not in over_time(p):
-        raise UsageError("a cell reads a sequence of a fixed size", where=p.path(node),
+        raise UsageError("a cell cannot be inserted here", where=p.path(node),
                          expected="a linear layer on [batch, steps, units]",
                          got=p.spec(p.operands(node)[0]))  # fmt: skip
-    x, total = p.operands(node)[0], behind(e, node)
+    x, total = p.operands(node)[0], output_sum(e, node)
     base, size = block or free_part(p), units or int(rng.choice([4, 8, 16]))
     out, kind = int(p.spec(node).shape[2]), p.spec(x).dtype.numpy
-    # a matrix stands where the cell will, and gives what leads out of it its shape
+    # a temporary matrix gives the one after the cell its shape
     held = e.param(f"{base}.seat.weight", np.zeros((size, int(p.spec(x).shape[2])), kind))
     seat = e.add("linear", x, held, name=f"{base}.seat")
     after = e.add("linear", seat, e.param(f"{base}.to.weight", np.zeros((out, size), kind)), name=f"{base}.to")
@@ -78,14 +78,16 @@ def insert_cell(
 
 @mutation("cell_type", sites=cells, weight=0.10)
 def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | None = None) -> list[str]:
-    """Another kind of cell of the same size, with fresh weights; the matrix out of it stays.
+    """Replace a cell by another kind of the same size with new weights; the matrix after it stays.
 
-    Returns: keys of the weights that were dropped.
+    Returns: keys of the removed weights.
     """
     p = e.program
     node = p.node(site)
     if node not in cells(p):
-        raise UsageError("not the way out of a cell", where=p.path(node), expected=", ".join(map(p.path, cells(p))))
+        raise UsageError(
+            "this node is not the matrix after a cell", where=p.path(node), expected=", ".join(map(p.path, cells(p)))
+        )
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
     dropped = [p.key(n) for n in inside if p.op(n) == "param"]
@@ -97,7 +99,7 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
 
 
 def _inside(p: Program, node: NodeId) -> list[NodeId]:
-    """The nodes of the cell that a matrix leads out of, in order; none if that is no cell's."""
+    """The nodes of the cell that a matrix reads, in order; empty if it reads no cell."""
     head = p.path(node).removesuffix(".to")
     return [n for n in p.order() if p.path(n).startswith(f"{head}.") and in_cell(p, n)]
 
@@ -105,15 +107,15 @@ def _inside(p: Program, node: NodeId) -> list[NodeId]:
 def _put(
     e: Transaction, nodes: list[NodeId], base: str, cell: str, x: Value, units: int, rng: np.random.Generator
 ) -> None:
-    """A cell that reads `x`, unrolled over time where nodes are; its nodes are named `<base>.<cell>...`."""
+    """Replace nodes by an unrolled cell that reads `x`, with nodes `<base>.<cell>...`."""
     if cell not in CELLS:
-        raise UsageError("no such cell", expected=", ".join(CELLS), got=cell)
+        raise UsageError("unknown kind of cell", expected=", ".join(CELLS), got=cell)
     spec, reads = e.spec(x), {"x": x}
     net = _NETS[cell](int(spec.shape[2]), units)
     if cell == "cfc" and (time := _elapsed(e.program)) is not None:
         wanted = Spec((*spec.shape[:2], 1), spec.dtype)
         if e.spec(time) != wanted:
-            raise UsageError("elapsed times that do not fit", where="elapsed", expected=wanted, got=e.spec(time))
+            raise UsageError("elapsed times have the wrong shape", where="elapsed", expected=wanted, got=e.spec(time))
         reads["elapsed"] = time
     sub = record(lambda *values: net(*values)[0], tuple(map(e.spec, reads.values())), tuple(reads))[0]
     bound = units**-0.5
@@ -127,12 +129,12 @@ def _put(
 
 
 def _elapsed(p: Program) -> Value | None:
-    """The times before each step, if a program has them."""
+    """The elapsed times of a program, if it has them."""
     return next((Value(n) for n in p.nodes() if p.path(n) == "elapsed"), None)
 
 
 def _names(sub: Program) -> dict[NodeId, str]:
-    """Names in an unrolled cell: `step.<t>.<op>` for what a step computes, equal in all steps, so that they fold."""
+    """Name the nodes of an unrolled cell: `step.<t>.<op>` for a step, equal in all steps so that pictures fold them."""
     reads, ends, order = set(sub.inputs()), {v.node for v in sub.outputs()}, list(sub.order())
     steps: dict[NodeId, int] = {}
     for n in order:
@@ -140,7 +142,7 @@ def _names(sub: Program) -> dict[NodeId, str]:
             steps[n] = int(sub.attrs(n)["start"]) if traits(sub.op(n)).slices else 0
         elif n not in reads and n not in ends and sub.op(n) not in STORED:
             steps[n] = max((steps[p] for p in sub.producers(n) if p in steps), default=0)
-    for n in reversed(order):  # what only a later step reads is its own, though it is computed from the state before
+    for n in reversed(order):  # a node belongs to the first step that reads it
         after = [steps.get(c, -1) for c in sub.consumers(n)]
         if n in steps and after:
             steps[n] = max(steps[n], min(after))

@@ -1,4 +1,4 @@
-"""Whole layers, in and out, and what a layer is. Growth starts from zero outgoing weights, so the function stays."""
+"""Mutations of whole layers. Growth starts with zero outgoing weights, so the function of the network stays."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.registry import free_part, in_cell, linears, mutation, parts
+from graphwright.evolve.mutations.rewiring import rewire_readers
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
@@ -20,33 +21,33 @@ ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
     "dropout": ("p", (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)),
     "leaky_relu": ("slope", (0.001, 0.01, 0.05, 0.1, 0.2)),
 }
-"""Op -> an attribute that decides no shape, and the values it takes."""
+"""Op -> an attribute without effect on shapes, and its possible values."""
 
 
 def branches(p: Program) -> list[NodeId]:
-    """The last node of each part that a mutation added."""
+    """The last node of each added part."""
     return [n for n in p.of_kind("linear") if p.path(n).partition(".")[0] in parts(p) and p.path(n).endswith(".to")]
 
 
 def skips(p: Program) -> list[NodeId]:
-    """Of these, the matrices that lead past other layers: nothing else is in their part."""
+    """The branches that consist of one matrix."""
     sizes = Counter(p.path(n).partition(".")[0] for n in p.nodes())
     return [n for n in branches(p) if sizes[p.path(n).partition(".")[0]] == 2]
 
 
 def readers_of_before(p: Program) -> list[NodeId]:
-    """Of these, the matrices that read the step before, of `add_delay_link`."""
+    """The branches of `add_delay_link`, which read the previous step."""
     return [n for n in branches(p) if p.select(f"{p.path(n).removesuffix('.to')}.before").count]
 
 
 def layers_added(p: Program) -> list[NodeId]:
-    """The others, which lead out of layers."""
+    """The other branches, which end layers."""
     others = {*skips(p), *readers_of_before(p)}
     return [n for n in branches(p) if n not in others]
 
 
 def activations(p: Program) -> list[NodeId]:
-    """Activations, but those within a cell."""
+    """The activations outside of cells."""
     return [n for op in ACTIVATIONS for n in p.of_kind(op) if not in_cell(p, n)]
 
 
@@ -59,10 +60,10 @@ def insert_layer(
     activation: str | None = None,
     block: str | None = None,
 ) -> None:
-    """Beside a linear layer another way from its input to its output, through a hidden layer: W₂ f(W₁ x), W₂ = 0."""
+    """Add a branch W₂ f(W₁ x) in parallel to a linear layer, with W₂ = 0."""
     p = e.program
     node = p.node(site)
-    total = behind(e, node)
+    total = output_sum(e, node)
     old = weight_of(p, node)
     (out, inner), kind = old.shape, old.dtype
     units = width or int(rng.choice([8, 16, 32]))
@@ -80,17 +81,17 @@ def insert_layer(
 def insert_node(
     e: Transaction, site: Any, rng: np.random.Generator, activation: str | None = None, block: str | None = None
 ) -> None:
-    """One neuron beside a linear layer: from all its inputs, to all its outputs."""
+    """Add one neuron in parallel to a linear layer, from all its inputs to all its outputs."""
     insert_layer(e, site, rng, 1, activation, block)
 
 
 @mutation("remove_layer", sites=layers_added, weight=0.08)
 def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Take out what a mutation added, and what only that needed."""
+    """Remove an added part, and nodes that only it needed."""
     p = e.program
     node = p.node(site)
     if not all(p.is_junction(n) for n in p.consumers(node)):
-        raise UsageError("something else reads this part", where=p.path(node),
+        raise UsageError("the part has readers besides its junction", where=p.path(node),
                          got=", ".join(p.path(n) for n in p.consumers(node)))  # fmt: skip
     roots = [*p.outputs(), *p.writes()]
     before = p.reachable(roots)
@@ -102,18 +103,16 @@ def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("add_skip", sites=linears, weight=0.06, refine=0.04, adds=True)
 def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, block: str | None = None) -> None:
-    """A matrix of zeros from an earlier value [batch, ..., units] to what a linear layer gives."""
+    """Add a matrix of zeros from an earlier value [batch, ..., units] to the output of a linear layer."""
     p = e.program
     node = p.node(site)
-    total = behind(e, node)
+    total = output_sum(e, node)
     before = p.reachable([node]) - {node}
     lead = p.spec(node).shape[:-1]
     values = [n for n in p.order() if n in before and p.op(n) not in STORED and p.specs(n)[0].shape[:-1] == lead]
     values = [n for n in values if not in_cell(p, n)]
     if source is None and not values:
-        raise UsageError(
-            "nothing that a matrix could lead from", where=p.path(node), expected=f"a value {lead} + units"
-        )
+        raise UsageError("no earlier value of this shape", where=p.path(node), expected=f"a value {lead} + units")
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
     base = block or free_part(p)
     width = int(p.spec(src).shape[-1])
@@ -124,54 +123,44 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
 
 @mutation("remove_skip", sites=skips, weight=0.04)
 def remove_skip(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Take out a matrix that `add_skip` added."""
+    """Remove a matrix that `add_skip` added."""
     remove_layer(e, site, rng)
 
 
 @mutation("replace_activation", sites=activations, weight=0.04, refine=0.08)
 def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, activation: str | None = None) -> None:
-    """Another activation at the same place. This changes what the network computes."""
+    """Replace an activation by another one. This changes the function of the network."""
     p = e.program
     node = p.node(site)
     others = [a for a in ACTIVATIONS if a != p.op(node)]
-    name, readers = p.path(node), p.out_edges(node)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
+    name = p.path(node)
     e.rename(node, p.free_name(f"{name}_before"))
-    new = e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name)
-    for edge in readers:
-        e.rewire(edge, new)
-    if any(v.node == node for v in outputs.values()):
-        e.set_outputs(**{k: new if v.node == node else v for k, v in outputs.items()})
+    rewire_readers(e, node, e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name))
     e.remove(node)
 
 
 @mutation("layer_attr", sites=lambda p: [n for op in ATTRIBUTES for n in p.of_kind(op)], weight=0.05)
 def layer_attr(e: Transaction, site: Any, rng: np.random.Generator, value: float | None = None) -> None:
-    """Another value of what a layer is set by: the rate of a dropout, the slope of a leaky ReLU."""
+    """Change an attribute of a layer: the rate of a dropout, the slope of a leaky ReLU."""
     p = e.program
     node = p.node(site)
     if p.op(node) not in ATTRIBUTES:
-        raise UsageError("nothing of this op can be set", where=p.path(node), expected=", ".join(ATTRIBUTES))
+        raise UsageError("layer_attr does not change this op", where=p.path(node), expected=", ".join(ATTRIBUTES))
     name, values = ATTRIBUTES[p.op(node)]
     others = [v for v in values if v != p.attrs(node).get(name)]
     e.set_attr(node, **{name: float(rng.choice(others)) if value is None else value})
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-def behind(e: Transaction, node: NodeId) -> NodeId:
-    """The junction behind a linear layer: the one that alone reads it, or a new one in its place."""
+def output_sum(e: Transaction, node: NodeId) -> NodeId:
+    """The junction after a linear layer: its only reader, or a new junction that takes over its readers."""
     p = e.program
     readers = p.consumers(node)
-    outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
-    is_output = any(v.node == node for v in outputs.values())
+    is_output = any(value.node == node for value in p.outputs())
     if len(readers) == 1 and p.is_junction(readers[0]) and not is_output:
         return readers[0]
-    edges = p.out_edges(node)
     total = e.add("junction", node, name=p.free_name(f"{p.path(node)}_total"))
-    for edge in edges:
-        e.rewire(edge, total)
-    if is_output:
-        e.set_outputs(**{k: total if v.node == node else v for k, v in outputs.items()})
+    rewire_readers(e, node, total)
     return total
 
 

@@ -1,7 +1,7 @@
-"""Single links and neurons, on any Program: a link is a value times one weight, on its way into a junction.
+"""Mutations of single links and neurons on any Program. A link is a value times one weight, added to a junction.
 
-A closed link keeps its nodes and its weight, and has no edge into the junction. A neuron is a junction `n<k>.sum` and
-an activation `n<k>.out`; links into it are `n<k>.l<i>`, so what is made here reads as a genome where all of it is one.
+A closed link keeps its nodes and its weight, but has no edge into the junction. A neuron is a junction `n<k>.sum` and
+an activation `n<k>.out` with links `n<k>.l<i>`, so a program of such neurons can be read as a genome.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.registry import mutation
+from graphwright.evolve.mutations.rewiring import remove_unread_states
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
@@ -23,25 +24,25 @@ _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
 
 def links(p: Program) -> list[NodeId]:
-    """Links, open and closed."""
+    """All links, open and closed."""
     return [n for n in p.of_kind("mul") if _NAME.match(p.path(n)) and not p.spec(p.operands(n)[1]).shape]
 
 
 def open_links(p: Program) -> list[NodeId]:
-    """Those that a junction reads."""
+    """The links that a junction reads."""
     return [n for n in links(p) if p.consumers(n)]
 
 
 def junctions(p: Program) -> list[NodeId]:
-    """Junctions."""
+    """All junctions."""
     return [n for n in p.nodes() if p.is_junction(n)]
 
 
 @mutation("split_link", sites=open_links, weight=0.03)
 def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: str = "tanh") -> None:
-    """A neuron in the middle of a link: weight 1 into it, the link's weight out of it; the link is closed.
+    """Split a link by a neuron with incoming weight 1 and outgoing weight of the link, which is closed.
 
-    Where the link carries the value of a step before, the neuron reads that value.
+    If the link has a delay, the neuron reads the delayed value.
     """
     p = e.program
     link = _link(p, site)
@@ -49,7 +50,7 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
     source = p.operands(link)[0]
     _close(e, link)
     base = f"n{_free_neuron(p)}"
-    # an edge that goes again at once gives the junction its spec
+    # an edge that is removed again gives the junction its spec
     inner = e.add("junction", source, name=f"{base}.sum")
     e.cut(p.in_edges(inner)[0])
     out = e.add(activation, inner, name=f"{base}.out")
@@ -59,18 +60,18 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
 
 @mutation("add_link", sites=junctions, weight=0.05)
 def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0) -> None:
-    """A link from an earlier value of the same shape into a junction; with weight 0 the function stays."""
+    """Add a link from an earlier value of the same shape into a junction; with weight 0 the function stays."""
     p = e.program
     total = p.node(site)
     if not p.is_junction(total):
-        raise UsageError("a link ends at a junction", where=p.path(total), got=p.op(total))
+        raise UsageError("a link must end at a junction", where=p.path(total), got=p.op(total))
     if source is None:
         there = links(p)
         linked = {p.operands(n)[0].node for n in there if target(p, n) == total}
         taken = {*there, *linked, *p.producers(total), *_after(p, total)}
         values = [n for n in values_like(p, total) if n not in taken]
         if not values:
-            raise UsageError("no earlier value of this shape is left", where=p.path(total), got=p.spec(total))
+            raise UsageError("all earlier values of this shape have a link", where=p.path(total), got=p.spec(total))
         source = values[int(rng.integers(len(values)))]
     open_link(e, new_link(e, p.value(source), total, float(weight)), total)
 
@@ -87,16 +88,13 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 @mutation("remove_link", sites=links, weight=0.0)
 def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
-    """Take a link out. A neuron that has no other link, open or closed, goes with it, and so does an unread state."""
+    """Remove a link, with a state without readers and a neuron without other links."""
     p = e.program
     link = _link(p, site)
     total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
     _close(e, link)
     e.remove([link, *([] if len(p.consumers(weight)) > 1 else [weight])])
-    while p.op(source) == "state" and all(p.op(n) == "write" for n in p.consumers(source)):
-        (write,) = p.consumers(source)
-        state, source = source, p.operands(write)[1].node
-        e.remove([write, state])
+    source = remove_unread_states(e, source)
     for base in {_neuron(p, n): None for n in (total, source)}:
         if base is not None:
             _drop_lone(e, base)
@@ -104,14 +102,14 @@ def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _neuron(p: Program, node: NodeId) -> str | None:
-    """The neuron that a node is of, `n<k>`; None outside of neurons."""
+    """The neuron of a node, `n<k>`; None outside of neurons."""
     base = p.path(node).partition(".")[0]
     total = p.select(f"{base}.sum")
     return base if total.count and p.is_junction(p.node(f"{base}.sum")) else None
 
 
 def _drop_lone(e: Transaction, base: str) -> None:
-    """Take a neuron out if no link leads to it or from it, and it is no output."""
+    """Remove a neuron that has no links and is no output."""
     p = e.program
     own = [n for n in p.nodes() if p.path(n).startswith(f"{base}.")]
     ends = {v.node for v in p.outputs()}
@@ -120,12 +118,12 @@ def _drop_lone(e: Transaction, base: str) -> None:
 
 
 def values_like(p: Program, like: NodeId) -> list[NodeId]:
-    """What ops compute in the shape of a node."""
+    """The computed values with the spec of a node."""
     return [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == (p.spec(like),)]
 
 
 def _after(p: Program, node: NodeId) -> set[NodeId]:
-    """The node and all that depends on it."""
+    """The node and all its descendants."""
     seen, todo = {node}, [node]
     while todo:
         for reader in p.consumers(todo.pop()):
@@ -138,12 +136,14 @@ def _after(p: Program, node: NodeId) -> set[NodeId]:
 def _link(p: Program, site: Any) -> NodeId:
     node = p.node(site)
     if node not in links(p):
-        raise UsageError("not a link: a value times one weight, into a junction", where=p.path(node), got=p.op(node))
+        raise UsageError(
+            "this is not a link, a value times one weight into a junction", where=p.path(node), got=p.op(node)
+        )
     return node
 
 
 def target(p: Program, link: NodeId) -> NodeId:
-    """The junction that a link leads to, or led to."""
+    """The junction of a link, also of a closed one."""
     readers = p.consumers(link)
     if readers:
         return readers[0]
@@ -152,11 +152,13 @@ def target(p: Program, link: NodeId) -> NodeId:
     for name in (f"{found[1]}.sum", found[1]):
         if p.select(name).count:
             return p.node(name)
-    raise UsageError("the junction of a closed link is gone", where=p.path(link), expected=f"{found[1]} or .sum")
+    raise UsageError(
+        "the junction of a closed link no longer exists", where=p.path(link), expected=f"{found[1]} or .sum"
+    )
 
 
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
-    """A link, not yet open."""
+    """Add a closed link."""
     p = e.program
     used = [int(found[2]) for n in p.of_kind("mul") if (found := _NAME.match(p.path(n)))]
     name = f"{p.path(total).removesuffix('.sum')}.l{max(used, default=-1) + 1}"
@@ -164,7 +166,7 @@ def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeI
 
 
 def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
-    """The port of a link into a neuron is its number, which keeps sums in one order."""
+    """Open a link. Its port at a neuron is its number, which fixes the order of sums."""
     found = _NAME.match(e.program.path(link))
     assert found is not None
     e.connect(link, total, port=int(found[2]) if e.program.path(total).endswith(".sum") else None)

@@ -1,4 +1,4 @@
-"""The table of mutations: where each may be made, how, and how often it is drawn."""
+"""The table of mutations: their sites, their functions, and the weights by which they are drawn."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 Site = Any
 """A node, or the name of an axis."""
 Mutation = Callable[..., Any]
-"""m(e, site, rng, **attributes) on an open edit; raises UsageError where it cannot be made."""
+"""m(e, site, rng, **attributes) on an open edit; raises UsageError if it is impossible."""
 M = TypeVar("M", bound=Mutation)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A mutation as evolution draws it.
+class MutationKind:
+    """A mutation in the table.
 
     Attributes:
-        name: of the mutation; sites: where it may be made; apply: the mutation.
-        explore, refine: how often it is drawn, early and late in a run, beside the others that can be made; 0 is never.
-        adds: it adds a part, whose nodes are named `b<number>....`; `block=` says which number.
-        structural: it changes the structure; others are not drawn while a run gains nothing.
+        name: name of the mutation; sites: lists its possible sites; apply: the mutation.
+        explore, refine: weights by which it is drawn among the possible ones, early and late in a run; 0 is never.
+        adds: whether it adds a part, with nodes named `b<number>....`; `block=` is that name.
+        structural: whether it changes the structure; others are not drawn while a run stagnates.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Kind:
     structural: bool = True
 
 
-MUTATIONS: dict[str, Kind] = {}
+MUTATIONS: dict[str, MutationKind] = {}
 
 
 def mutation(
@@ -52,50 +52,54 @@ def mutation(
     """Register a mutation: `m(e, site, rng)` on a site that `sites(program)` lists.
 
     Args:
-        weight: how often it is drawn, beside those of the others that can be made; `refine`, later in a run.
-        adds: it takes `block=`, the name of the part it adds.
-        structural: it changes the structure; False for one that is not drawn while a run gains nothing.
+        name: name of the mutation.
+        sites: lists the possible sites in a program.
+        weight: weight by which it is drawn among the possible mutations; `refine`: the same, later in a run.
+        adds: whether it takes `block=`, the name of the part it adds.
+        structural: whether it changes the structure; others are not drawn while a run stagnates.
     """
 
     def enter(function: M) -> M:
-        MUTATIONS[name] = Kind(name, sites, function, weight, weight if refine is None else refine, adds, structural)
+        MUTATIONS[name] = MutationKind(
+            name, sites, function, weight, weight if refine is None else refine, adds, structural
+        )
         return function
 
     return enter
 
 
 def parts(p: Program) -> set[str]:
-    """Names of the parts that mutations added."""
+    """The names of the parts that mutations added."""
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return {head for head in heads if head[0] == "b" and head[1:].isdigit()}
 
 
 CELLS = ("rnn", "gru", "lstm", "cfc")
-"""Kinds of recurrent cells; `cfc` reads the time from `elapsed`, if that is there. Nodes are `b<number>.<kind>....`."""
+"""Kinds of recurrent cells, with nodes `b<number>.<kind>....`; `cfc` reads times from the node `elapsed`, if any."""
 
 
 def in_cell(p: Program, node: NodeId) -> bool:
-    """Whether a node is a step of a cell, which has to stay like the other steps."""
+    """Whether a node belongs to one step of a cell; all steps must stay equal."""
     names = p.path(node).split(".")
     return len(names) > 2 and names[1] in CELLS and names[0] in parts(p)
 
 
 def free_part(p: Program) -> str:
-    """The name of a part that is not there yet."""
+    """The first unused name of a part."""
     return f"b{max((int(head[1:]) for head in parts(p)), default=0) + 1}"
 
 
-def where(p: Program, site: Site) -> str:
-    """A site, as text."""
+def site_name(p: Program, site: Site) -> str:
+    """The path of a site, or the name of an axis."""
     return site if isinstance(site, str) else p.path(site)
 
 
 def linears(p: Program) -> list[NodeId]:
-    """Linear layers whose weight nobody else reads."""
+    """The linear layers whose weight and bias have no other readers."""
     return [n for n in p.of_kind("linear") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]
 
 
 def over_time(p: Program) -> list[NodeId]:
-    """Linear layers that read sequences of a fixed size."""
+    """The linear layers that read sequences of a fixed size."""
     specs = {n: p.spec(p.operands(n)[0]) for n in linears(p)}
     return [n for n, spec in specs.items() if len(spec.shape) == 3 and not spec.symbolic]

@@ -1,4 +1,4 @@
-"""What a population is asked to do: data with a split, or episodes in an environment."""
+"""Tasks: data with a split, or episodes in an environment."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ TASKS: dict[str, Callable[..., Any]] = {
     "cartpole": cartpole,
     "double-pole": double_pole,
 }
-"""Tasks that need no argument, by the names that the command line has for them."""
+"""Tasks without arguments by their names on the command line."""
 
 
 def named(name: str) -> Any:
-    """A task by its name. Raises: TaskError listing the names."""
+    """Make a task by name. Raises: TaskError listing the names."""
     if name not in TASKS:
-        raise TaskError("no such task", got=name, expected=", ".join(TASKS))
+        raise TaskError("unknown task", got=name, expected=", ".join(TASKS))
     return TASKS[name]()
 
 

@@ -1,4 +1,4 @@
-"""Tasks on data: logic, points in a plane, small sets of scikit-learn, MNIST from files."""
+"""Tasks on data: logic, sequences, points in a plane, small data sets of scikit-learn, MNIST and CSV files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def xor() -> Task:
-    """Two bits, are they different? All four cases are train, valid and test.
+    """XOR of two bits; all four cases are training, validation and test.
 
-    Fitness is (4 - Σ|error|)²; solved are four answers on the right side of one half. Source: NEAT 2002, section 4.1.
+    Fitness is (4 - Σ|error|)²; four answers on the right side of one half solve it. Source: NEAT 2002, section 4.1.
     """
     x = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.float32)
     y = np.array([0.0, 1.0, 1.0, 0.0])
@@ -33,21 +33,21 @@ def xor() -> Task:
 
 
 def parity(bits: int = 8, seed: int = 0) -> Task:
-    """Bits one after another; is the number of ones so far odd? All strings, half of them to train on.
+    """Parity of a sequence of bits, one per step, over all strings of a length; half of them are for training.
 
-    The network sees one bit a step, so it has to remember: delay links. The metric is the answer at the last step.
+    The network needs memory, such as delay links. The metric is the accuracy at the last step.
     """
     if not 1 <= bits <= 12:
-        raise TaskError("parity of 1 to 12 bits", where="bits", got=bits)
+        raise TaskError("parity has 1 to 12 bits", where="bits", got=bits)
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
     y = np.cumsum(x, 1) % 2
     return Task(x[..., None], y[..., None], "bce", split=(0.5, 0.25, 0.25), target=1.0, name="parity", seed=seed)
 
 
 def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
-    """Readings of sin(t + phase) at irregular times: predict the next one from each and the pause until then.
+    """Predict the next sample of sin(t + phase) at irregular times from the present one and the time between.
 
-    Inputs [N, steps, 2] are the reading and the pause, from U(0.05, 1.55); the first four steps do not count.
+    Inputs [N, steps, 2] are the sample and the time until the next, from U(0.05, 1.55); the first 4 steps do not count.
     """
     rng = np.random.default_rng(seed)
     gap = rng.uniform(0.05, 1.55, (count, steps + 1))
@@ -58,12 +58,12 @@ def irregular_sine(count: int = 600, steps: int = 20, seed: int = 0) -> Task:
 
 
 def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
-    """Parity of random bits that arrive as runs: inputs [N, bits, 2] are the bit of a run and how long it lasts.
+    """Parity of random bits given as runs: inputs [N, bits, 2] are the bit of a run and its length.
 
-    The answer counts at the last run; a net that does not see how long a run lasts cannot know it.
+    The answer counts at the last run; it depends on the lengths.
     """
     if not 1 <= bits <= 64:
-        raise TaskError("runs of 1 to 64 bits", where="bits", got=bits)
+        raise TaskError("event_xor has 1 to 64 bits", where="bits", got=bits)
     rng = np.random.default_rng(seed)
     strings = rng.integers(0, 2, (count, bits))
     begins = np.c_[np.ones(count, bool), strings[:, 1:] != strings[:, :-1]]
@@ -76,7 +76,7 @@ def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
 
 
 def two_moons(count: int = 500, noise: float = 0.2, seed: int = 0) -> Task:
-    """Points of two half circles that interlock, with Gaussian noise."""
+    """Points of two interlocking half circles, with Gaussian noise."""
     rng = np.random.default_rng(seed)
     half = count // 2
     a, b = np.linspace(0, np.pi, half), np.linspace(0, np.pi, count - half)
@@ -95,22 +95,22 @@ def blobs(classes: int = 3, count: int = 150, seed: int = 0) -> Task:
 
 
 def iris(seed: int = 0) -> Task:
-    """Fisher's 150 flowers, four measures, three kinds; standardised. Needs the extra `evolve`."""
+    """Fisher's 150 flowers of three kinds with four measurements, standardised. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_iris")
     return Task(x, y, "cross_entropy", target=0.97, names=names, name="iris", seed=seed, scaled=True)
 
 
 def digits(seed: int = 0) -> Task:
-    """1797 digits of 8 x 8 pixels. Needs the extra `evolve`."""
+    """1797 images of digits, 8 x 8 pixels. Needs the extra `evolve`."""
     x, y, names = _sklearn("load_digits")
     return Task(x / 16.0, y, "cross_entropy", target=0.98, names=names, name="digits", seed=seed)
 
 
 def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
-    """MNIST, or any set with its four files, from IDX files that lie in a directory, gzipped or not.
+    """MNIST, or a data set with the same four files, from IDX files in a directory, gzipped or not.
 
-    The training file is split into train and valid, 5 to 1; the test file is the test.
-    Raises: data.CorruptIdx, TaskError naming the file that is missing.
+    The training file is split into training and validation, 5 to 1; the test file is the test.
+    Raises: data.CorruptIdx, TaskError naming a missing file.
     """
     from graphwright.data import read_idx
 
@@ -124,7 +124,7 @@ def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
     ):
         found = [p for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx")) if (p := folder / name).is_file()]
         if not found:
-            raise TaskError("a file of the set is missing", where=folder / stem, fix="download it there, .gz or not")
+            raise TaskError("a file of the data set is missing", where=folder / stem, fix="download it, .gz or not")
         arrays.append(read_idx(found[0])[:limit])
     x, y, tx, ty = arrays
     task = Task(_pixels(x), y, "cross_entropy", split=(0.75, 0.15, 0.1), target=0.98, name="mnist", seed=seed)
@@ -151,26 +151,26 @@ def _sklearn(loader: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     return data.data, data.target, tuple(map(str, data.feature_names))
 
 
-WORDS = 20  # different words of a column that become inputs
+WORDS = 20  # most different words of a column
 _LARGEST = float(np.finfo(np.float32).max)
 _NOTHING = ("", "na", "n/a", "nan", "null", "none", "?")
 
 
 def csv(path: StrPath, target: str, seed: int = 0) -> Task:
-    """The columns of a CSV with a header, by commas, semicolons or tabs: one is the target, the others are inputs.
+    """Read a CSV file with a header, separated by commas, semicolons or tabs: one target column, the others are inputs.
 
-    A column of numbers is one input, standardised by the training cases; a column of words one for each of its words,
-    1 where it stands. A target of words, or of at most 10 whole numbers, is a class; another one is a number to be
-    predicted, in standard deviations from its mean. `meaning` of the task says which class or number an output is.
-    Raises: TaskError naming the column, or line and column, that does not fit; UnreadableFile.
+    A column of numbers becomes one input, standardised by the training cases; a column of words becomes one input of 0
+    or 1 per word. A target of words, or of at most 10 different integers, is a class; other targets are numbers in
+    standard deviations from the mean. `meaning` of the task describes the outputs.
+    Raises: TaskError naming the invalid column, or line and column; UnreadableFile.
     """
     head, body = _cells(path)
     if target not in head:
-        raise TaskError("no such column", where=path, got=target, expected=", ".join(head))
+        raise TaskError("the file has no such column", where=path, got=target, expected=", ".join(head))
     columns = {name: _column(path, name, [(line, row[j]) for line, row in body]) for j, name in enumerate(head)}
     wanted = columns.pop(target)
     if not columns:
-        raise TaskError("there is nothing to predict from", where=path, got=target)
+        raise TaskError("the file has no column besides the target", where=path, got=target)
     kinds, classes = np.unique(wanted, return_inverse=True)
     if len(kinds) < 2:
         raise TaskError("the target is the same in all rows", where=f"{path}, column {target}", got=str(kinds[0]))
@@ -181,8 +181,8 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
             continue
         words = sorted(set(column.tolist()))
         if len(words) > WORDS:
-            raise TaskError("too many different words for inputs", where=f"{path}, column {name}", got=len(words),
-                            expected=f"at most {WORDS}", fix="take the column out, or write numbers")  # fmt: skip
+            raise TaskError("a column has too many different words", where=f"{path}, column {name}", got=len(words),
+                            expected=f"at most {WORDS}", fix="remove the column, or encode it as numbers")  # fmt: skip
         for word in words:
             names, inputs, scaled = [*names, f"{name}={word}"], [*inputs, column == word], [*scaled, False]
     x, stem = np.array(inputs, float).T, Path(path).stem
@@ -195,7 +195,7 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
 
 
 def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and every row that is not empty with the number of its line."""
+    """Read the header, and every row that is not empty with its line number."""
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
             first = file.readline()
@@ -203,40 +203,44 @@ def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
             reader = csv_format.reader(file, delimiter=max(",;\t", key=first.count))
             rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(map(str.strip, row))]
     except UnicodeDecodeError as error:
-        raise TaskError("not a text in UTF-8", where=path, got=str(error), fix="save it as UTF-8") from None
+        raise TaskError("the file is not UTF-8 text", where=path, got=str(error), fix="save it as UTF-8") from None
     except csv_format.Error as error:
-        raise TaskError("not a CSV", where=path, got=str(error)) from None
+        raise TaskError("the file is not a CSV", where=path, got=str(error)) from None
     except OSError as error:
-        raise UnreadableFile("cannot read this file", where=path, cause=error) from error
+        raise UnreadableFile("cannot read the file", where=path, cause=error) from error
     if len(rows) < 2:
-        raise TaskError("the file has no rows", where=path, expected="a line of names, then lines of values")
+        raise TaskError("the file has no rows", where=path, expected="a header line and lines of values")
     (_, head), body = rows[0], rows[1:]
     for k, name in enumerate(head):
         if not name or name in head[:k]:
-            raise TaskError("columns have names, each another", where=f"{path}, column {k + 1}", got=repr(name))
+            raise TaskError(
+                "a column has no name, or the name of another", where=f"{path}, column {k + 1}", got=repr(name)
+            )
     for line, row in body:
         if len(row) != len(head):
-            raise TaskError("a row of another length", where=f"{path}:{line}", expected=len(head), got=len(row))
+            raise TaskError(
+                "a row has another length than the header", where=f"{path}:{line}", expected=len(head), got=len(row)
+            )
     return head, body
 
 
 def _column(path: StrPath, name: str, cells: list[tuple[int, str]]) -> np.ndarray:
-    """Numbers, float64 [N], or words, [N]. Raises: TaskError for an empty cell, or a word among numbers."""
+    """Convert a column to numbers, float64 [N], or words, [N]. Raises: TaskError for empty cells, or mixed ones."""
     for line, cell in cells:
         if cell.lower() in _NOTHING:
             raise TaskError("a value is missing", where=f"{path}:{line}, column {name}", got=repr(cell),
-                            fix="fill it in, or take the row out")  # fmt: skip
+                            fix="fill it in, or remove the row")  # fmt: skip
     numbers = [_number(cell) for _, cell in cells]
     odd = [(line, cell) for (line, cell), value in zip(cells, numbers, strict=True) if value is None]
     if not odd:
         return np.array(numbers, float)
-    if 2 * len(odd) < len(cells):  # a slip, not a column of words
-        raise TaskError("not a number", where=f"{path}:{odd[0][0]}, column {name}", got=odd[0][1])
+    if 2 * len(odd) < len(cells):  # a typing error, not a column of words
+        raise TaskError("a cell is not a number", where=f"{path}:{odd[0][0]}, column {name}", got=odd[0][1])
     return np.array([cell for _, cell in cells])
 
 
 def _number(text: str) -> float | None:
-    """The number that a text is, or None if it is none that float32 holds."""
+    """Parse a number that float32 can hold, else None."""
     try:
         value = float(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Tasks in environments: all individuals in all their episodes step together.
+"""Tasks in environments: all genomes step together through all their episodes.
 
-Fitness is the mean return over starts that change every generation. Who reaches the target with them is tried on 100
-starts of its own, and only taken for a solution if it is beyond the target by more than chance; the test is 100 more.
+Fitness is the mean return over starts that change every generation. A genome that reaches the target is confirmed on
+100 other starts, and is a solution only if it exceeds the target by more than chance. The test uses 100 more starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FITNESS, _CONFIRM, _TEST = 3, 4, 5  # purposes of random streams
 
 
 class Environment(Protocol):
-    """Many episodes at once; arrays have any leading shape. `state` is all that steps change, so that a run resumes."""
+    """An environment with many parallel episodes; arrays have any leading shape. Steps change nothing but `state`."""
 
     inputs: int
     outputs: int
@@ -32,11 +32,11 @@ class Environment(Protocol):
     state: np.ndarray
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Starts of `shape` episodes; returns observations [..., inputs]."""
+        """Start episodes of a shape; return observations [..., inputs]."""
         ...
 
     def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step by the networks' answers [..., outputs]: observations, rewards [...], who ended [...]."""
+        """Step with the networks' answers [..., outputs]; return observations, rewards [...] and ended [...]."""
         ...
 
 
@@ -44,9 +44,10 @@ class Episodes:
     """A task in an environment.
 
     Args:
-        environment: makes one.
-        episodes: per genome and generation; target: mean return that solves it.
-        fixed: the same starts in each generation.
+        environment: the environment; name: name of the task.
+        episodes: number of episodes per genome and generation.
+        target: mean return that solves the task.
+        names: names of the inputs.
     """
 
     loss, split, sequence, lesson = "mse", "episodes", False, None
@@ -60,23 +61,23 @@ class Episodes:
         self.metric, self.test_reads = "return", 0
 
     def hash(self) -> str:
-        """Of everything that decides a score; where episodes stand now does not."""
+        """Hash everything that determines scores; the present state of episodes does not."""
         rules = {name: value for name, value in vars(self.environment).items() if name != "state"}
         return blake2b_128(f"{self.name} {self.episodes} {self.target} {rules!r}".encode())
 
     def score(self, population: Population) -> Scores:
-        """Mean return over this generation's starts, the same for all genomes."""
+        """Compute the mean return over the starts of this generation, which are the same for all genomes."""
         returns, steps, seconds = self.play(population, self.episodes, (_FITNESS, population.generation))
         mean = returns.mean(1)
         return Scores(mean, mean, steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
-        """Whether a population of one reaches the target on 100 starts of its own, less two standard errors."""
+        """Accept a population of one if its mean return on 100 starts is two standard errors above the target."""
         returns, steps, seconds = self.play(population, 100, (_CONFIRM, population.generation))
         return Trial(bool(returns.mean() - 2 * returns.std(ddof=1) / 10 >= self.target), steps, seconds)
 
     def test(self, population: Population, episodes: int = 100) -> float:
-        """Mean return of a population of one on unseen starts; counts its calls."""
+        """Compute the mean return of a population of one on unseen starts, and count the calls."""
         self.test_reads += 1
         returns, _, _ = self.play(population, episodes, (_TEST, 0))
         return float(returns.mean())
@@ -84,7 +85,7 @@ class Episodes:
     def play(
         self, population: Population, episodes: int, purpose: tuple[int, int], limit: int | None = None
     ) -> tuple[np.ndarray, int, float]:
-        """Returns float64 [G, episodes], steps made in all, and seconds spent in the environment."""
+        """Play episodes: returns float64 [G, episodes], number of steps, and seconds in the environment."""
         rng = np.random.Generator(np.random.Philox(key=[population.seed, (purpose[0] << 32) | purpose[1]]))
         count, began = len(population), perf_counter()
         start = self.environment.reset(rng, (episodes,))
@@ -105,13 +106,13 @@ class Episodes:
         return returns, steps, seconds
 
     def _spread(self, start: Any, count: int) -> np.ndarray:
-        """The same starts for all genomes."""
+        """Copy the starts for all genomes."""
         self.environment.state = np.repeat(self.environment.state[None], count, 0)
         return np.repeat(start[None], count, 0)
 
 
 class Gymnasium:
-    """Instances of one environment; a discrete action is the largest answer (of one answer: above one half)."""
+    """Instances of a gymnasium environment. A discrete action is the largest answer (one answer: above one half)."""
 
     def __init__(self, name: str) -> None:
         try:
@@ -122,11 +123,11 @@ class Gymnasium:
         try:
             probe: Any = self._make()
         except Exception as error:  # an unknown name, an old version, a package that this environment needs
-            raise TaskError("gymnasium does not make this environment", where=name,
+            raise TaskError("gymnasium cannot make this environment", where=name,
                             got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         space = probe.action_space
         if len(probe.observation_space.shape) != 1:
-            raise TaskError("observations must be vectors", where=name, got=probe.observation_space)
+            raise TaskError("observations of the environment are not vectors", where=name, got=probe.observation_space)
         self.discrete = hasattr(space, "n")
         self.inputs = int(probe.observation_space.shape[0])
         self.outputs = int(space.n) if self.discrete else int(np.prod(space.shape))
@@ -144,7 +145,7 @@ class Gymnasium:
         return self
 
     def begin(self, seeds: np.ndarray, genomes: int) -> np.ndarray:
-        """Observations [genomes, episodes, inputs] of episodes that start by their seeds."""
+        """Start episodes by their seeds; return observations [genomes, episodes, inputs]."""
         while len(self._pool) < genomes * len(seeds):
             self._pool.append(self._make())
         self.ended = np.zeros((genomes, len(seeds)), bool)
@@ -155,7 +156,7 @@ class Gymnasium:
         return self.seen
 
     def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One step of all that have not ended."""
+        """Step all episodes that have not ended."""
         reward = np.zeros(self.ended.shape)
         for g, k in np.argwhere(~self.ended):
             answer = answers[g, k]
@@ -171,7 +172,7 @@ class Gymnasium:
         return self.seen, reward, self.ended.copy()
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Seeds of the episodes; `begin` starts them."""
+        """Draw the seeds of the episodes; `begin` starts them."""
         self.state = rng.integers(0, 2**31, shape)
         return self.state
 
@@ -180,8 +181,6 @@ class _Gym(Episodes):
     environment: Gymnasium
 
     def hash(self) -> str:
-        from graphwright.files import blake2b_128
-
         return blake2b_128(f"{self.environment!r} {self.episodes} {self.target}".encode())
 
     def _spread(self, start: Any, count: int) -> np.ndarray:
@@ -189,10 +188,14 @@ class _Gym(Episodes):
 
 
 def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
-    """An environment of gymnasium with vectors to see; actions are discrete, or boxes that answers in (0, 1) span.
+    """Make a task from a gymnasium environment with vector observations.
+
+    Actions are discrete, or boxes onto which answers in (0, 1) are mapped.
 
     Args:
-        target: mean return that solves it; by default the one that gymnasium registers.
+        name: name of the environment.
+        target: mean return that solves it; by default the threshold that gymnasium registers.
+        episodes: number of episodes per genome and generation.
     Raises: MissingExtra if gymnasium is not installed, TaskError for other observations and unknown names.
     """
     environment = Gymnasium(name)

@@ -1,4 +1,4 @@
-"""What answers are compared with: one head, or several by name, each with its loss, weight and metric."""
+"""Heads of a task: the targets of one output group, with loss, weight and metric."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ LOSSES = ("mse", "bce", "cross_entropy")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """One of several things to predict.
+    """One of several targets of a task.
 
     Attributes:
-        targets: [N] or [N, outputs] or [N, T, outputs]; whole numbers 0, 1, ... for cross entropy.
-        loss: "mse", "bce" or "cross_entropy"; weight: its share of the task's loss.
-        metric: "accuracy" or "r2"; by the loss if it is None.
+        targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy.
+        loss: "mse", "bce" or "cross_entropy"; weight: weight in the loss of the task.
+        metric: "accuracy" or "r2"; None chooses by the loss.
     """
 
     targets: Any
@@ -30,11 +30,11 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """A head by its place among the outputs.
+class HeadSpec:
+    """A head as a range of outputs.
 
     Attributes:
-        name, loss, metric, weight: see `Head`; start, stop: its outputs.
+        name, loss, metric, weight: see `Head`; start, stop: its range of outputs.
     """
 
     name: str
@@ -45,24 +45,27 @@ class Measured:
     stop: int
 
     @staticmethod
-    def of(name: str, head: Head, start: int, width: int) -> Measured:
-        """Checked. Raises: TaskError."""
+    def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
+        """Check a head and assign its outputs. Raises: TaskError."""
         if head.loss not in LOSSES:
-            raise TaskError("no such loss", where=name, expected=", ".join(LOSSES), got=head.loss)
+            raise TaskError("unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
         metric = head.metric or ("r2" if head.loss == "mse" else "accuracy")
         if metric not in METRICS:
-            raise TaskError("no such metric", where=name, expected=", ".join(METRICS), got=metric)
+            raise TaskError("unknown metric", where=name, expected=", ".join(METRICS), got=metric)
         if not (np.isfinite(head.weight) and head.weight > 0):
-            raise TaskError("a head counts something", where=name, expected="a weight above 0", got=head.weight)
-        return Measured(name, head.loss, metric, float(head.weight), start, start + width)
+            raise TaskError("the weight of a head must be above 0", where=name, got=head.weight)
+        return HeadSpec(name, head.loss, metric, float(head.weight), start, start + width)
 
     @property
     def outputs(self) -> slice:
-        """Its outputs."""
+        """The outputs of the head."""
         return slice(self.start, self.stop)
 
     def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
-        """Loss of answers [G, N, T, outputs] of all heads; `share` [N, T] sums to 1. Float64 [G], without weight."""
+        """Compute the unweighted loss from the answers [G, N, T, outputs] of all heads, float64 [G].
+
+        `share` [N, T] are weights of steps that sum to 1.
+        """
         y, wanted = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64)
         if self.loss == "mse":
             each = ((y - wanted) ** 2).mean(-1)
@@ -77,7 +80,7 @@ class Measured:
         return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
 
     def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
-        """The metric of last answers [G, N, outputs] of all heads; float64 [G]."""
+        """Compute the metric from the last answers [G, N, outputs] of all heads; float64 [G]."""
         if self.stop - self.start < final.shape[-1]:
             final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
         if self.metric == "r2":
@@ -92,7 +95,7 @@ class Measured:
 
 
 def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
-    """Softmax over the last axis for cross entropy, else σ of each."""
+    """Softmax over the last axis for cross entropy, else σ(x), elementwise."""
     if loss == "cross_entropy":
         grown = np.exp(logits - logits.max(-1, keepdims=True))
         return grown / grown.sum(-1, keepdims=True)

@@ -21,11 +21,11 @@ X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * np.pi / 360
 
 
 class CartPole:
-    """State [..., 4]: x, its speed, the angle, its speed. An answer above one half (or 0 for tanh) pushes right.
+    """CartPole with state [..., 4]: position, speed, angle, angular speed. Larger answers push to the right.
 
     Args:
-        limit: steps after which an episode is cut off.
-        middle: answer that divides left from right.
+        limit: number of steps of an episode.
+        middle: answer above which the push is to the right: 0.5, or 0 for tanh.
     """
 
     inputs, outputs = 4, 1
@@ -38,12 +38,12 @@ class CartPole:
         return f"CartPole({self.limit}, {self.middle})"
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """States from U(-0.05, 0.05)."""
+        """Draw states from U(-0.05, 0.05)."""
         self.state = rng.uniform(-0.05, 0.05, (*shape, 4))
         return self.state
 
     def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Reward 1 a step, the last one included."""
+        """Step by 0.02 s, with reward 1 for each step including the last one."""
         x, dx, angle, spin = np.moveaxis(self.state, -1, 0)
         force = np.where(answers[..., 0] > self.middle, FORCE, -FORCE)
         cos, sin = np.cos(angle), np.sin(angle)
@@ -56,7 +56,7 @@ class CartPole:
 
 
 def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
-    """Balance a pole on a cart: solved at a mean of 475 of 500 steps."""
+    """Balance a pole on a cart; a mean of 475 of 500 steps solves it."""
     names = ("position", "speed", "angle", "spin")
     return Episodes(CartPole(limit), "cartpole", episodes, 475.0, names)
 
@@ -65,7 +65,7 @@ SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])
 
 
 class DoublePole:
-    """State [..., 6]: x and its speed, then angle and spin of the long and of the short pole; answers lie in (0, 1)."""
+    """State [..., 6]: position and speed, then angle and angular speed of the long and the short pole; answers 0..1."""
 
     inputs, outputs = 6, 1
 
@@ -77,13 +77,13 @@ class DoublePole:
         return f"DoublePole({self.limit}, {self.friction})"
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """At rest, the long pole 0.07 rad off."""
+        """Start at rest with the long pole at 0.07 rad."""
         self.state = np.zeros((*shape, 6))
         self.state[..., 2] = 0.07
         return self.state / SCALE
 
     def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """One answer holds for two steps of 0.01 s; reward 1."""
+        """Step twice by 0.01 s with one answer, with reward 1."""
         from graphwright.array.population.poles import act
 
         shape = self.state.shape[:-1]
@@ -94,20 +94,20 @@ class DoublePole:
 
 
 class _Balance(Episodes):
-    """One fixed start; a champion has to hold for 100 000 steps."""
+    """One fixed start; a solution balances for 100 000 steps."""
 
     def confirm(self, population: Population) -> Trial:
-        """Whether a population of one balances for 100 000 steps."""
+        """Accept a population of one that balances for 100 000 steps."""
         returns, steps, seconds = self.play(population, 1, (0, 0), limit=100_000)
         return Trial(bool(returns[0, 0] >= 100_000), steps, seconds)
 
     def test(self, population: Population, episodes: int = 1) -> float:
-        """Steps of a population of one, up to 100 000; counts its calls."""
+        """Count the steps of a population of one, up to 100 000, and count the calls."""
         self.test_reads += 1
         return float(self.play(population, 1, (0, 0), limit=100_000)[0].mean())
 
 
 def double_pole() -> Episodes:
-    """Balance two poles with velocities in sight: fitness up to 1000 steps, a champion does 100 000."""
+    """Balance two poles, with speeds as inputs: fitness counts up to 1000 steps, a solution makes 100 000."""
     names = ("position", "speed", "angle 1", "spin 1", "angle 2", "spin 2")
     return _Balance(DoublePole(), "double-pole", 1, 1000.0, names)

@@ -1,7 +1,7 @@
-"""A task on data: inputs, targets, a split in three, and what counts as good; and the population that tasks score.
+"""A task on data: inputs, targets, a split in three, losses and metrics; and the population that tasks score.
 
-Training reads `train`, fitness `valid`, and `test` is read by `Result.test` alone. Scores of a genome do not depend on
-who else is in the population: each is a sum over one contiguous row.
+Training reads the split `train`, fitness reads `valid`, and only `Result.test` reads `test`. The scores of a genome do
+not depend on the rest of the population: each is a sum over one contiguous row.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Any, Literal
 import numpy as np
 
 from graphwright.evolve.errors import TaskError
-from graphwright.evolve.tasks.heads import Head, Measured, probabilities
+from graphwright.evolve.tasks.heads import Head, HeadSpec, probabilities
 from graphwright.files import blake2b_128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Population:
-    """What a task sees of a generation.
+    """The genomes of a generation, as a task sees them.
 
     Attributes:
-        genes, table: of `array.population`; outputs: of each genome.
-        logits: outputs are logits, not probabilities.
-        seed, generation: of the run; noisy tasks draw by them.
-        threads: of native calls.
-        program: a genome as a program, by its place.
+        genes, table: see `array.population`; outputs: number of outputs of each genome.
+        logits: whether outputs are logits, not probabilities.
+        seed, generation: of the run; noisy tasks derive their random numbers from them.
+        threads: threads of native calls.
+        program: builds the program of a genome, given its index.
     """
 
     genes: Any
@@ -46,13 +46,13 @@ class Population:
         return len(self.genes.node_off) - 1
 
     def answers(self, cases: Any) -> np.ndarray:
-        """Float32 [G, N, T, outputs] for `Cases`."""
+        """Run all genomes on `Cases`: float32 [G, N, T, outputs]."""
         from graphwright.array.population.runner import outputs
 
         return np.ascontiguousarray(outputs(self.table, self.genes, cases, self.threads))
 
     def session(self, episodes: int, inputs: int) -> Any:
-        """Genomes in environments, step by step."""
+        """Start genomes that run step by step in environments."""
         from graphwright.array.population.runner import Session
 
         return Session(self.table, self.genes, episodes, inputs, self.threads)
@@ -60,13 +60,14 @@ class Population:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """What a task says of a generation.
+    """The scores of a generation.
 
     Attributes:
-        fitness: float64 [G]; NaN for a genome that failed. metric: float64 [G], what targets are set in.
+        fitness: float64 [G]; NaN for a failed genome.
+        metric: float64 [G]; the number that targets refer to.
         passes: cases (of one step each) that were run forwards.
-        seconds: spent in the environment, not in networks.
-        failures: place -> what went wrong.
+        seconds: time in the environment, not in networks.
+        failures: index of a genome -> its error.
     """
 
     fitness: np.ndarray
@@ -78,7 +79,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Whether a genome that reached the target is taken for a solution, and what it cost to find out; see `Scores`."""
+    """Whether a genome that reached the target is accepted as a solution, and the cost of the test; see `Scores`."""
 
     passed: bool
     passes: int = 0
@@ -86,49 +87,53 @@ class Trial:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One part of the data: inputs [N, T, inputs], targets [N, T, outputs], which steps count [N, T], the last [N]."""
+class DataSplit:
+    """Cases: inputs [N, T, inputs], targets [N, T, outputs], weights of steps [N, T], index of the last step [N]."""
 
     x: np.ndarray
     y: np.ndarray
     counts: np.ndarray
     last: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Part:
-        """Some cases."""
-        return Part(self.x[rows], self.y[rows], self.counts[rows], self.last[rows])
+    def take(self, rows: np.ndarray) -> DataSplit:
+        """Select cases."""
+        return DataSplit(self.x[rows], self.y[rows], self.counts[rows], self.last[rows])
 
     def final(self, answers: np.ndarray) -> np.ndarray:
-        """Answers [G, N, T, outputs] at the last step of each case, float64 [G, N, outputs]."""
+        """Select the answers [G, N, T, outputs] at the last step of each case: float64 [G, N, outputs]."""
         one = answers.shape[2] == 1
         last = answers[:, :, 0] if one else answers[:, np.arange(len(self.x)), self.last]
         return last.astype(np.float64, order="C")
 
     @cached_property
     def right(self) -> np.ndarray:
-        """Targets at the last step, float64 [N, outputs]."""
+        """The targets at the last step, float64 [N, outputs]."""
         return self.y[np.arange(len(self.x)), self.last].astype(np.float64)
 
 
 class Task:
-    """Inputs to targets.
+    """A supervised task: inputs, targets and a split into training, validation and test cases.
 
     Args:
         inputs: [N, inputs], or [N, T, inputs] for sequences.
-        targets: [N] or [N, outputs] or [N, T, outputs]; whole numbers 0, 1, ... for cross entropy. Or several `Head`
-            by name: the loss is then their weighted sum, and the metric that of the worst.
-        loss: "mse", "bce" (binary cross entropy) or "cross_entropy"; training lowers it.
-        metric: "accuracy" or "r2"; targets are set in it, and it is read at the last step of a sequence.
-        fitness: of one genome as a Program: fn(program) -> float. Slow, and free.
-        fitness_batch: of a generation: fn(answers [G, N, outputs]) -> [G], on the validation cases. By default minus
-            the loss on them.
-        split: shares of train, valid and test, stratified by class; or "same": all cases are all three.
-        target: of the metric; lengths: [N], steps of each sequence; seed: of the split.
-        skip: steps at the beginning of a sequence that do not count.
-        runs: a noisy fitness is the mean of so many calls; in each, what is drawn by `graphwright` has a fixed key.
-        meaning: of the outputs, for who reads a champion: a class by its place, or the mean and spread of a number.
-        scaled: inputs less their mean, over their standard deviation, both of the training cases; bool [inputs] says
-            which. `scale` is what was taken off and divided by, float32 [2, inputs].
+        targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy. Or several `Head` by
+            name: the loss is then their weighted sum, and the metric is that of the worst head.
+        loss: "mse", "bce" (binary cross entropy) or "cross_entropy"; training minimises it.
+        metric: "accuracy" or "r2", computed at the last step of a sequence; targets refer to it.
+        fitness: fitness of one genome, given as a Program: fn(program) -> float. Flexible but slow.
+        fitness_batch: fitness of a generation on the validation cases: fn(answers [G, N, outputs]) -> [G]. By default
+            minus the loss.
+        split: shares of training, validation and test, stratified by class; or "same" for all cases in all three.
+        target: target of the metric.
+        lengths: number of steps of each sequence, [N].
+        skip: number of steps at the beginning of a sequence that do not count.
+        runs: average a noisy fitness over so many calls; each call has a fixed key for the random ops of `graphwright`.
+        scaled: standardise inputs by mean and standard deviation of the training cases; bool [inputs] chooses some.
+            The attribute `scale`, float32 [2, inputs], has the numbers.
+        names: names of the inputs.
+        meaning: meaning of the outputs for the reader of a champion: classes by index, or mean and spread of a number.
+        name: name of the task.
+        seed: seed of the split.
     Raises: TaskError.
     """
 
@@ -156,13 +161,13 @@ class Task:
         several = isinstance(targets, Mapping)
         given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
         if not given or not all(isinstance(h, Head) for h in given.values()):
-            raise TaskError("several targets are heads by name", where=name, got=list(given))
+            raise TaskError("several targets must be Head objects by name", where=name, got=list(given))
         heads, parts, width, x = [], [], 0, np.zeros((0, 1, 0), np.float32)
         for key, head in given.items():
             where = f"{name}, head {key}" if several else name
-            Measured.of(where, head, 0, 0)
+            HeadSpec.of(where, head, 0, 0)
             x, y, classes = _arrays(inputs, head.targets, head.loss, where)
-            heads.append(Measured.of(where if several else name, head, width, y.shape[2]))
+            heads.append(HeadSpec.of(where if several else name, head, width, y.shape[2]))
             parts.append((y, classes, np.ndim(head.targets) < 3))
             width += y.shape[2]
         self.heads = dict(zip(given, heads, strict=True))
@@ -175,24 +180,27 @@ class Task:
         self.inputs, self.outputs = x.shape[2], width
         self.names = tuple(names) or tuple(f"x{i}" for i in range(self.inputs))
         if len(self.names) != self.inputs or np.ndim(scaled) > 1 or np.size(scaled) not in (1, self.inputs):
-            raise TaskError("a name for each input, and `scaled` for all or each", where=name, expected=self.inputs,
+            raise TaskError("`names` or `scaled` do not match the inputs", where=name, expected=self.inputs,
                             got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
         if type(runs) is not int or runs < 1:
-            raise TaskError("a fitness is the mean of 1, 2, ... calls", where=name, got=repr(runs))
+            raise TaskError("runs must be a whole number >= 1", where=name, got=repr(runs))
         self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
         if steps.shape != (len(x),) or (len(x) and (steps.min() < 1 or steps.max() > x.shape[1])):
             raise TaskError(
-                "lengths do not fit", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}", got=steps.shape
+                "`lengths` do not match the sequences",
+                where=name,
+                expected=f"[{len(x)}] of 1 to {x.shape[1]}",
+                got=steps.shape,
             )
         if not 0 <= skip < steps.min(initial=x.shape[1]):
             raise TaskError(
-                "a step of each sequence counts", where=name, expected=f"skip below {steps.min()}", got=skip
+                "skip leaves no step of the shortest sequence", where=name, expected=f"below {steps.min()}", got=skip
             )
         counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
-        if all(part[2] for part in parts):  # one target for a sequence: at its end
+        if all(part[2] for part in parts):  # one target per sequence, at its end
             counts = np.arange(x.shape[1]) == steps[:, None] - 1
-        whole = Part(x, y, counts.astype(np.float32), steps - 1)
+        whole = DataSplit(x, y, counts.astype(np.float32), steps - 1)
         if split == "same":
             self.train = self.valid = self._test = whole
         else:
@@ -203,14 +211,15 @@ class Task:
         self.scale = _scale(self.train.x, np.broadcast_to(np.asarray(scaled, bool), self.inputs))
         if np.any(scaled):
             self.train, self.valid, self._test = (
-                replace(part, x=self._finite(self.seen(part.x))) for part in (self.train, self.valid, self._test)
+                replace(part, x=self._finite(self.network_inputs(part.x)))
+                for part in (self.train, self.valid, self._test)
             )
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
 
     @property
     def steps(self) -> int:
-        """Steps of a case."""
+        """The number of steps of a case."""
         return self.train.x.shape[1]
 
     @property
@@ -218,34 +227,34 @@ class Task:
         """Whether cases have several steps."""
         return self.steps > 1
 
-    def head(self, name: str) -> Measured:
-        """A head by its name. Raises: TaskError listing the names."""
+    def head(self, name: str) -> HeadSpec:
+        """Return a head by name. Raises: TaskError listing the names."""
         if name not in self.heads:
-            raise TaskError("no such head", where=self.name, expected=", ".join(self.heads), got=name)
+            raise TaskError("the task has no such head", where=self.name, expected=", ".join(self.heads), got=name)
         return self.heads[name]
 
-    def seen(self, x: Any) -> np.ndarray:
-        """Inputs in the units of the task [..., inputs] as networks see them: scaled where the task is; float32.
+    def network_inputs(self, x: Any) -> np.ndarray:
+        """Convert inputs in the units of the task [..., inputs] to those of networks: scaled if the task is; float32.
 
         Raises: TaskError for another number of inputs.
         """
         values = np.asarray(x, np.float32)
         if values.ndim < 2 or values.shape[-1] != self.inputs:
-            raise TaskError("inputs that do not fit", where=self.name, expected=f"cases of {self.inputs} inputs",
+            raise TaskError("inputs have the wrong shape", where=self.name, expected=f"cases of {self.inputs} inputs",
                             got=values.shape)  # fmt: skip
         with np.errstate(over="ignore"):
             return (values - self.scale[0]) / self.scale[1]
 
     def _finite(self, x: np.ndarray) -> np.ndarray:
-        """Raises: TaskError for inputs that scaling made infinite."""
+        """Check scaled inputs. Raises: TaskError for infinite ones."""
         odd = ~np.isfinite(x).all((0, 1))
         if odd.any():
-            raise TaskError("a value so far from those to train on that it is beyond float32 once scaled",
-                            where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="take the case out")  # fmt: skip
+            raise TaskError("a scaled input exceeds float32, since it is far from all training cases",
+                            where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="remove the case")  # fmt: skip
         return x
 
-    def told(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
-        """What a network's answers [..., outputs] say, of one head or of all: probabilities where they are logits."""
+    def predictions(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
+        """Convert answers [..., outputs] to predictions of one head or all: logits become probabilities."""
         if logits:
             answers = answers.copy()
             for each in self.heads.values():
@@ -254,7 +263,7 @@ class Task:
         return answers if head is None else answers[..., self.head(head).outputs]
 
     def hash(self) -> str:
-        """Of everything that decides a score, but functions."""
+        """Hash everything that determines scores, except functions."""
         parts = (self.train, self.valid, self._test)
         data = b"".join(np.ascontiguousarray(a).tobytes() for p in parts for a in (p.x, p.y, p.counts, p.last))
         facts = f"{self.name} {self.heads} {self.split} {self.target} {self.inputs} {self.outputs}"
@@ -262,7 +271,7 @@ class Task:
         return blake2b_128(facts.encode() + data)
 
     def lesson(self) -> Any:
-        """The training cases as native training takes them."""
+        """The training cases in the form that native training takes."""
         from graphwright.array.population.runner import Lesson
 
         if "lesson" not in self._cases:
@@ -271,19 +280,19 @@ class Task:
         return self._cases["lesson"]
 
     def score(self, population: Population) -> Scores:
-        """Fitness and metric on the validation cases."""
+        """Compute fitness and metric on the validation cases."""
         return self._score(population, "valid", self.valid)
 
     def confirm(self, population: Population) -> Trial:
-        """Whether a population of one that reached the target is taken for a solution: on data always."""
+        """Accept a population of one that reached the target as a solution: on data always."""
         return Trial(True)
 
     def test(self, population: Population) -> float:
-        """The metric of a population of one on the test cases; counts its calls."""
+        """Compute the metric of a population of one on the test cases, and count the calls."""
         self.test_reads += 1
         return float(self._score(population, "test", self._test).metric[0])
 
-    def _score(self, population: Population, name: str, part: Part) -> Scores:
+    def _score(self, population: Population, name: str, part: DataSplit) -> Scores:
         from graphwright.array.population.runner import Cases
 
         if name not in self._cases:
@@ -299,20 +308,22 @@ class Task:
             for g in range(len(population)):
                 try:
                     fitness[g] = _number(self._mean(self.fitness, population.program(g)))
-                except Exception as error:  # a candidate that crashes is a result, not the end of the run
-                    failures[g] = _said(error)
+                except Exception as error:  # a candidate that crashes does not end the run
+                    failures[g] = _error_text(error)
         elif self.fitness_batch is not None:
             try:
-                fitness = np.array(self._mean(self.fitness_batch, self.told(final, population.logits)), np.float64)
+                fitness = np.array(
+                    self._mean(self.fitness_batch, self.predictions(final, population.logits)), np.float64
+                )
             except Exception as error:
-                failures = dict.fromkeys(range(len(population)), _said(error))
+                failures = dict.fromkeys(range(len(population)), _error_text(error))
             if fitness.shape != (len(population),):
-                raise TaskError("fitness_batch gives one number per genome", where=self.name,
+                raise TaskError("fitness_batch must return one number per genome", where=self.name,
                                 expected=(len(population),), got=fitness.shape)  # fmt: skip
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
     def _mean(self, fitness: Callable[[Any], Any], given: Any) -> Any:
-        """What a fitness of the user's says, on average over `runs`."""
+        """Average a user's fitness function over `runs` calls."""
         if self.runs == 1:
             return fitness(given)
         from graphwright.autograd import fork_rng
@@ -324,57 +335,57 @@ class Task:
         return total / self.runs
 
     def _losses(self) -> list[tuple[str, int, int, float]]:
-        """Of each head, as native training takes them."""
+        """The losses of all heads in the form that native training takes."""
         return [(h.loss, h.start, h.stop, h.weight) for h in self.heads.values()]
 
-    def _loss(self, answers: np.ndarray, part: Part, logits: bool) -> np.ndarray:
-        """Loss of answers [G, N, T, outputs] over the steps that count; float64 [G]."""
+    def _loss(self, answers: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
+        """Compute the loss of answers [G, N, T, outputs] over the steps that count; float64 [G]."""
         loss, y, share = np.zeros(len(answers)), answers.astype(np.float64), part.counts / part.counts.sum()
         for head in self.heads.values():
             loss += head.weight * head.cost(y, part.y, share, logits)
         return loss
 
-    def _metric(self, final: np.ndarray, part: Part, logits: bool) -> np.ndarray:
-        """The metric of last answers [G, N, outputs], float64 [G]; of several heads the worst."""
+    def _metric(self, final: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
+        """Compute the metric of last answers [G, N, outputs], float64 [G]; the worst of several heads."""
         measured = [head.measure(final, part.right, logits) for head in self.heads.values()]
         return measured[0] if len(measured) == 1 else np.min(measured, axis=0)
 
-    def measures(self, answers: np.ndarray, part: Part, logits: bool) -> dict[str, float]:
-        """The metric of each head, of one network's answers [N, T, outputs]."""
+    def measures(self, answers: np.ndarray, part: DataSplit, logits: bool) -> dict[str, float]:
+        """Compute the metric of each head for one network's answers [N, T, outputs]."""
         final = part.final(answers[None])
         return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
 
 
 def _options(name: str, fitness: Any, fitness_batch: Any, target: Any, seed: Any) -> None:
-    """Raises: TaskError for options that no data can be used with."""
+    """Check options that do not depend on data. Raises: TaskError."""
     for value in (fitness, fitness_batch):
         if value is not None and not callable(value):
-            raise TaskError("a fitness is a function", where=name, got=repr(value)[:80])
+            raise TaskError("fitness must be a function", where=name, got=repr(value)[:80])
     if fitness is not None and fitness_batch is not None:
-        raise TaskError("one fitness, of a program or of a generation's answers", where=name, got="both")
+        raise TaskError("fitness and fitness_batch are both given", where=name, fix="give one of them")
     if target is not None and not isinstance(target, Real):
-        raise TaskError("a target is a number", where=name, got=repr(target)[:80])
+        raise TaskError("target must be a number", where=name, got=repr(target)[:80])
     if not isinstance(seed, Integral) or seed < 0:
-        raise TaskError("a seed is a whole number from 0 on", where=name, got=repr(seed)[:80])
+        raise TaskError("seed must be a whole number >= 0", where=name, got=repr(seed)[:80])
 
 
 def _number(value: Any) -> float:
-    """What a fitness of the user's gave, as a number. Raises: TypeError."""
+    """Convert the result of a user's fitness function to a number. Raises: TypeError."""
     try:
         return float(value if isinstance(value, Real) else value.item())
     except (AttributeError, TypeError, ValueError):
-        raise TypeError(f"a fitness is a number, got {value!r:.80}") from None
+        raise TypeError(f"fitness must return a number, got {value!r:.80}") from None
 
 
-def _said(error: Exception) -> str:
-    """What was raised, and in which line: of the function that was called, and the last one."""
+def _error_text(error: Exception) -> str:
+    """Describe an exception with the line of the called function and the line that raised."""
     frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__) if f.filename != __file__]
-    places = dict.fromkeys([*frames[:1], *frames[-1:]])
-    return f"{type(error).__name__}: {error}" + (f", at {', '.join(places)}" if places else "")
+    lines = dict.fromkeys([*frames[:1], *frames[-1:]])
+    return f"{type(error).__name__}: {error}" + (f", at {', '.join(lines)}" if lines else "")
 
 
 def _scale(x: np.ndarray, which: np.ndarray) -> np.ndarray:
-    """What is taken off and divided by, float32 [2, inputs]: mean and standard deviation, 1 where nothing varies."""
+    """Compute mean and standard deviation of inputs, float32 [2, inputs]; the latter is 1 for constant inputs."""
     columns = x.reshape(-1, x.shape[-1])
     with np.errstate(over="ignore"):
         mean, spread = x.mean((0, 1)), x.std((0, 1))
@@ -386,59 +397,67 @@ def _scale(x: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Inputs [N, T, inputs], targets [N, T, outputs], and a class per case. Raises: TaskError."""
+    """Convert data to inputs [N, T, inputs], targets [N, T, outputs], and a class per case. Raises: TaskError."""
     try:
-        with np.errstate(over="ignore"):  # beyond float32 is infinite, which is refused below
+        with np.errstate(over="ignore"):  # overflow gives infinity, which is refused below
             x, y = np.asarray(inputs).astype(np.float32, casting="same_kind"), np.asarray(targets)
     except (TypeError, ValueError) as error:
-        raise TaskError("inputs and targets are arrays of real numbers", where=name, got=str(error)) from None
+        raise TaskError("inputs and targets must be arrays of real numbers", where=name, got=str(error)) from None
     if y.dtype == object or np.iscomplexobj(y) or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
-        raise TaskError("targets are real numbers", where=name, got=y.dtype)
+        raise TaskError("targets must be real numbers", where=name, got=y.dtype)
     if x.ndim not in (2, 3) or len(x) == 0 or x.shape[-1] == 0:
-        raise TaskError("inputs are [N, inputs] or [N, T, inputs], and not empty", where=name, got=x.shape)
+        expected = "[N, inputs] or [N, T, inputs]"
+        raise TaskError("inputs have the wrong shape or are empty", where=name, expected=expected, got=x.shape)
     if len(y) != len(x):
-        raise TaskError("one target per case", where=name, expected=len(x), got=len(y))
+        raise TaskError("inputs and targets have different numbers of cases", where=name, expected=len(x), got=len(y))
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise TaskError("inputs and targets are finite", where=name, got="NaN or infinity")
+        raise TaskError("inputs or targets are not finite", where=name, got="NaN or infinity")
     x = x[:, None] if x.ndim == 2 else x
     classes = np.zeros(len(x), np.int64)
     if loss == "cross_entropy":
         if y.ndim != 1 or y.min() < 0 or not np.equal(y, y.astype(np.int64)).all():
-            raise TaskError("cross entropy takes one class 0, 1, ... per case", where=name, got=f"{y.dtype} {y.shape}")
+            raise TaskError("targets of cross entropy must be classes 0, 1, ..., one per case", where=name,
+                            got=f"{y.dtype} {y.shape}")  # fmt: skip
         classes = y.astype(np.int64)
         y = np.eye(int(classes.max()) + 1, dtype=np.float32)[classes]
     elif loss == "bce":
         if y.min() < 0 or y.max() > 1:
-            raise TaskError("binary cross entropy takes targets from 0 to 1", where=name, got=f"{y.min()} to {y.max()}",
-                            fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers')  # fmt: skip
+            raise TaskError(
+                "targets of binary cross entropy must be from 0 to 1",
+                where=name,
+                got=f"{y.min()} to {y.max()}",
+                fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers',
+            )
         if y.ndim == 1:
             classes = (y > 0.5).astype(np.int64)
     y = y.astype(np.float32)
     y = y[:, None] if y.ndim == 1 else y
     y = np.repeat(y[:, None], x.shape[1], 1) if y.ndim == 2 else y
     if y.shape[1] != x.shape[1]:
-        raise TaskError("targets have the steps of the inputs", where=name, expected=x.shape[1], got=y.shape[1])
+        raise TaskError(
+            "inputs and targets have different numbers of steps", where=name, expected=x.shape[1], got=y.shape[1]
+        )
     return x, y, classes
 
 
-def _varies(head: Measured, whole: Part, parts: Mapping[str, Part]) -> None:
-    """Raises: TaskError for a target that is the same in all cases, or where its metric divides by its spread."""
-    told = whole.y[whole.counts > 0][:, head.outputs]
-    if (told == told[0]).all():
-        raise TaskError("the target is the same in all cases", where=head.name, got=told[0].tolist(),
-                        expected="two different ones, or there is nothing to learn")  # fmt: skip
+def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) -> None:
+    """Check that targets vary: overall, and in each split if the metric divides by the spread. Raises: TaskError."""
+    wanted = whole.y[whole.counts > 0][:, head.outputs]
+    if (wanted == wanted[0]).all():
+        raise TaskError("the target is the same in all cases", where=head.name, got=wanted[0].tolist(),
+                        expected="at least two different targets")  # fmt: skip
     for name, part in parts.items() if head.metric == "r2" else ():
         right = part.right[:, head.outputs]
         if (right == right[0]).all():
-            raise TaskError(f"r2 compares with the spread of the {name} targets, which are all the same",
+            raise TaskError(f"r2 is undefined: all {name} targets are the same",
                             where=head.name, got=f"{len(right)} of {right[0].tolist()}",
                             fix='more cases, another seed of the split, or split="same"')  # fmt: skip
 
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
-    """Rows of train, valid and test: of each class the shares asked for."""
+    """Draw the rows of training, validation and test, with the given shares of each class."""
     if not isinstance(shares, tuple | list) or len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
-        raise TaskError("a split is three positive shares that sum to 1", where=name, got=shares,
+        raise TaskError("split must be three positive shares that sum to 1", where=name, got=shares,
                         fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
     rng = np.random.default_rng(seed)
     parts: list[list[np.ndarray]] = [[], [], []]
@@ -450,6 +469,6 @@ def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, n
     joined = [np.sort(np.concatenate(part)) for part in parts]
     if any(len(part) == 0 for part in joined):
         raise TaskError("a part of the split is empty", where=name, got=[len(p) for p in joined],
-                        expected="cases to train on, to choose by and to test",
+                        expected="cases for training, validation and test",
                         fix='more cases, or split="same"')  # fmt: skip
     return joined

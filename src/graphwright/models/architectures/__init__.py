@@ -1,1 +1,1 @@
-"""Architectures: what a config and its tensors mean as a graph, a family a file."""
+"""Architectures: how a config and its tensors become a graph; one file per family."""

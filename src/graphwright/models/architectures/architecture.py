@@ -1,4 +1,4 @@
-"""Architecture: a model family as data, and the registry of those known."""
+"""Architecture: a model family as data, and the registry of families."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FIELDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class WeightKey:
     """One weight of a family.
 
     Attributes:
         path: param node's name; `{i}` is the layer.
         key: name in a checkpoint.
         dims: sizes as products of dimension names, e.g. `heads*head_dim`.
-        when: dimension name of the flag under which the weight exists; "" for always.
+        when: flag of the dimensions that adds the weight; "" for always.
     """
 
     path: str
@@ -51,20 +51,20 @@ class Architecture:
         name: short name.
         classes: Hugging Face classes it describes.
         model_types: values of `model_type` it describes.
-        read: config -> dimensions and flags, one object whose attributes `keys` and `build` use.
+        read: config -> dimensions and flags; `keys` and `build` use the attributes of this object.
         keys: its weights.
-        build: (builder, dimensions, params by path) -> None; declares inputs and the output `logits`.
-        prefix: of the keys of the base model; a checkpoint without it is accepted and written back alike.
-        ignored: patterns of tensors that old checkpoints carry and that are derived.
-        fields: dimension -> field of the config that says it; what the class can be resized by.
-        multiples: (dimension, another) where the config class refuses one that is no multiple of the other.
+        build: (builder, dimensions, params by path, compute dtype) -> None; declares inputs and the output `logits`.
+        prefix: of keys of the base model; a checkpoint without it is accepted, and written back without it.
+        ignored: patterns of derived tensors that old checkpoints contain.
+        fields: dimension -> config field; export resizes models by these fields.
+        multiples: (a, b) if the config class requires dimension a to be a multiple of b.
     """
 
     name: str
     classes: tuple[str, ...]
     model_types: tuple[str, ...]
     read: Callable[[Config], Any]
-    keys: tuple[Key, ...]
+    keys: tuple[WeightKey, ...]
     build: Callable[..., None]
     prefix: str = "model."
     ignored: tuple[str, ...] = (r"rotary_emb\.inv_freq$", r"attn\.bias$", r"masked_bias$")
@@ -72,7 +72,7 @@ class Architecture:
     multiples: tuple[tuple[str, str], ...] = ()
 
     def weights(self, dims: Any) -> Iterator[tuple[str, str, tuple[int, ...], tuple[str, ...]]]:
-        """(param path, checkpoint key, shape, dims) of every weight that these dimensions have."""
+        """(param path, checkpoint key, shape, dims) of every weight of these dimensions."""
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue
@@ -89,48 +89,51 @@ def _product(text: str, dims: Any) -> int:
 
 
 BUILTIN = ("llama", "mistral", "qwen2", "qwen3")
-"""The families that come with the package, a module each beside this one; importing one registers it."""
+"""Families of this package; importing the module of that name registers the family."""
 
 _registry: dict[str, Architecture] = {}
 
 
 def register(arch: Architecture) -> Architecture:
-    """Add a family. Raises: UsageError if one of its classes or model types is described already."""
-    _load_builtin()  # so that a second description of a family of ours is noticed here, not at the next opening
+    """Add a family. Raises: UsageError if another family has one of its classes or model types."""
+    _load_builtin()  # so that a conflict with a family of this package shows here
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
-            raise UsageError("two architectures describe one class", where=name, expected=other.name, got=arch.name)
+            raise UsageError("this class already has an architecture", where=name, expected=other.name, got=arch.name)
     for name in (*arch.classes, *arch.model_types):
         _registry[name] = arch
     return arch
 
 
 def architectures() -> Mapping[str, Architecture]:
-    """All families by class and model type; entry points `graphwright.architectures` are loaded at the first call."""
+    """All families by class and model type; the first call loads the entry points `graphwright.architectures`."""
     _load_builtin()
     _load_entry_points()
     return _registry
 
 
 def find(config: Config) -> Architecture:
-    """The family of a config. Raises: UnsupportedArchitecture naming the nearest ones."""
+    """Find the family of a config. Raises: UnsupportedArchitecture naming similar classes."""
     known = architectures()
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
         raise ConfigError(
-            "field 'architectures'", where=str(config.path), expected="a list of class names", got=classes
+            "config field 'architectures' is invalid",
+            where=str(config.path),
+            expected="a list of class names",
+            got=classes,
         )
     wanted = classes or [str(config.get("model_type"))]
     for name in wanted:
         if name in known:
             return known[name]
     near = get_close_matches(wanted[0], known, 3, 0.3)
-    fix = "graphwright.models.register(Architecture(...)); inspect works without"
+    fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without"
     if str(config.get("model_type")).startswith("graphwright-"):
-        fix = "this is an export as code, for transformers; to go on editing, open what model.save wrote"
+        fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
     raise UnsupportedArchitecture(
-        "no architecture describes this class",
+        "no registered architecture describes this class",
         where=str(config.path),
         got=wanted[0],
         expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
@@ -157,5 +160,5 @@ def _load_entry_points() -> None:
     for point in entry_points(group="graphwright.architectures"):
         try:
             register(point.load())
-        except Exception as error:  # a broken plugin must not break the others; it is named
+        except Exception as error:  # a broken plugin must not break the others
             logging.getLogger("graphwright.models").warning("architecture plugin %r was skipped: %s", point.name, error)

@@ -1,4 +1,4 @@
-"""config.json as its fields were written: read with type and range checks, kept byte for byte, written back alike."""
+"""config.json: fields read with type and range checks; unchanged files are written back byte for byte."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphwright.files import JsonError, read_json
 from graphwright.models.errors import ConfigError, ModelNotFound
 
 _LIMIT = 8 << 20
-LARGEST = sys.float_info.max  # JSON integers know no bound; one above this has no float
+LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no float
 
 
 class Config(Mapping[str, Any]):
@@ -20,7 +20,7 @@ class Config(Mapping[str, Any]):
 
     Attributes:
         path: the file.
-        raw: its bytes, written back unchanged while no field changes.
+        raw: its bytes, written back if no field changed.
     """
 
     def __init__(self, fields: Mapping[str, Any], raw: bytes, path: Path) -> None:
@@ -28,7 +28,7 @@ class Config(Mapping[str, Any]):
 
     @staticmethod
     def read(directory: Path, name: str = "config.json") -> Config:
-        """Raises: ModelNotFound without a config.json, ConfigError if it is no JSON object."""
+        """Read a config. Raises: ModelNotFound without a config.json; ConfigError if it is not a JSON object."""
         path = directory / name
         if not path.is_file():
             raise ModelNotFound(
@@ -55,40 +55,49 @@ class Config(Mapping[str, Any]):
         return len(self.fields)
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
-        """An integer field; absent or null gives the default. Raises: ConfigError naming the field."""
+        """An integer field; the default if it is absent or null. Raises: ConfigError naming the field."""
         value = self.fields.get(name)
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ConfigError(
-                f"field {name!r}", where=str(self.path), expected=f"an integer in {least}..{most}", got=value
+                f"config field {name!r} is invalid",
+                where=str(self.path),
+                expected=f"an integer in {least}..{most}",
+                got=value,
             )
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number above zero."""
+        """A positive finite number."""
         value = self.fields.get(name)
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-            raise ConfigError(f"field {name!r}", where=str(self.path), expected="a number above 0", got=value)
+            raise ConfigError(
+                f"config field {name!r} is invalid", where=str(self.path), expected="a number above 0", got=value
+            )
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A true or false."""
+        """A boolean field."""
         value = self.fields.get(name)
         if value is None:
             return default
         if not isinstance(value, bool):
-            raise ConfigError(f"field {name!r}", where=str(self.path), expected="true or false", got=value)
+            raise ConfigError(
+                f"config field {name!r} is invalid", where=str(self.path), expected="true or false", got=value
+            )
         return value
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
-        """A string among those known."""
+        """A string field with known values."""
         value = self.fields.get(name)
         value = default if value is None else value
         if value not in among:
-            raise ConfigError(f"field {name!r}", where=str(self.path), expected=", ".join(among), got=value)
+            raise ConfigError(
+                f"config field {name!r} is invalid", where=str(self.path), expected=", ".join(among), got=value
+            )
         return value
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The decoder template that Llama-class families share: its dimensions, its weights, and its graph in Builder calls."""
+"""The decoder template that Llama-like families share: dimensions, weights, and graph."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphwright.array import float64
-from graphwright.models.architectures.architecture import Key
+from graphwright.models.architectures.architecture import WeightKey
 from graphwright.models.architectures.rope import read_rope
 from graphwright.models.errors import ConfigError
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.rope import Rope
+    from graphwright.models.architectures.rope import RopeFrequencies
     from graphwright.program import Builder, Value
 
 _ACTIVATIONS = {
@@ -38,10 +38,10 @@ class Decoder:
         eps: of every RMSNorm.
         activation: of the MLP's gate.
         rope: rotary embedding.
-        windows: per layer the number of keys a query sees, its own included, or None for all before it.
-        q_bias, o_bias, mlp_bias, qk_norm: what the blocks carry.
+        windows: per layer the number of keys that a query sees, including its own; None for all earlier keys.
+        q_bias, o_bias, mlp_bias, qk_norm: optional parts of the blocks.
         tied: the head is the embedding.
-        positions: longest input the config promises.
+        positions: longest input that the config allows.
     """
 
     vocab: int
@@ -53,7 +53,7 @@ class Decoder:
     mlp: int
     eps: float
     activation: str
-    rope: Rope
+    rope: RopeFrequencies
     windows: tuple[int | None, ...]
     tied: bool
     positions: int
@@ -64,7 +64,7 @@ class Decoder:
 
     @property
     def untied(self) -> bool:
-        """The head has a weight of its own."""
+        """Whether the head has a weight of its own."""
         return not self.tied
 
 
@@ -78,10 +78,10 @@ def read_decoder(
     longest: int = 2048,
     **flags: bool,
 ) -> Decoder:
-    """Dimensions from a config; `head_dim`, `kv_heads`, `vocab` and `longest` are the family's for absent fields.
+    """Read dimensions from a config.
 
-    A field that is null is not absent: heads and head_dim then follow from the other sizes.
-    Raises: ConfigError naming the field.
+    `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. For fields that are null,
+    heads and head_dim follow from the other sizes. Raises: ConfigError naming the field.
     """
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads", most=1 << 20)
     layers = config.size("num_hidden_layers", least=1, most=100_000)
@@ -89,7 +89,7 @@ def read_decoder(
     groups = config.size("num_key_value_heads", silent)
     if heads % groups:
         raise ConfigError(
-            "num_attention_heads must be a multiple of num_key_value_heads",
+            "num_attention_heads is not a multiple of num_key_value_heads",
             where=str(config.path),
             expected=f"a multiple of {groups}",
             got=heads,
@@ -116,18 +116,21 @@ def read_decoder(
 def layer_types(
     config: Config, layers: int, window: int | None, default: Callable[[int], bool]
 ) -> tuple[int | None, ...]:
-    """Windows per layer: `layer_types` of the config wins over the family's rule. Raises: ConfigError."""
+    """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
         return tuple(window if window is not None and default(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise ConfigError(
-            "field 'layer_types'", where=str(config.path), expected=f"{layers} of {', '.join(known)}", got=types
+            "config field 'layer_types' is invalid",
+            where=str(config.path),
+            expected=f"{layers} of {', '.join(known)}",
+            got=types,
         )
     if window is None and "sliding_attention" in types:
         raise ConfigError(
-            "'layer_types' has sliding layers, but no window is set",
+            "config field 'layer_types' has sliding layers, but the config sets no window",
             where=str(config.path),
             expected="use_sliding_window and sliding_window",
             got=f"sliding_window {config.get('sliding_window')}",
@@ -136,32 +139,32 @@ def layer_types(
 
 
 KEYS = (
-    Key("embed.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
-    Key("layers.{i}.attn.norm.weight", "model.layers.{i}.input_layernorm.weight", ("hidden",)),
-    Key("layers.{i}.attn.q.weight", "model.layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.q.bias", "model.layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.k.weight", "model.layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.k.bias", "model.layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.v.weight", "model.layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
-    Key("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
-    Key("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
-    Key("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
-    Key("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
-    Key("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
-    Key("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
-    Key("layers.{i}.mlp.gate.weight", "model.layers.{i}.mlp.gate_proj.weight", ("mlp", "hidden")),
-    Key("layers.{i}.mlp.gate.bias", "model.layers.{i}.mlp.gate_proj.bias", ("mlp",), "mlp_bias"),
-    Key("layers.{i}.mlp.up.weight", "model.layers.{i}.mlp.up_proj.weight", ("mlp", "hidden")),
-    Key("layers.{i}.mlp.up.bias", "model.layers.{i}.mlp.up_proj.bias", ("mlp",), "mlp_bias"),
-    Key("layers.{i}.mlp.down.weight", "model.layers.{i}.mlp.down_proj.weight", ("hidden", "mlp")),
-    Key("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
-    Key("norm.weight", "model.norm.weight", ("hidden",)),
-    Key("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
+    WeightKey("embed.weight", "model.embed_tokens.weight", ("vocab", "hidden")),
+    WeightKey("layers.{i}.attn.norm.weight", "model.layers.{i}.input_layernorm.weight", ("hidden",)),
+    WeightKey("layers.{i}.attn.q.weight", "model.layers.{i}.self_attn.q_proj.weight", ("heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.q.bias", "model.layers.{i}.self_attn.q_proj.bias", ("heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.k.weight", "model.layers.{i}.self_attn.k_proj.weight", ("kv_heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.k.bias", "model.layers.{i}.self_attn.k_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.v.weight", "model.layers.{i}.self_attn.v_proj.weight", ("kv_heads*head_dim", "hidden")),
+    WeightKey("layers.{i}.attn.v.bias", "model.layers.{i}.self_attn.v_proj.bias", ("kv_heads*head_dim",), "q_bias"),
+    WeightKey("layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight", ("head_dim",), "qk_norm"),
+    WeightKey("layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight", ("head_dim",), "qk_norm"),
+    WeightKey("layers.{i}.attn.o.weight", "model.layers.{i}.self_attn.o_proj.weight", ("hidden", "heads*head_dim")),
+    WeightKey("layers.{i}.attn.o.bias", "model.layers.{i}.self_attn.o_proj.bias", ("hidden",), "o_bias"),
+    WeightKey("layers.{i}.mlp.norm.weight", "model.layers.{i}.post_attention_layernorm.weight", ("hidden",)),
+    WeightKey("layers.{i}.mlp.gate.weight", "model.layers.{i}.mlp.gate_proj.weight", ("mlp", "hidden")),
+    WeightKey("layers.{i}.mlp.gate.bias", "model.layers.{i}.mlp.gate_proj.bias", ("mlp",), "mlp_bias"),
+    WeightKey("layers.{i}.mlp.up.weight", "model.layers.{i}.mlp.up_proj.weight", ("mlp", "hidden")),
+    WeightKey("layers.{i}.mlp.up.bias", "model.layers.{i}.mlp.up_proj.bias", ("mlp",), "mlp_bias"),
+    WeightKey("layers.{i}.mlp.down.weight", "model.layers.{i}.mlp.down_proj.weight", ("hidden", "mlp")),
+    WeightKey("layers.{i}.mlp.down.bias", "model.layers.{i}.mlp.down_proj.bias", ("hidden",), "mlp_bias"),
+    WeightKey("norm.weight", "model.norm.weight", ("hidden",)),
+    WeightKey("lm_head.weight", "lm_head.weight", ("vocab", "hidden"), "untied"),
 )
 
 
-class _Block:
-    """Builder calls for one decoder; params are cast to the compute dtype where the file stores another."""
+class _DecoderBuilder:
+    """Builder calls for one decoder; params in another dtype are cast to the compute dtype."""
 
     def __init__(self, b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
         self.b, self.dims, self.params, self.compute = b, dims, params, compute
@@ -185,7 +188,7 @@ class _Block:
         return self.b.rms_norm(x, self.weight(f"{path}.weight"), eps=self.dims.eps, name=path)
 
     def heads(self, x: Value, count: int, path: str, norm: bool) -> Value:
-        """[B, T, H·D] as [B, H, T, D], normalised per head first where the family does."""
+        """Reshape [B, T, H·D] to [B, H, T, D]; with `norm`, normalise each head first."""
         split = self.b.unflatten(x, axis=2, sizes=(count, self.dims.head_dim), name=f"{path}_split")
         if norm:
             split = self.norm(split, f"{path}_norm")
@@ -211,8 +214,8 @@ class _Block:
 
 
 def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], compute: DType) -> None:
-    """Inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
-    block = _Block(b, dims, params, compute)
+    """Build the graph from inputs `ids` and `positions` (int64 [B, T]) to the output `logits` [B, T, vocab]."""
+    block = _DecoderBuilder(b, dims, params, compute)
     ids, positions = b.input("ids", ("B", "T"), "int64"), b.input("positions", ("B", "T"), "int64")
     x = b.embedding(params["embed.weight"], ids, name="embed")
     if b.spec(x).dtype is not compute:
@@ -226,8 +229,8 @@ def build_decoder(b: Builder, dims: Decoder, params: Mapping[str, Value], comput
     b.output(b.linear(x, block.weight(head), name="lm_head"), "logits")
 
 
-def rope_tables(b: Builder, positions: Value, rope: Rope, compute: DType) -> tuple[Value, Value]:
-    """Cosines and sines for all layers; frequencies are a const, or follow the longest position if their kind does."""
+def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DType) -> tuple[Value, Value]:
+    """Cosines and sines for all layers; with dynamic RoPE the frequencies depend on the longest position."""
     if compute is float64 and rope.wide is not None:
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)

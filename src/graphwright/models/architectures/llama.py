@@ -1,4 +1,4 @@
-"""Llama, and what is published under its class: TinyLlama, SmolLM, Llama 2 and 3.x."""
+"""Llama, and models of the same class: TinyLlama, SmolLM, Llama 2 and 3.x."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def read(config: Config) -> Decoder:
-    """`attention_bias` puts biases on q, k, v and o, `mlp_bias` on all three of the MLP; every layer sees all keys."""
+    """Read the config: `attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP; there are no windows."""
     bias = config.flag("attention_bias", False)
     return read_decoder(
         config,

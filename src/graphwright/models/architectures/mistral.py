@@ -1,4 +1,4 @@
-"""Mistral: no biases, and one window for all layers where the config has one."""
+"""Mistral: no biases, and one window for all layers if the config sets one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from graphwright.models.architectures.config import Config
     from graphwright.models.architectures.decoder import Decoder
 
-_WINDOW = 4096  # of a config that is silent; null means none
+_WINDOW = 4096  # if the field is absent; null means no window
 
 
 def windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """`sliding_window` for every layer."""
+    """Window per layer: `sliding_window` for all."""
     if "sliding_window" in config and config["sliding_window"] is None:
         return (None,) * layers
     return (config.size("sliding_window", _WINDOW),) * layers
 
 
 def read(config: Config) -> Decoder:
-    """Eight key heads where the config is silent."""
+    """Read the config; 8 key heads by default."""
     return read_decoder(config, layer_windows=windows, kv_heads=8, longest=131072)
 
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from graphwright.models.architectures.config import Config
     from graphwright.models.architectures.decoder import Decoder
 
-_WINDOW, _FIRST = 4096, 28  # of a config that is silent
+_WINDOW, _FIRST = 4096, 28  # if the fields are absent
 
 
 def windows(config: Config, layers: int) -> tuple[int | None, ...]:
-    """Layers from `max_window_layers` on, unless `layer_types` says otherwise."""
+    """Window per layer: layers from `max_window_layers` on, unless `layer_types` overrides this."""
     used = config.flag("use_sliding_window", False) and not (
         "sliding_window" in config and config["sliding_window"] is None
     )
@@ -25,7 +25,7 @@ def windows(config: Config, layers: int) -> tuple[int | None, ...]:
 
 
 def read(config: Config) -> Decoder:
-    """32 key heads where the config is silent, as the class has it."""
+    """Read the config; 32 key heads by default, as in the class."""
     return read_decoder(config, layer_windows=windows, kv_heads=32, vocab=151936, longest=32768, q_bias=True)
 
 

@@ -1,4 +1,4 @@
-"""Qwen3: RMSNorm over each head of q and k before the rotation, head_dim 128 where the config is silent."""
+"""Qwen3: RMSNorm over each head of q and k before RoPE; head_dim 128 by default."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def read(config: Config) -> Decoder:
-    """`attention_bias` puts biases on q, k, v and o."""
+    """Read the config: `attention_bias` adds biases to q, k, v and o."""
     bias = config.flag("attention_bias", False)
     return read_decoder(
         config,

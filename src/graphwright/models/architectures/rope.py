@@ -1,6 +1,6 @@
-"""Rotary frequencies of every scaling kind, from a config in either spelling. Formulas as in transformers, in float32.
+"""RoPE frequencies for every kind of scaling, from both forms of config; formulas as in transformers, in float32.
 
-A second set in float64 serves programs that compute in float64; its formulas are the same.
+Programs that compute in float64 use a second set, from the same formulas in float64.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proporti
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
-    """What the rotary embedding needs to know.
+class RopeFrequencies:
+    """Parameters of a rotary embedding.
 
     Attributes:
         kind: scaling kind.
         theta: base wavelength.
-        dim: rotated entries of a head, even.
+        dim: number of rotated entries of a head, even.
         scale: factor on cos and sin.
-        frequencies: float32 [dim/2]; for kinds that depend on the length, those of short inputs.
-        original: length up to which a length-dependent kind keeps them (`max_position_embeddings` for dynamic,
+        frequencies: float32 [dim/2]; for kinds that depend on the length, the frequencies of short inputs.
+        original: length up to which a length-dependent kind uses these (`max_position_embeddings` for dynamic,
             `original_max_position_embeddings` for longrope).
         factor: scaling factor of the dynamic kind.
-        long: float32 [dim/2] of longrope beyond `original`.
-        wide: the same with float64 frequencies.
+        long: float32 [dim/2], frequencies of longrope beyond `original`.
+        wide: the same parameters with float64 frequencies.
     """
 
     kind: str
@@ -46,59 +46,60 @@ class Rope:
     original: int = 0
     factor: float = 1.0
     long: np.ndarray | None = None
-    wide: Rope | None = None
+    wide: RopeFrequencies | None = None
 
 
-def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> Rope:
-    """The rotary embedding that a config asks for.
+def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> RopeFrequencies:
+    """Read the rotary embedding of a config.
 
-    Reads `rope_parameters`, or `rope_theta` with `rope_scaling` (which replaces them if both are there), `rope_type` or
-    `type`.
+    Reads `rope_parameters`, or `rope_theta` with `rope_scaling`, which overrides it; and `rope_type` or `type`.
 
     Args:
         head_dim: entries of a head.
-        theta_default, longest: of the family, where the config has no `rope_theta` or `max_position_embeddings`.
-    Raises: ConfigError naming the field; an unknown kind is never taken for the default.
+        theta_default, longest: the family's defaults for `rope_theta` and `max_position_embeddings`.
+    Raises: ConfigError naming the field; also for an unknown kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
             raise ConfigError(
-                f"field {name!r}", where=str(config.path), expected="one object for all layers", got=given
+                f"config field {name!r} is invalid",
+                where=str(config.path),
+                expected="one object for all layers",
+                got=given,
             )
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ConfigError(
-            "this kind of RoPE scaling is not known", where=str(config.path), expected=", ".join(KINDS), got=kind
-        )
+        raise ConfigError("unknown kind of RoPE scaling", where=str(config.path), expected=", ".join(KINDS), got=kind)
     narrow, wide = (
-        _finite(_Reader(config, scaling, head_dim, theta_default, longest, f), kind) for f in (np.float32, np.float64)
+        _finite(_RopeFields(config, scaling, head_dim, theta_default, longest, f), kind)
+        for f in (np.float32, np.float64)
     )
     return replace(narrow, wide=wide)
 
 
-def _finite(reader: _Reader, kind: str) -> Rope:
-    """One kind's formula. Raises: ConfigError if the numbers of the config are too extreme for it."""
+def _finite(reader: _RopeFields, kind: str) -> RopeFrequencies:
+    """Evaluate the formula of one kind. Raises: ConfigError if the frequencies are not finite."""
     try:
         with np.errstate(all="ignore"):
-            rope: Rope | None = getattr(reader, f"_{kind}")()
+            rope: RopeFrequencies | None = getattr(reader, f"_{kind}")()
     except (ZeroDivisionError, OverflowError, ValueError):
         rope = None
     if rope is None or not all(
         np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None
     ):
         raise ConfigError(
-            "the RoPE fields give no finite frequencies",
+            "the RoPE fields give frequencies that are not finite",
             where=str(reader.config.path),
-            expected="numbers of ordinary size",
+            expected="numbers of moderate size",
             got={"rope_theta": reader.theta, **reader.scaling},
         )
     return rope
 
 
-class _Reader:
-    """One kind's formula per method, in one float type."""
+class _RopeFields:
+    """The RoPE fields of a config, with one method per kind of scaling, in one float type."""
 
     def __init__(
         self,
@@ -113,11 +114,11 @@ class _Reader:
         self.theta = self._number("rope_theta", theta, least=0, also=True)
         self.part = self._number("partial_rotary_factor", 1.0, least=0, also=True)
         self.longest = config.size("max_position_embeddings", longest)
-        whole = scaling["rope_type"] in ("default", "proportional")  # the default of these classes ignores the factor
+        whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
             raise ConfigError(
-                "RoPE needs an even number of rotated entries",
+                "the number of rotated entries of a head is not even",
                 where=str(config.path),
                 expected=f"an even number in 2..{head_dim}",
                 got=self.dim,
@@ -126,14 +127,14 @@ class _Reader:
     def _number(
         self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
     ) -> float:
-        """A finite number above `least`; with `also`, the config itself is a second place to look."""
+        """A finite number above `least`; with `also`, the config is searched after the scaling fields."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
             raise ConfigError(
-                f"RoPE field {name!r}",
+                f"RoPE field {name!r} is invalid",
                 where=str(self.config.path),
                 expected="a number" if least == -math.inf else f"a number above {least:g}",
                 got=value,
@@ -144,7 +145,7 @@ class _Reader:
         return None if self.scaling.get(name) is None else self._number(name)
 
     def _original(self) -> int:
-        """The field of the config itself wins over that of the scaling."""
+        """The field of the config overrides the scaling field."""
         inside = self._number("original_max_position_embeddings", self.longest, least=0)
         return self.config.size("original_max_position_embeddings", int(inside))
 
@@ -156,34 +157,41 @@ class _Reader:
     def _base(self) -> np.ndarray:
         return (self.float(1.0) / self._powers()).astype(self.float)
 
-    def _default(self) -> Rope:
-        return Rope("default", self.theta, self.dim, 1.0, self._base())
+    def _default(self) -> RopeFrequencies:
+        return RopeFrequencies("default", self.theta, self.dim, 1.0, self._base())
 
-    def _linear(self) -> Rope:
-        return Rope("linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0)))
+    def _linear(self) -> RopeFrequencies:
+        return RopeFrequencies(
+            "linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0))
+        )
 
-    def _dynamic(self) -> Rope:
+    def _dynamic(self) -> RopeFrequencies:
         if self.dim == 2:
             raise ConfigError(
-                "dynamic RoPE needs more than two rotated entries", where=str(self.config.path), got=self.dim
+                "dynamic RoPE with only two rotated entries divides by zero", where=str(self.config.path), got=self.dim
             )
-        return Rope("dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0))
+        return RopeFrequencies(
+            "dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0)
+        )
 
-    def _llama3(self) -> Rope:
+    def _llama3(self) -> RopeFrequencies:
         f, factor = self._base(), self._number("factor", least=0)
         low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
         if high <= low:
             raise ConfigError(
-                "RoPE field 'high_freq_factor'", where=str(self.config.path), expected=f"above {low}", got=high
+                "RoPE field 'high_freq_factor' is not above 'low_freq_factor'",
+                where=str(self.config.path),
+                expected=f"above {low}",
+                got=high,
             )
         wave = 2 * np.pi / f
         original = self._original()
         smooth = (original / wave - low) / (high - low)
         mixed = (1 - smooth) * (f / factor) + smooth * f
         scaled = np.where(wave > original / low, f / factor, np.where(wave < original / high, f, mixed))
-        return Rope("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
+        return RopeFrequencies("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
 
-    def _yarn(self) -> Rope:
+    def _yarn(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original, least=0)
         attention, m, m_all = (self._optional(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
@@ -194,10 +202,13 @@ class _Reader:
         if attention is None:
             attention = magnitude(m) / magnitude(m_all) if m and m_all else magnitude(1.0)
 
-        def turns(rotations: float) -> float:
+        def dimension_of(rotations: float) -> float:
             return self.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
-        low, high = turns(self._number("beta_fast", 32, least=0)), turns(self._number("beta_slow", 1, least=0))
+        low, high = (
+            dimension_of(self._number("beta_fast", 32, least=0)),
+            dimension_of(self._number("beta_slow", 1, least=0)),
+        )
         if self.scaling.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
@@ -205,16 +216,16 @@ class _Reader:
         keep = 1 - np.clip((np.arange(self.dim // 2, dtype=self.float) - low) / (high - low), 0, 1)
         base = self._powers()
         mixed = 1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep
-        return Rope("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
+        return RopeFrequencies("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
 
-    def _longrope(self) -> Rope:
+    def _longrope(self) -> RopeFrequencies:
         original = self._original()
         factor = self._number("factor", self.longest / original, least=0)
         attention = self._optional("attention_factor")
         if attention is None:
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))
-        return Rope(
+        return RopeFrequencies(
             "longrope",
             self.theta,
             self.dim,
@@ -232,11 +243,16 @@ class _Reader:
             or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value)
         ):
             raise ConfigError(
-                f"RoPE field {name!r}", where=str(self.config.path), expected=f"{count} numbers above 0", got=value
+                f"RoPE field {name!r} is invalid",
+                where=str(self.config.path),
+                expected=f"{count} numbers above 0",
+                got=value,
             )
         return np.asarray(value, self.float)
 
-    def _proportional(self) -> Rope:
+    def _proportional(self) -> RopeFrequencies:
         f = self._base()
         f[int(self.part * self.head_dim // 2) :] = 0
-        return Rope("proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0)))
+        return RopeFrequencies(
+            "proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0))
+        )

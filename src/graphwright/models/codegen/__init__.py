@@ -1,1 +1,1 @@
-"""Generated modeling code (rung 5): blocks of a program as readable source."""
+"""Generated modeling code: blocks of a program as readable source."""

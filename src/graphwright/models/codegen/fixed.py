@@ -1,4 +1,4 @@
-"""The fixed part of generated modeling code: what every exported structure needs around its own blocks."""
+"""The fixed part of generated modeling code, around the blocks of a structure."""
 
 CONFIGURATION = '''"""Configuration of a model whose structure was edited with Graphwright."""
 
@@ -6,8 +6,10 @@ from transformers import PretrainedConfig
 
 
 class EditedConfig(PretrainedConfig):
-    """Fields of the class that was edited. The structure stands in the modeling file, the sizes in its table of shapes;
-    `num_hidden_layers` counts attention nodes, as transformers sizes caches by it."""
+    """Fields of the edited class. The modeling file defines the structure and all sizes.
+
+    `num_hidden_layers` counts attention nodes, because transformers sizes caches by it.
+    """
 
     model_type = "graphwright-@id@"
 '''
@@ -27,16 +29,16 @@ HELPERS = {
     length, dim = int(positions.max()) + 1, 2 * len(frequencies)
     if length <= original:
         return frequencies
-    stretched = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
-    return 1.0 / stretched ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)''',
+    scaled = theta * (factor * length / original - (factor - 1)) ** (dim / (dim - 2))
+    return 1.0 / scaled ** (torch.arange(0, dim, 2, device=frequencies.device) / dim)''',
     "rope": '''def rope(x, cos, sin):
-    """Turn pairs half an axis apart; entries past the rotated part pass."""
+    """Rotate pairs half an axis apart; entries after the rotated part stay."""
     half = cos.shape[-1]
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)''',
     "rope_pairs": '''def rope_pairs(x, cos, sin):
-    """Turn neighbouring pairs; entries past the rotated part pass."""
+    """Rotate neighbouring pairs; entries after the rotated part stay."""
     width = 2 * cos.shape[-1]
     cos, sin = cos[:, None].to(x.dtype), sin[:, None].to(x.dtype)
     a, b, rest = x[..., :width:2], x[..., 1:width:2], x[..., width:]
@@ -57,9 +59,9 @@ HELPERS = {
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
     return scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v.repeat_interleave(groups, 1)''',
 }
-"""Functions that emitted texts call, by name; a file holds those that it needs."""
+"""Functions that emitted texts call, by name; a file contains the ones it needs."""
 
-MODELING = '''"""A language model whose structure was edited with Graphwright; this file is its structure, written out.
+MODELING = '''"""A language model whose structure was edited with Graphwright; this file defines its structure.
 
 Edits:
 @edits@
@@ -105,7 +107,7 @@ class Run:
         return torch.tensor(values, dtype=dtype or written, device=self.device)
 
     def zeros(self, shape, dtype):
-        """What a sum without terms is."""
+        """The sum of no terms."""
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
 
@@ -122,12 +124,12 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
         for key, shapes in SHAPES.items():
             for layer, shape in shapes.items() if isinstance(shapes, dict) else [(None, shapes)]:
                 *path, name = key.format(layer).split(".")
-                place = self
+                module = self
                 for part in path:
-                    if part not in place._modules:
-                        place.add_module(part, nn.Module())
-                    place = place._modules[part]
-                place.register_parameter(name, nn.Parameter(torch.empty(shape)))
+                    if part not in module._modules:
+                        module.add_module(part, nn.Module())
+                    module = module._modules[part]
+                module.register_parameter(name, nn.Parameter(torch.empty(shape)))
         self.post_init()
 
     def _init_weights(self, module):
@@ -145,7 +147,7 @@ class EditedForCausalLM(PreTrainedModel, GenerationMixin):
                 labels=None, logits_to_keep=0, **kwargs):
         """As every causal language model of transformers; attention_mask marks left padding with 0."""
         if input_ids is None:
-            raise ValueError("this model reads input_ids; inputs_embeds have no place in its structure")
+            raise ValueError("this model needs input_ids; inputs_embeds are not supported")
         if use_cache is None:
             use_cache = not self.training and labels is None
 @cached@        if use_cache and past_key_values is None:

@@ -1,8 +1,8 @@
-"""Rung 5: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
+"""Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
 
-Nodes below `layers.<i>` become one function per *distinct* block; equal blocks in a row become a loop. The code is
-assembled from the op table's `emit` texts, so any structure whose ops have one can leave, skips and inserted ops
-included. Names, keys and texts of a program are reduced to what source may hold before they get into it.
+Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The `emit` text
+of each op gives its source, so any structure of such ops can be exported, including skips and inserted ops. Names, keys
+and texts of a program are sanitised before they enter the source.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from graphwright.models.codegen.text import (
     ranges,
     shape_table,
 )
-from graphwright.models.errors import RungImpossible
+from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.models.codegen.statements import Block
+    from graphwright.models.codegen.statements import CodeBlock
     from graphwright.program import Program
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
-"""What transformers feeds, and by what names sizes are known there."""
+"""Inputs that transformers feeds, with the names of their sizes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """One distinct block as a function: name, rest of the header, body, the layers it stands for, what is in it."""
+class BlockFunction:
+    """One distinct block as a function: name, rest of the header, body, layers that call it, and its modules."""
 
     name: str
     head: str
@@ -51,25 +51,27 @@ class Function:
 
 
 def check_emittable(p: Program) -> None:
-    """Raises: RungImpossible naming what exported code cannot have: an op, a state, an input or a weight's key."""
+    """Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express."""
     needed = p.reachable([_result(p)])
     if p.writes() or p.states():
         held = [*p.states(), *p.writes()]
-        raise RungImpossible("rung 5 cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
         if node not in needed:
             continue
         op = p.op(node)
         if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
-            raise RungImpossible(
-                "transformers feeds ids and positions [B, T] and nothing else", where=p.path(node), got=p.spec(node)
+            raise ExportLevelImpossible(
+                "generated code has no such input: transformers feeds only ids and positions [B, T]",
+                where=p.path(node),
+                got=p.spec(node),
             )
         if op not in STORED and op != INPUT and _text(p, node) is None:
-            raise RungImpossible(
-                "rung 5 has no source text for this op",
+            raise ExportLevelImpossible(
+                "this op has no source text for generated code",
                 where=p.path(node),
                 got=op,
-                expected=OPS[op].why.get("emit", "a causal use of it without masks"),
+                expected=OPS[op].why.get("emit", "causal attention without masks"),
             )
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
@@ -94,16 +96,17 @@ def _expanded(p: Program) -> Program:
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
-    """File name -> text of the configuration and modeling files.
+    """Generate the configuration and modeling files: file name -> text.
 
     Args:
+        p: the program.
         ident: digits that make the class names unique.
-        edits: what the journal says, for the docstring.
-    Raises: RungImpossible.
+        edits: journal entries, for the docstring.
+    Raises: ExportLevelImpossible.
     """
     p = _expanded(p)
     check_emittable(p)
-    writer = _Writer(p)
+    writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
     helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
@@ -125,13 +128,13 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
-    """Fill all marks in one pass: what a value holds is not looked at again. An empty part leaves no gap."""
+    """Fill all `@name@` marks in one pass, so that marks inside values stay; remove gaps of empty values."""
     text = re.sub(r"@(\w+)@", lambda m: values[m[1]], template)
     return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-class _Writer:
-    """Names values, groups nodes into blocks, writes functions and the forward pass."""
+class _ModuleWriter:
+    """Names values, groups nodes into blocks, and writes functions and the forward pass."""
 
     def __init__(self, p: Program) -> None:
         self.p = p
@@ -142,8 +145,8 @@ class _Writer:
         self.blocks = blocks_of(p, self.order, inline)
         self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
-        self.made: dict[tuple[str, str], Function] = {}
-        self.function: dict[int, Function] = {}
+        self.made: dict[tuple[str, str], BlockFunction] = {}
+        self.function: dict[int, BlockFunction] = {}
         for b in self.blocks:
             for value in b.leaves if b.layer is not None else (Value(n, i) for n in b.nodes for i in self._ports(n)):
                 self._known[value] = self._names.take(self.text.wanted(value))
@@ -155,8 +158,8 @@ class _Writer:
         return range(len(self.p.specs(node)))
 
     # -- text ---------------------------------------------------------------------------------------------------------
-    def _add(self, b: Block, layer: int) -> None:
-        """Write a block as a function, or find the one that reads the same."""
+    def _add(self, b: CodeBlock, layer: int) -> None:
+        """Write a block as a function, or reuse the function with the same text."""
         names = Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
@@ -176,12 +179,12 @@ class _Writer:
             name = f"block_{chr(97 + len(self.made)) if len(self.made) < 26 else len(self.made)}"
             parts = dict.fromkeys(LAYER.sub("", self.p.path(n)).split(".")[0] for n in b.nodes)
             about = re.sub(r"[^A-Za-z0-9_, ]", "_", ", ".join(list(parts)[:10]))
-            found = self.made[head, body] = Function(name, head, body, [], about)
+            found = self.made[head, body] = BlockFunction(name, head, body, [], about)
         found.layers.append(layer)
         self.function[layer] = found
 
-    def _arguments(self, b: Block, names: Names) -> list[str]:
-        """Names of a block's arguments, by role: x for the main input, own names for tables, skip for the rest."""
+    def _arguments(self, b: CodeBlock, names: Names) -> list[str]:
+        """Argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
             if main or LAYER.match(self.p.path(value)):
@@ -221,7 +224,7 @@ class _Writer:
         return "\n".join(lines)
 
     def _run_of_equals(self, at: int) -> int:
-        """End of the stretch of blocks that are one function of its own result, nothing inside being read elsewhere."""
+        """End of a run of blocks that call one function on its own result, which nothing else reads."""
         end, first = at + 1, self.blocks[at]
         while end < len(self.blocks):
             before, b = self.blocks[end - 1], self.blocks[end]
@@ -253,5 +256,5 @@ class _Writer:
 
 
 def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
-    """Nodes after what they read, otherwise as they were made: an edit must not shuffle the text around it."""
+    """Topological order by creation, so that an edit does not reorder the text around it."""
     return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]

@@ -1,4 +1,4 @@
-"""Statements of generated source: an op's text with the names of its operands, weights as attributes of modules."""
+"""Statements of generated source, and the grouping of nodes into blocks."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
 @dataclass(slots=True)
-class Block:
-    """The nodes of one layer (or of the trunk between layers, layer None), in order.
+class CodeBlock:
+    """The nodes of one layer, or of the trunk between layers (layer None), in order.
 
     Attributes:
         nodes: op nodes.
-        enters, leaves: values read from and given to other blocks.
+        enters, leaves: values read from other blocks, and values that other blocks read.
     """
 
     layer: int | None
@@ -38,8 +38,8 @@ class Block:
     leaves: list[Value] = field(default_factory=list)
 
 
-def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[Block]:
-    """Blocks of the nodes in `order`, which is topological; `inline` ones are written where they are read."""
+def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
+    """Group nodes, given in topological order, into blocks; `inline` nodes are written where they are read."""
     within = set(order)
     home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
@@ -58,7 +58,7 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
         entering = (v for n in b.nodes for v in p.operands(n) if v.node not in inside and not inline(v.node))
         b.enters = list(dict.fromkeys(entering))
         streams = [v for v in b.enters if LAYER.match(p.path(v))]
-        if streams:  # the one that comes last is what the layer works on, the others skip to it
+        if streams:  # the latest one is the layer's main input, the others are skips
             main = max(streams, key=lambda v: place[v.node])
             b.enters.sort(key=lambda v: v != main)
         results = (Value(n, port) for n in b.nodes for port in range(len(p.specs(n))))
@@ -67,7 +67,7 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
 
 
 def _as_made(p: Program, nodes: Sequence[NodeId], reads: Mapping[NodeId, list[NodeId]]) -> list[NodeId]:
-    """Nodes of a block after what they read in it, otherwise as they were made."""
+    """Topological order of a block's nodes, by creation where free."""
     inside = set(nodes)
     waits = {n: {m for m in reads[n] if m in inside} for n in nodes}
     ready = [(p.seq(n), n) for n in nodes if not waits[n]]
@@ -85,7 +85,7 @@ def _as_made(p: Program, nodes: Sequence[NodeId], reads: Mapping[NodeId, list[No
 
 
 def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
-    """Homes where a node without layer has the one that all its readers have."""
+    """Assign a node without layer to the layer of all its readers."""
     found = dict(home)
     for n in reversed(order):
         if found[n] is None:
@@ -97,8 +97,8 @@ def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | No
 
 def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
-) -> list[Block] | None:
-    """Groups in topological order, the one whose first node comes first first; None if they feed each other."""
+) -> list[CodeBlock] | None:
+    """Groups in topological order, by first node where free; None if groups depend on each other."""
     group: dict[NodeId, object] = {n: n if home[n] is None else home[n] for n in order}
     members: dict[object, list[NodeId]] = {}
     for n in order:
@@ -111,7 +111,7 @@ def _grouped(
             readers.setdefault(other, []).append(g)
     ready = [(first[g], g) for g, before in waits.items() if not before]
     heapq.heapify(ready)
-    blocks: list[Block] = []
+    blocks: list[CodeBlock] = []
     done = 0
     while ready:
         _, g = heapq.heappop(ready)
@@ -120,7 +120,7 @@ def _grouped(
         if layer is None and blocks and blocks[-1].layer is None:
             blocks[-1].nodes += members[g]
         else:
-            blocks.append(Block(layer, list(members[g])))
+            blocks.append(CodeBlock(layer, list(members[g])))
         for reader in readers.get(g, ()):
             waits[reader].discard(g)
             if not waits[reader]:
@@ -132,11 +132,11 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes the nodes of a program, those that are needed for its result.
+    """Writes the nodes that the result of a program needs.
 
     Attributes:
-        within: the nodes that statements are written for.
-        pinned: dtypes that weights are cast to; weights that are read as they are keep theirs, if it is one of these.
+        within: nodes to write.
+        pinned: dtypes that weights are cast to; a weight in one of them keeps its dtype.
     """
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
@@ -145,12 +145,12 @@ class Statements:
         self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
 
     def inline(self, node: NodeId) -> bool:
-        """True for weights, and for casts of them: they are written where they are read."""
+        """True for weights and casts of weights, which are written where they are read."""
         p = self.p
         return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
 
     def wanted(self, value: Value, inside: bool = False) -> str:
-        """The name that a value would like: the path, below its layer if that is clear."""
+        """Preferred name of a value: its path, without the layer inside a layer's function."""
         op, path = self.p.op(value.node), self.p.path(value)
         if op in OPS and OPS[op].results:
             return OPS[op].results[value.port]
@@ -158,7 +158,7 @@ class Statements:
         return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
 
     def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
-        """A weight as it is read: an attribute of its layer (`base` names it) or of the model."""
+        """Text that reads a weight: an attribute of its layer (`base` names it) or of the model."""
         p = self.p
         if p.op(node) not in STORED:
             return _text(p, node, [self._weight(p.operands(node)[0].node, base, layer)])
@@ -168,12 +168,12 @@ class Statements:
         return self._place(p.key(node), base, layer) + suffix
 
     def _exact(self, node: NodeId) -> bool:
-        """True for a value whose dtype stays when the model is loaded in another one."""
+        """True if the value keeps its dtype when the model is loaded in another dtype."""
         readers = {self.p.op(n) for n in self.p.consumers(node)}
         return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
 
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
-        """Where the module of a block or of the model has a weight."""
+        """Attribute of a block's or the model's module that holds a weight."""
         start, found, rest = key.partition(f".{layer}.")
         if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
@@ -190,13 +190,13 @@ class Statements:
         indent: str,
         leaves: Container[Value],
     ) -> list[str]:
-        """Statements of nodes in order; a value read once, by an op that is appended, is not given a name.
+        """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
 
         Args:
             nodes: of one block.
-            known: names of values, those given so far; entered as they are given.
-            names: where new ones are taken from.
-            base: start of a key, "" for the model's -> name of the module that holds it.
+            known: names of values; new names are added.
+            names: source of new names.
+            base: prefix of a key, "" for the model -> name of the module that holds it.
             layer: number of the block, or None.
             indent: of each statement.
             leaves: values that others read.
@@ -210,7 +210,7 @@ class Statements:
                 known[value] = names.take(self.wanted(value, inside=layer is not None))
             return known[value]
 
-        def settle(value: Value) -> str:
+        def name_pending(value: Value) -> str:
             if value in pending:
                 lines.append(line(indent, give_name(value), pending.pop(value)))
             return known[value]
@@ -223,13 +223,13 @@ class Statements:
                 if self.inline(v.node)
                 else pending[v]
                 if appended and v == operands[0]
-                else settle(v)
+                else name_pending(v)
                 for v in operands
             ]
             text = self._expression(n, texts)
             value = Value(n)
             if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > WIDTH:
-                text = self._expression(n, [settle(operands[0]), *texts[1:]])
+                text = self._expression(n, [name_pending(operands[0]), *texts[1:]])
             elif appended:
                 del pending[operands[0]]
             if self._appendable(n, text, here) and value not in leaves:
@@ -242,7 +242,7 @@ class Statements:
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
-        """True if the text of the only reader begins with the text of this node."""
+        """True if the text of the only reader starts with the text of this node."""
         p = self.p
         edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
         if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):

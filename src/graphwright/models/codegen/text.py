@@ -1,7 +1,7 @@
-"""Pieces of generated source: names that never collide, keys as attributes, tables of shapes and constants, wrapping.
+"""Pieces of generated source: unique names, keys as attributes, tables of shapes and constants, line wrapping.
 
-Nothing that a file or a journal says gets into the source as it is: names are reduced to ASCII letters, digits and `_`,
-keys are checked, texts are quoted.
+No text of a file or journal enters the source unchanged: names are reduced to ASCII letters, digits and `_`, keys are
+checked, texts are quoted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.models.errors import RungImpossible
+from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops.emit import literal
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 MAX_CONST = 4096
-"""Numbers of a const that are written into source; more belong into a weight."""
+"""Largest number of entries of a const in source; larger ones should be weights."""
 
 HELPERS = ("attend", "rms_norm", "rope", "rope_pairs", "rope_table", "rope_dynamic")
 _RESERVED = frozenset(
@@ -55,13 +55,13 @@ _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
 
 
 class Names:
-    """Identifiers of one function, each given out once."""
+    """Unique identifiers of one function."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
         self._taken = {*_RESERVED, *taken}
 
     def take(self, wanted: str) -> str:
-        """`wanted` as an identifier, with a number behind if it is taken."""
+        """Return `wanted` as an identifier, with a number appended if it is taken."""
         base = re.sub(r"[^A-Za-z0-9_]", "_", wanted)[:40].strip("_") or "value"
         base = f"n{base}" if base[0].isdigit() else base
         name, count = base, 1
@@ -73,24 +73,28 @@ class Names:
 
 
 def check_keys(keys: Mapping[str, str]) -> None:
-    """Keys (each with the path of its param) must be names that modules of torch can have. Raises: RungImpossible."""
+    """Check that torch modules can have these keys (key -> param path). Raises: ExportLevelImpossible."""
     fix = "e.rename(node, name, key='a.dotted.key') gives it another"
     for key, path in keys.items():
         if not _KEY.fullmatch(key):
-            raise RungImpossible("a module of torch cannot have a weight of this key", where=path, got=key, fix=fix)
+            raise ExportLevelImpossible(
+                "a torch module cannot hold a weight under this key", where=path, got=key, fix=fix
+            )
         parts = key.split(".")
         for end in range(1, len(parts)):
             if ".".join(parts[:end]) in keys:
-                raise RungImpossible("one key is the beginning of another", where=path, got=key, fix=fix)
+                raise ExportLevelImpossible(
+                    "this key and a prefix of it both name weights", where=path, got=key, fix=fix
+                )
 
 
 def attributes(start: str, parts: Sequence[str]) -> str | None:
-    """`start.a.b` if all parts are identifiers."""
+    """Attribute access `start.a.b`; None if a part is not an identifier."""
     return ".".join((start, *parts)) if all(p.isidentifier() and not iskeyword(p) for p in parts) else None
 
 
 def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Entries of the table of weights; keys that differ in their layer alone are one entry, by layer."""
+    """Entries of the table of weights; keys that differ only in the layer share an entry."""
     grouped: dict[str, dict[int, tuple[int, ...]]] = {}
     for key, shape in shapes.items():
         if found := _NUMBER.search(key):
@@ -114,16 +118,16 @@ def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
 
 
 def const_table(consts: Mapping[str, NDArray]) -> str:
-    """Entries of the table of constants. Raises: RungImpossible for one too long to be read."""
+    """Entries of the table of constants. Raises: ExportLevelImpossible for a large constant."""
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            raise RungImpossible(
-                "a const of so many numbers is not written into source",
+            raise ExportLevelImpossible(
+                "a const is too large for source code",
                 where=path,
                 got=array.size,
                 expected=f"<= {MAX_CONST}",
-                fix="a param with trainable=False",
+                fix="make it a param with trainable=False",
             )
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
         rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
@@ -135,7 +139,7 @@ def _nested(host: np.ndarray) -> str:
         return f"[{', '.join(_nested(row) for row in host)}]"
     value = host.item()
     if host.dtype.kind == "f" and np.isfinite(value):
-        return str(host[()])  # the shortest text that reads back as this number of this dtype
+        return str(host[()])  # the shortest text that reads back as this value
     return literal(value)
 
 
@@ -152,7 +156,7 @@ def _entry(key: str, text: str) -> str:
 
 
 def line(indent: str, target: str, text: str) -> str:
-    """`target = text`, broken at the arguments of its outermost call or at its plus signs if it is long."""
+    """Statement `target = text`; a long one is broken at the arguments of its outermost call or at plus signs."""
     whole = f"{indent}{target} = {text}" if target else f"{indent}{text}"
     if len(whole) <= WIDTH:
         return whole
@@ -195,7 +199,7 @@ def _terms(text: str) -> list[str]:
 
 
 def docstring_lines(texts: Iterable[str]) -> str:
-    """A list for a docstring; whatever the texts hold, it cannot end the docstring or be an escape."""
+    """Lines for a docstring; the texts can neither end the docstring nor form an escape."""
     rows = []
     for text in texts:
         printable = "".join(c if c.isprintable() else " " for c in text)
@@ -205,7 +209,7 @@ def docstring_lines(texts: Iterable[str]) -> str:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """`0 to 3, 5`."""
+    """Text of sorted numbers, e.g. `0 to 3, 5`."""
     parts: list[list[Any]] = []
     for n in numbers:
         if parts and n == parts[-1][-1] + 1:

@@ -1,1 +1,1 @@
-"""Export: the ladder of rungs, writing, measuring, the proof in a clean process and its receipt."""
+"""Export: levels, writing, the check in a clean process, and the receipt."""

@@ -1,7 +1,7 @@
-"""A stretch: ops between two values that are an affine map of the features, whatever it was written as.
+"""Affine maps: ops between two values that compute matrix · x + bias, in whatever form.
 
-Factors, rings of cores, gates, heads unfolded into a sum: as a matrix and a bias they are found by running the stretch
-on the rows of the identity, in float64.
+Examples are factors, tensor rings, gates, and heads unfolded into a sum. Running the ops on the rows of the identity,
+in float64, gives the matrix and the bias.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stretch:
-    """The ops from `source` (left out) to `end`.
+class AffineMap:
+    """The ops from `source` (excluded) to `end`.
 
     Attributes:
-        p: whose.
-        source, end: values with the features on their sized axes and tokens on their named ones.
-        nodes: the ops in between, in order.
-        biased: whether zero need not stay zero.
+        p: the program.
+        source, end: values with features on their sized axes and tokens on their named axes.
+        nodes: the ops between them, in order.
+        biased: whether the map may add a bias.
     """
 
     p: Program
@@ -44,17 +44,17 @@ class Stretch:
 
     @property
     def kind(self) -> str:
-        """`factor` for products of several matrices, `gate` where one is only scaled."""
+        """`factor` for a product of several matrices, else `gate`: a scaled matrix."""
         products = sum(traits(self.p.op(n)).contracts in ("out_in", "in_out") for n in self.nodes)
         return "factor" if products > 1 else "gate"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the matrix: features of the end, features of the source."""
+        """Shape of the matrix: features of the end, features of the source."""
         return features(self.p, self.end), features(self.p, self.source)
 
     def constants(self) -> set[NodeId]:
-        """Weights that the ops read, and what those are computed from."""
+        """Weights that the ops read, and the nodes that compute them."""
         read = [v for n in self.nodes for v in self.p.operands(n) if v.node not in self.nodes and v != self.source]
         fixed = constants(self.p)
         return self.p.reachable(v for v in read if v.node in fixed)
@@ -70,7 +70,7 @@ class Stretch:
         return self._run(np.zeros((1, self.shape[1])))[0]
 
     def _run(self, rows: np.ndarray) -> np.ndarray:
-        """Rows of features [n, in] through the ops: [n, out]. Rows lie where the batch does, one token each."""
+        """Run rows of features [n, in] through the ops: [n, out]. Each row is one token of a batch of its own."""
         sizes = iter((len(rows), *[1] * 8))
         shape = [d if isinstance(d, int) else next(sizes) for d in self.p.spec(self.source).shape]
         known = {self.source: Tensor(from_numpy(rows.reshape(shape)))}
@@ -86,7 +86,7 @@ def features(p: Program, value: Value) -> int:
 
 
 def constants(p: Program) -> frozenset[NodeId]:
-    """Weights, constants, and what is computed from them alone."""
+    """Nodes that are weights or constants, or are computed only from them."""
     found: set[NodeId] = set()
     for node in p.order():
         op, operands = p.op(node), p.operands(node)
@@ -97,7 +97,7 @@ def constants(p: Program) -> frozenset[NodeId]:
 
 
 def constant(p: Program, value: Value) -> np.ndarray:
-    """What a constant value is, computed in float64 from the weights as they are stored."""
+    """Compute a constant value in float64 from the stored weights."""
     if p.op(value.node) in STORED:
         array = p.weights.array(p.key(value.node))
         return array.to_numpy("float64" if array.dtype.is_float else None)
@@ -117,19 +117,19 @@ def constant(p: Program, value: Value) -> np.ndarray:
 def _step(p: Program, node: NodeId, ins: list[Any]) -> Any:
     op = p.op(node)
     if traits(op).casts and p.spec(node).dtype.is_float and ins[0].dtype.is_float:
-        return ins[0]  # all is float64 here
+        return ins[0]  # everything is float64 here
     return call(op, *ins, **p.attrs(node))
 
 
-def find_stretch(
+def find_affine_map(
     p: Program, fixed: Container[NodeId], end: Value, stop: Callable[[Value], Value | None]
-) -> Stretch | None:
-    """The longest stretch that ends in a value and has one source; None if there is none.
+) -> AffineMap | None:
+    """Find the longest affine map that ends in a value and has one source; None if no such map exists.
 
     Args:
         fixed: the program's `constants`.
-        end: where to walk back from.
-        stop: gives the value that counts as the source where the walk must not go on, else None.
+        end: where the backward walk starts.
+        stop: returns the source if the walk must stop at a value, else None.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}
@@ -148,13 +148,12 @@ def find_stretch(
     if len(sources) != 1 or not inside:
         return None
     nodes = tuple(sorted(inside, key=p.order_labels.key))
-    return Stretch(p, next(iter(sources)), end, nodes, biased)
+    return AffineMap(p, next(iter(sources)), end, nodes, biased)
 
 
 def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] | None:
-    """Operands that vary, if the op is affine in them and leaves tokens apart."""
-    node, op = value.node, p.op(value.node)
-    row = traits(op)
+    """Non-constant operands, if the op is affine in them and mixes no tokens; else None."""
+    node, row = value.node, traits(p.op(value.node))
     if not row.jointly_linear and not row.linear_in:
         return None
     operands = p.operands(node)
@@ -164,24 +163,23 @@ def _varying(p: Program, fixed: Container[NodeId], value: Value) -> list[Value] 
     if not row.jointly_linear and operands.index(varying[0]) not in row.linear_in:
         return None
     wide = p.spec(value).dtype
-    if not wide.is_float or wide.is_low or not _apart(p, node, varying[0]):
+    if not wide.is_float or wide.is_low or not _keeps_tokens_apart(p, node, varying[0]):
         return None
     return varying
 
 
-def _apart(p: Program, node: NodeId, first: Value) -> bool:
-    """True if the op mixes no tokens: the axes that it works along have known sizes."""
-    shape = p.spec(first).shape
-    if mixes := traits(p.op(node)).mixes:
-        given = p.attrs(node)[mixes]
+def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
+    """True if the op mixes no tokens: the axes that it mixes have known sizes."""
+    shape, row = p.spec(first).shape, traits(p.op(node))
+    if row.mixes:
+        given = p.attrs(node)[row.mixes]
         if any(isinstance(shape[axis], str) for axis in (given if isinstance(given, tuple) else (given,))):
             return False
-    if traits(p.op(node)).contracts == "in_out":  # rows of the varying side are tokens
+    if row.contracts == "in_out":  # rows of the varying side are tokens
         return first == p.operands(node)[0] and not isinstance(shape[-1], str)
     return True
 
 
 def _adds(p: Program, node: NodeId, varying: int) -> bool:
-    operands = len(p.operands(node))
-    row = traits(p.op(node))
+    operands, row = len(p.operands(node)), traits(p.op(node))
     return operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > varying

@@ -1,4 +1,4 @@
-"""Proof by somebody else: an exported directory, loaded in a clean process, must compute what the program computes."""
+"""Check an export in a clean process: another loader must compute from the files what the program computes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from graphwright.array import random
 from graphwright.errors import UsageError
 from graphwright.models.errors import VerificationFailed
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 600
 GREEDY_TOKENS = 32
-_ROUNDING = 1e-6  # of a forward pass in float32, relative to the largest logit; measured on the test models
+_ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
 _TEXTS = (
     "The following",
     "def __init__(self, *args, **kwargs):\n",
@@ -34,12 +35,12 @@ _TEXTS = (
     "A class",
     "The quick brown fox jumps over the lazy dog.",
 )
-"""Prompts of the check when the caller gives none; short, so that every vocabulary can spell them."""
+"""Default prompts of the check; short, so that every vocabulary can encode them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
-    """What a loader computed: logits float32 [T, V] and greedy ids per prompt, and facts about its process."""
+class LoaderOutput:
+    """Output of a loader: logits float32 [T, V] and greedy ids per prompt, and facts about its process."""
 
     logits: list[np.ndarray]
     greedy: list[np.ndarray]
@@ -47,18 +48,17 @@ class Computed:
 
 
 def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
-    """Ids of the prompts to check with: those given, else built-in texts, else Philox ids of 64 tokens.
+    """Ids of the given prompts; by default of built-in texts, or without a tokenizer 8 random prompts of 64 ids.
 
-    Raises: UsageError for a text without a tokenizer, or for none.
+    Raises: UsageError for a text without a tokenizer, or an empty prompt.
     """
-    from graphwright.array import random
-
     if prompts is not None:
         if tokenizer is None and any(isinstance(p, str) for p in prompts):
-            raise UsageError("the model has no tokenizer", fix="give prompts as lists of ids")
+            raise UsageError("the model has no tokenizer", where="prompts", fix="give prompts as lists of ids")
         made = [np.asarray(tokenizer.encode(p) if tokenizer and isinstance(p, str) else p, np.int64) for p in prompts]
         if not made or not all(ids.ndim == 1 and ids.size for ids in made):
-            raise UsageError("the check needs prompts of at least one token", got=[ids.shape for ids in made])
+            raise UsageError("a prompt of the check is empty, or no prompt was given", where="prompts",
+                             expected="lists of at least one id", got=[ids.shape for ids in made])  # fmt: skip
         return made
     if tokenizer is not None:
         made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in _TEXTS]
@@ -67,106 +67,99 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
     return [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
 
 
-def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> Computed:
-    """What the program computes, in this process."""
+def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
+    """Run the program in this process."""
     logits = [model.logits(ids) for ids in prompts]
     greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
-    return Computed(logits, greedy, {})
+    return LoaderOutput(logits, greedy, {})
 
 
 def compute_there(
     directory: Path,
     prompts: Sequence[np.ndarray],
     *,
+    loader: Literal["transformers", "graphwright"] = "transformers",
     trust: bool = False,
     tokens: int = GREEDY_TOKENS,
     snippet: tuple[str, str] | None = None,
-) -> Computed:
-    """What transformers computes from the files, in a clean process that cannot import this package.
+) -> LoaderOutput:
+    """Load an exported directory and run it in a clean process.
 
     Args:
-        directory: what to load.
+        directory: the export.
         prompts: ids.
-        trust: run the directory's own code.
-        tokens: how many to generate per prompt.
-        snippet: (name, source) to be run with the directory under this name beside it.
-    Raises: VerificationFailed with the process's last words if it fails or takes longer than 600 s.
+        loader: `transformers`, which then cannot import this package; or `graphwright`.
+        trust: let transformers run the directory's own code.
+        tokens: number of tokens to generate per prompt.
+        snippet: (name, source) to run with the directory under this name beside it.
+    Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
     """
-    with tempfile.TemporaryDirectory() as place:
+    script, package = Path(__file__).with_name("clean_check.py"), Path(__file__).parents[3]
+    with tempfile.TemporaryDirectory() as out:
         if snippet is not None:
             name, source = snippet
-            (Path(place) / "beside").mkdir()
-            (Path(place) / "beside" / name).symlink_to(directory.resolve(), target_is_directory=True)
-            (Path(place) / "snippet.py").write_text(source, encoding="utf-8")
-        script = Path(__file__).with_name("clean_check.py")
-        arguments = [directory.resolve(), Path(place) / "prompts.npz", place, tokens, 1 if trust else 0]
-        return _run(["-I", str(script), *map(str, arguments)], place, prompts, "transformers", directory)
+            (Path(out) / "beside").mkdir()
+            (Path(out) / "beside" / name).symlink_to(directory.resolve(), target_is_directory=True)
+            (Path(out) / "snippet.py").write_text(source, encoding="utf-8")
+        arrays: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
+        np.savez(Path(out) / "prompts.npz", **arrays)
+        first = str(package) if loader == "graphwright" else "trusted" if trust else "transformers"
+        arguments = [script, first, directory.resolve(), Path(out) / "prompts.npz", out, tokens]
+        try:
+            code, errors = _start(["-I", *map(str, arguments)], out)
+        except subprocess.TimeoutExpired as error:
+            raise VerificationFailed(
+                "the clean process did not finish", where=str(directory), expected=f"< {TIMEOUT_S} s"
+            ) from error
+        if code:
+            lines = errors.strip().splitlines()
+            raise VerificationFailed(
+                f"{loader} could not load the exported files",
+                where=directory.name,
+                got="\n".join(lines[-6:]) or f"exit {code}",
+            )
+        facts = json.loads((Path(out) / "facts.json").read_text(encoding="utf-8"))
+        logits, greedy = ([a for _, a in sorted(np.load(f"{out}/{n}.npz").items())] for n in ("logits", "greedy"))
+        return LoaderOutput(logits, greedy, facts)
 
 
-def reopen(directory: Path, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> Computed:
-    """What this package computes from the files in a clean process. Raises: VerificationFailed."""
-    script, package = Path(__file__).with_name("clean_open.py"), Path(__file__).parents[3]
-    with tempfile.TemporaryDirectory() as place:
-        arguments = [package, directory.resolve(), Path(place) / "prompts.npz", place, tokens]
-        return _run(["-I", str(script), *map(str, arguments)], place, prompts, "graphwright", directory)
-
-
-def _run(command: Sequence[str], place: str, prompts: Sequence[np.ndarray], loader: str, directory: Path) -> Computed:
-    named: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
-    np.savez(Path(place) / "prompts.npz", **named)
-    try:
-        code, said = _start(command, place)
-    except subprocess.TimeoutExpired as error:
-        raise VerificationFailed(
-            "the clean process did not finish", where=str(directory), expected=f"< {TIMEOUT_S} s"
-        ) from error
-    if code:
-        words = said.strip().splitlines()
-        raise VerificationFailed(
-            f"{loader} could not load what was written",
-            where=directory.name,
-            got="\n".join(words[-6:]) or f"exit {code}",
-        )
-    facts = json.loads((Path(place) / "facts.json").read_text(encoding="utf-8"))
-    logits, greedy = ([a for _, a in sorted(np.load(f"{place}/{n}.npz").items())] for n in ("logits", "greedy"))
-    return Computed(logits, greedy, facts)
-
-
-def _start(command: Sequence[str], place: str) -> tuple[int, str]:
-    """Exit code and standard error of a new Python."""
+def _start(command: Sequence[str], directory: str) -> tuple[int, str]:
+    """Exit code and standard error of a new Python process."""
     whole = [sys.executable, *command]
-    done = subprocess.run(whole, cwd=place, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     return done.returncode, done.stderr
 
 
 def transformers_installed() -> bool:
-    """True if the clean check can run; imports nothing."""
+    """True if transformers can be the loader; imports nothing."""
     return find_spec("transformers") is not None
 
 
 def compare(
-    here: Computed, there: Computed, tolerance: float, margin: Callable[[int, int], float] | None = None
+    here: LoaderOutput, there: LoaderOutput, tolerance: float, margin: Callable[[int, int], float] | None = None
 ) -> dict[str, Any]:
-    """Largest differences and greedy agreement.
+    """Compare logits and greedy tokens; return the largest differences and the agreement.
 
-    Logits pass if max abs diff <= tolerance · max abs; greedy tokens if they are equal, or the two best logits at the
-    first difference lie closer than twice the largest difference.
+    Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
+    difference the two best logits are closer than twice the largest difference.
 
     Args:
-        here, there: what the program and what the loader computed.
+        here, there: outputs of the program and of the loader.
         tolerance: relative.
-        margin: (prompt, place) -> distance of the two best logits there; without it a difference fails.
+        margin: (prompt, position) -> distance of the two best logits; without it any different token fails.
     Raises: VerificationFailed if logits or tokens differ by more than rounding.
     """
     worst, scale = 0.0, 0.0
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:
-            raise VerificationFailed("logits of another shape", expected=a.shape, got=b.shape)
+            raise VerificationFailed(
+                "the loader's logits have another shape than the program's", expected=a.shape, got=b.shape
+            )
         worst = float(np.maximum(worst, np.abs(a - b).max()))  # keeps NaN, as max() would not
         scale = max(scale, float(np.abs(a).max()))
     if not worst <= tolerance * scale:
         raise VerificationFailed(
-            "the files compute other logits than the program", expected=f"<= {tolerance * scale:.3g}", got=worst
+            "the files give other logits than the program", expected=f"difference <= {tolerance * scale:.3g}", got=worst
         )
     close = 2 * max(worst, _ROUNDING * scale)
     equal, ties = [], []
@@ -180,7 +173,7 @@ def compare(
         if not apart < close:
             chosen = [x[first : first + 4].tolist() for x in (a, b)]
             raise VerificationFailed(
-                "the files choose another token than the program",
+                "the files give another token than the program",
                 where=f"prompt {i}, token {first}",
                 expected=chosen[0],
                 got=chosen[1],

@@ -1,6 +1,6 @@
-"""What of a program is not as its family's template has it: the reason why a rung can or cannot carry it.
+"""Differences between a program and its family's template, node by node.
 
-Nodes are matched by path, and those that were renamed by what they are: op, attributes and matched operands.
+Nodes are paired by path; renamed nodes by op, attributes and paired operands.
 """
 
 from __future__ import annotations
@@ -9,27 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from graphwright.array import dtype
-from graphwright.autograd import Parameter
-from graphwright.graph import NodeId
-from graphwright.models.export.affine_map import Stretch
-from graphwright.models.export.template_reader import read
-from graphwright.models.export.uniform import AXES, fits
+from graphwright.models.export.affine_map import AffineMap
+from graphwright.models.export.template_match import TRUNK, attr_changes
 from graphwright.ops import traits
-from graphwright.program import Builder
-from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, STORED
-from graphwright.program.weights import hollow_array
 
 if TYPE_CHECKING:
-    from graphwright.models.export.template_reader import Reading
-    from graphwright.models.export.uniform import Fits
-    from graphwright.models.model import Model
+    from graphwright.graph import NodeId
+    from graphwright.models.export.template_match import TemplateMatch
     from graphwright.program import Program
 
-
 KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
-_UNIFORM, _DENSE, _CODE = 2, 3, 5
+AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
+"""Dimension of a family -> name of its units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,116 +30,76 @@ class Deviation:
 
     Attributes:
         path: of the node.
-        kind: one of `KINDS`: a weight of another size or dtype, a node removed or added, one that reads other values;
-            a node that scales a branch (`gate`) or stands with others for one matrix (`factor`); other attributes, or
+        kind: one of `KINDS`: a weight of another size or dtype; a node removed or added; a node with other operands; a
+            node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
             another op.
-        detail: in words.
-        rungs: those that can carry it; a rung can carry a program if it can carry all its deviations.
-        axis: what the units are called, where a size differs.
-        field: of the config, that counts them.
+        detail: the difference in words.
+        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all its
+            deviations.
+        axis, field: units and the config field that counts them, if a size differs.
+        branch: number of the template branch, if it is known.
+        dimension: name of the dimension that differs.
+        matched: whether the template matcher explains the node.
     """
 
     path: str
     kind: str
     detail: str
-    rungs: tuple[int, ...] = (_CODE,)
+    levels: tuple[int, ...] = ()
     axis: str = ""
     field: str = ""
+    branch: int | None = None
+    dimension: str = ""
+    matched: bool = False
 
 
-def template(model: Model) -> Program:
-    """The program that the family's template gives for the model's config; its weights have specs and no bytes."""
-    b = Builder("template")
-    params = {}
-    program = model.program
-    stored = {program.key(n): program.spec(n).dtype for n in program.params()}
-    shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
-    for path, key in model.keys.items():
-        array = hollow_array(shapes[path], stored.get(key, dtype("float32")))
-        params[path] = b.param(path, Parameter(array, True, key), key=key)
-    model.arch.build(b, model.dims, params, dtype(model.compute))
-    return b.build()
+def find_deviations(match: TemplateMatch) -> list[Deviation]:
+    """All differences of a matched program from its template, sorted by path."""
+    ours, theirs = match.program, match.template
+    explained = match.explained()
+    maps = {n: m.kind for _, part in match.matched() for m in part.maps for n in (*m.nodes, *m.constants())}
+    found = [_classified(match, explained, maps, *d) for d in _differences(ours, theirs)]
+    return sorted(found, key=lambda d: (d.path, d.kind))
 
 
-def deviations(model: Model) -> list[Deviation]:
-    """Every node that differs from the template, by path, with the rungs that can carry it; none for one renamed."""
-    reading = read(model, template(model))
-    return classified(model, reading, fits(reading, model.config))
+def _classified(
+    match: TemplateMatch, explained: dict[NodeId, int], maps: dict[NodeId, str], d: Deviation,
+    node: NodeId | None, other: NodeId | None,
+) -> Deviation:  # fmt: skip
+    """Add branch, dimension and final kind to the difference of a node of the program, of the template, or of both."""
+    t = match.template
+    path = t.path(other) if other is not None else ""
+    branch = explained.get(node) if node is not None else None
+    if other is not None:
+        at = (i for i, b in enumerate(match.branches) if other == b.junction.node or path.startswith(f"{b.name}."))
+        branch = next(at, None)
+    if node is not None:
+        matched, kind = node in explained, maps.get(node, d.kind)
+    else:
+        matched = branch not in match.mismatched
+        part = match.parts[branch] if branch is not None else None
+        kind = "factor" if part is not None and isinstance(part.weights.get(path), AffineMap) else d.kind
+    dimension = _dimension(match, path, branch) if kind == "size" else ""
+    axis, field = AXES.get(dimension, ""), match.arch.fields.get(dimension, "")
+    detail = f"{d.detail} ({axis}, {field})" if field else d.detail
+    return replace(d, kind=kind, axis=axis, field=field, detail=detail, branch=branch, dimension=dimension,
+                   matched=matched)  # fmt: skip
 
 
-def classified(model: Model, reading: Reading, fitted: Fits) -> list[Deviation]:
-    """Deviations of a program from the template that it was read by."""
-    sizes = _Carriers(model, reading, fitted)
-    return sorted(
-        (sizes.carried(d, node, other) for d, node, other in _deviations(model.program, reading.template)),
-        key=lambda d: (d.path, d.kind),
-    )
+def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
+    """Dimension that differs in a weight of the template, or in a split into heads."""
+    here = match.sizes.get(TRUNK if branch is None else branch, {})
+    base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
+    names = [n for term in match.terms.get(base, ()) for n in term.split("*")]
+    return next((n for n in names if here.get(n, getattr(match.dims, n)) != getattr(match.dims, n)), "")
 
 
-class _Carriers:
-    """Which rungs can carry a deviation: 3 what was read as the template's, 2 if no other layer forbids its size."""
-
-    def __init__(self, model: Model, reading: Reading, fitted: Fits) -> None:
-        self.reading, self.arch, self.dims = reading, model.arch, model.dims
-        self.explained = reading.explained()
-        self.stretches = {
-            n: s.kind for part in reading.read_parts() for s in part.stretches for n in (*s.nodes, *s.constants())
-        }
-        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
-        self.uneven = fitted.uniform if isinstance(fitted.uniform, list) else []
-        self.misfits = {i for i, _ in fitted.misfits}
-        self.eps = isinstance(fitted.dense, str)
-
-    def carried(self, d: Deviation, node: NodeId | None, other: NodeId | None) -> Deviation:
-        """The deviation of a node of the program, of the template, or of both, with its rungs."""
-        slot = self._slot(other) if other is not None else self.explained.get(node) if node is not None else None
-        read = slot not in self.reading.lost if node is None else node in self.explained
-        kind = self.stretches.get(node, d.kind) if node is not None else d.kind
-        kind = "factor" if node is None and slot is not None and self._stretched(slot, other) else kind
-        name, axis, field = self._axis(other) if kind == "size" else ("", "", "")
-        rungs = [_CODE]
-        if read and kind not in ("op", "dtype"):
-            if slot not in self.misfits and not (self.eps and name == "hidden"):
-                rungs.append(_DENSE)
-            if kind not in ("gate", "factor") and not self._forbidden(slot, axis):
-                rungs.append(_UNIFORM)
-        detail = f"{d.detail} ({axis}, {field})" if field else d.detail
-        return replace(d, kind=kind, rungs=tuple(sorted(rungs)), axis=axis, field=field, detail=detail)
-
-    def _slot(self, other: NodeId) -> int | None:
-        t = self.reading.template
-        path = t.path(other)
-        for i, slot in enumerate(self.reading.slots):
-            if other == slot.junction.node or path.startswith(f"{slot.name}."):
-                return i
-        return None
-
-    def _stretched(self, slot: int, other: NodeId | None) -> bool:
-        """True for a weight of the template that is a stretch here."""
-        part, t = self.reading.parts[slot], self.reading.template
-        return part is not None and other is not None and isinstance(part.weights.get(t.path(other)), Stretch)
-
-    def _forbidden(self, slot: int | None, axis: str) -> bool:
-        return any(r.slot is None or (r.slot == slot and not axis) or (axis and r.axis == axis) for r in self.uneven)
-
-    def _axis(self, other: NodeId | None) -> tuple[str, str, str]:
-        """Dimension, units and config field of a weight's size, or of a split into heads."""
-        t, path = self.reading.template, self.reading.template.path(other) if other is not None else ""
-        slot = self._slot(other) if other is not None else None
-        here = self.reading.sizes.get(slot if slot is not None else -1, {})
-        base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
-        names = [n for term in self.terms.get(base, ()) for n in term.split("*")]
-        name = next((n for n in names if here.get(n, getattr(self.dims, n)) != getattr(self.dims, n)), "")
-        assert t is not None
-        return name, AXES.get(name, ""), self.arch.fields.get(name, "")
-
-
-Found = tuple[Deviation, NodeId | None, NodeId | None]
+Difference = tuple[Deviation, "NodeId | None", "NodeId | None"]
 """A deviation with its node of the program and of the template."""
 
 
-def _deviations(ours: Program, theirs: Program) -> Iterator[Found]:
-    pairs = _matched(ours, theirs)
+def _differences(ours: Program, theirs: Program) -> Iterator[Difference]:
+    pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())
     for n in theirs.nodes():
@@ -158,7 +110,7 @@ def _deviations(ours: Program, theirs: Program) -> Iterator[Found]:
             if node in alive or ours.graph.out_degree(node):
                 yield Deviation(ours.path(node), "added", f"{ours.op(node)} is not in the family's block"), node, None
             continue
-        for d in _differences(ours, node, theirs, mine[node], mine):
+        for d in _node_differences(ours, node, theirs, mine[node], mine):
             yield d, node, mine[node]
     results = [(n, mine.get(v.node), v.port) for n, v in zip(ours.output_names(), ours.outputs(), strict=True)]
     wanted = [(n, v.node, v.port) for n, v in zip(theirs.output_names(), theirs.outputs(), strict=True)]
@@ -167,8 +119,8 @@ def _deviations(ours: Program, theirs: Program) -> Iterator[Found]:
         yield d, ours.outputs()[0].node, theirs.outputs()[0].node
 
 
-def _matched(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
-    """Node of the template -> node of the program: by path or key, else by what it is, along the order of reading."""
+def _paired(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
+    """Node of the template -> node of the program."""
     by_path = {ours.path(n): n for n in ours.nodes()}
     by_key = {ours.key(n): n for kind in STORED for n in ours.of_kind(kind)}
     pairs: dict[NodeId, NodeId] = {}
@@ -178,8 +130,8 @@ def _matched(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
         if node is None:
             reads = [pairs.get(v.node) for v in theirs.operands(other)]
             near = ours.consumers(reads[0]) if reads and reads[0] is not None else ()
-            strangers = (n for n in near if ours.path(n) not in known and n not in pairs.values())
-            node = next((n for n in strangers if _same(ours, n, theirs, other, pairs)), None)
+            renamed = (n for n in near if ours.path(n) not in known and n not in pairs.values())
+            node = next((n for n in renamed if _same(ours, n, theirs, other, pairs)), None)
         if node is not None:
             pairs[other] = node
     return pairs
@@ -191,7 +143,7 @@ def _same(ours: Program, node: NodeId, theirs: Program, other: NodeId, pairs: di
     return ours.op(node) == theirs.op(other) and ours.attrs(node) == theirs.attrs(other) and reads == wanted
 
 
-def _differences(
+def _node_differences(
     ours: Program, node: NodeId, theirs: Program, other: NodeId, mine: dict[NodeId, NodeId]
 ) -> Iterator[Deviation]:
     path = ours.path(node)
@@ -199,18 +151,13 @@ def _differences(
         yield Deviation(path, "op", f"{ours.op(node)} instead of {theirs.op(other)}")
     elif ours.op(node) in STORED:
         here, there = ours.spec(node), theirs.spec(other)
-        if here.shape != there.shape:
-            yield Deviation(path, "size", f"{here} instead of {there}")
-        elif here != there:
-            yield Deviation(path, "dtype", f"{here} instead of {there}")
+        if here != there:
+            yield Deviation(path, "size" if here.shape != there.shape else "dtype", f"{here} instead of {there}")
         elif ours.op(node) == CONST and ours.weights.digest(ours.key(node)) != theirs.weights.digest(theirs.key(other)):
             yield Deviation(path, "attrs", "other numbers than the config gives")
-    else:
-        here, there = encode_attrs(ours.attrs(node)), encode_attrs(theirs.attrs(other))
+    elif changes := attr_changes(here := ours.attrs(node), there := theirs.attrs(other)):
         split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
-        changed = [f"{k} {here.get(k)} instead of {there.get(k)}" for k in there | here if here.get(k) != there.get(k)]
-        if changed:
-            yield Deviation(path, "size" if split else "attrs", ", ".join(changed))
+        yield Deviation(path, "size" if split else "attrs", ", ".join(changes))
     reads = [(mine.get(v.node), v.port) for v in ours.operands(node)]
     if reads != [(v.node, v.port) for v in theirs.operands(other)]:
         here, there = (", ".join(p.path(v) for v in p.operands(n)) for p, n in ((ours, node), (theirs, other)))

@@ -1,48 +1,65 @@
-"""The receipt of an export: what was changed, how far the files are from the program, and who confirmed it."""
+"""The receipt of an export: what was edited, how the files compare with the program, and which loader confirmed it."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass, field, fields
-from hashlib import sha256
+from hashlib import blake2b, sha256
+from math import prod
 from pathlib import Path
-from typing import Any
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-from graphwright.files import JsonError, atomic_write, read_json
+import numpy as np
+
+from graphwright.array import BY_TAG
+from graphwright.errors import NonFinite
+from graphwright.files import JsonError, atomic_write, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
 from graphwright.models.export.clean_process import GREEDY_TOKENS
+from graphwright.program.cost import flops
+from graphwright.safetensors import Checkpoint
 
-SCHEMA = 1
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+SCHEMA = 2
+CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
+"""Tokens of the timed prefill; timed decoding steps, and steps before them."""
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Every number in it was measured in the call that made it; what was not measured is absent.
+    """Figures of one export, all measured in the call that wrote it; figures that were not measured are absent.
 
     Attributes:
         schema, created, graphwright: version of this format, UTC time, version of the package.
-        rung, prefer, exact: how it was exported, and whether the files hold exactly the program's function.
+        level, level_name: number and name of the export level.
+        prefer, exact: the preference, and whether the files compute exactly the program's function.
         confirmed: True if transformers loaded the files in a clean process and agreed.
-        not_better: why no lower rung: [{rung, reason, path}].
+        not_better: why no lower level: [{level, name, reason, path}].
         source: {name, files: [{name, bytes, sha256}], program_hash}.
         result: {files, program_hash, tensors: {key: BLAKE2b-128}}.
         journal: {entries, hash, by_author, edits: [{why, author, summary}]}.
         check: loader, class, versions, prompts, tokens, export_error {max_abs, max_rel, tol}, greedy_equal, onnx.
-        drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement; of a text, bits_per_byte {before,
-            after, bytes, text_sha256}; what a pass foretold, predicted {name: figure}.
-        cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} where both exist.
-        probe: {ids, top5, greedy} to verify the files by later.
-        warnings: what a reader should know.
-        unknown: fields of a later version, kept when the receipt is written again.
+        drift: program against source: max_abs_dlogits, mean_kl_nats, top1_agreement; for a text, bits_per_byte {before,
+            after, bytes, text_sha256}; figures that a pass predicted, predicted {name: figure}.
+        cost: parameters, bytes, flops_per_token, kv_bytes_per_token, latency_ms; each {before, after} if both exist.
+        probe: {ids, top5, greedy} for a later verification of the files.
+        warnings: for the reader.
+        unknown: fields of a later version, preserved when the receipt is written again.
     """
 
     schema: int
     created: str
     graphwright: str
-    rung: int
+    level: int
+    level_name: str
     prefer: str
     exact: bool
     confirmed: bool
@@ -58,7 +75,7 @@ class Receipt:
     unknown: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with `sha256` over the canonical JSON of the rest."""
+        """Plain values, and `sha256` of their canonical JSON."""
         body = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "unknown"}
         body = json.loads(json.dumps({**self.unknown, **body}))
         return {**body, "sha256": digest(body)}
@@ -69,17 +86,18 @@ class Receipt:
 
     @staticmethod
     def read(directory: Path) -> Receipt:
-        """Raises: ExportError if there is none, it is of another schema, it was changed, or it lacks a field."""
+        """Read `receipt.json`. Raises: ExportError if it is missing, damaged, changed, or of another schema."""
         path = directory / "receipt.json"
         if not path.is_file():
-            raise ExportError("no receipt here", where=str(directory), fix="only exports of this package have one")
+            raise ExportError("no receipt here: receipt.json is missing", where=str(directory),
+                              fix="give a directory that graphwright export wrote")  # fmt: skip
         try:
             data = read_json(path, 64 << 20, nesting=16)
         except JsonError as error:
             raise ExportError("the receipt cannot be read", where=str(path), got=str(error)) from error
         if not isinstance(data, dict) or data.get("schema") != SCHEMA:
             got = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise ExportError("a receipt of another schema", where=str(path), expected=SCHEMA, got=got)
+            raise ExportError("the receipt has another schema", where=str(path), expected=SCHEMA, got=got)
         claimed, found = data.pop("sha256", None), digest(data)
         if found != claimed:
             raise ExportError(
@@ -88,14 +106,16 @@ class Receipt:
         kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
         wrong = [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]
         if wrong:
-            raise ExportError("the receipt lacks fields", where=str(path), got=", ".join(wrong))
+            raise ExportError(
+                "the receipt lacks fields, or they have another type", where=str(path), got=", ".join(wrong)
+            )
         unknown = {name: value for name, value in data.items() if name not in kinds}
         return Receipt(**{name: data[name] for name in kinds}, unknown=unknown)
 
     def summary(self) -> list[tuple[str, str]]:
-        """The rows that people read: (label, value)."""
+        """Rows (label, value) for people."""
         rows = [
-            ("rung", f"{self.rung} ({'exact' if self.exact else 'inexact'})"),
+            ("export level", f"{self.level} {self.level_name} ({'exact' if self.exact else 'inexact'})"),
             ("confirmed", "yes, by transformers in a clean process" if self.confirmed else "no"),
         ]
         if "export_error" in self.check:
@@ -131,19 +151,99 @@ def digest(body: dict[str, Any]) -> str:
     return sha256(canonical_json(body).encode()).hexdigest()
 
 
+# -- figures -----------------------------------------------------------------------------------------------------------
+def file_rows(directory: Path) -> list[dict[str, Any]]:
+    """Name, bytes and sha256 of every file except the receipt and its card."""
+    return [
+        {"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)}
+        for f in sorted(directory.iterdir())
+        if f.is_file() and f.name not in ("receipt.json", "README.md")
+    ]
+
+
+def tensor_digests(directory: Path) -> dict[str, str]:
+    """BLAKE2b-128 of each tensor's bytes, by key, to locate damage."""
+    with Checkpoint(directory) as checkpoint:
+        return {key: blake2b(checkpoint.bytes(key), digest_size=16).hexdigest() for key in checkpoint}
+
+
+def weight_counts(directory: Path) -> dict[str, int]:
+    """Number of parameters and of nonzero parameters, and bytes of the weights in a directory."""
+    with Checkpoint(directory) as checkpoint:
+        nonzero = sum(_nonzero(checkpoint, key) for key in checkpoint)
+        parameters = sum(prod(i.shape) for i in checkpoint.infos())
+        return {"parameters": parameters, "nonzero_parameters": nonzero, "bytes": checkpoint.nbytes}
+
+
+def _nonzero(checkpoint: Checkpoint, key: str) -> int:
+    """Number of entries that are neither 0 nor -0; all entries of a dtype without arithmetic."""
+    info = checkpoint.info(key)
+    kind = BY_TAG.get(info.tag)
+    if kind is None or not kind.is_float or kind.itemsize not in (2, 4, 8):
+        return prod(info.shape)
+    bits = np.frombuffer(checkpoint.bytes(key), f"<u{kind.itemsize}")
+    return int(np.count_nonzero(bits & ((1 << (8 * kind.itemsize - 1)) - 1)))
+
+
+def edit_rows(model: Model) -> list[dict[str, str]]:
+    """Edits that were made and not undone: why, author, and the number of primitive edits by kind."""
+    rows = []
+    for entry in model.program.history.undoable:
+        kinds = sorted(Counter(e["edit"] for e in entry.edits).items())
+        summary = ", ".join(f"{n} {kind}" for kind, n in kinds)
+        rows.append({"why": entry.why, "author": entry.author, "summary": summary})
+    return rows
+
+
+def cost(model: Model) -> dict[str, Any]:
+    """Parameters, bytes, FLOPs and cache bytes per token, and the time to prefill 128 tokens and to decode one."""
+    p = model.program
+    facts = model.inspect()
+    ids = np.zeros((1, 1), np.int64)
+    found: dict[str, Any] = {
+        "parameters": facts.parameters,
+        "bytes": facts.nbytes,
+        "flops_per_token": flops(p, {"B": 1, "T": 1}),
+        "kv_bytes_per_token": facts.kv_bytes_per_token,
+    }
+    prompt, room = np.zeros((1, CONTEXT), np.int64), CONTEXT + ROUNDS + WARM_UP
+    times = []
+    try:
+        model.new_cache(room, kind="static").step(prompt)  # compiles the plans
+        cache = model.new_cache(room, kind="static")
+        started = perf_counter()
+        cache.step(prompt)
+        prefill = (perf_counter() - started) * 1e3
+        for _ in range(ROUNDS + WARM_UP):
+            started = perf_counter()
+            cache.step(ids)
+            times.append((perf_counter() - started) * 1e3)
+    except NonFinite:  # the source has NaN weights, so there is nothing to time
+        return found
+    times = sorted(times[WARM_UP:])
+    decode = {"median": round(median(times), 3), "low": round(times[0], 3), "high": round(times[-1], 3)}
+    from graphwright.array.vm.running.team import get_num_threads  # loads numba
+
+    latency = {"runtime": "graphwright", "context": CONTEXT, f"prefill_{CONTEXT}": round(prefill, 3), "decode": decode}
+    return found | {"latency_ms": {**latency, "rounds": len(times), "threads": get_num_threads()}}
+
+
+# -- the card ----------------------------------------------------------------------------------------------------------
+
+
 def snippet(name: str, trust: bool) -> str:
-    """The lines that load an exported directory, run from the folder that it stands in."""
+    """Source that loads an exported directory, run from its parent folder."""
     extra = ", trust_remote_code=True" if trust else ""
     load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(f'./{name}')}{extra})"
     return f"from transformers import AutoModelForCausalLM\n\n{load}\n"
 
 
-def write_card(place: Path, receipt: Receipt, name: str, code: str) -> None:
-    """Write `README.md`."""
+def write_card(place: Path, receipt: Receipt, name: str, code: str, runs_code: bool) -> None:
+    """Write `README.md`, with the source that loads the directory."""
     base = _plain(receipt.source["name"])
     rows = "\n".join(f"| {label} | {value} |" for label, value in receipt.summary())
     made = receipt.journal["edits"]
-    trust = " --trust-code" if receipt.rung == 5 else ""
+    trust = " --trust-code" if runs_code else ""
     edits = "\n".join(f"1. {_plain(e['why'])} ({_plain(e['author'])}; {e['summary']})" for e in made)
     text = f"""---
 library_name: transformers
@@ -174,5 +274,5 @@ per prompt: {GREEDY_TOKENS}.
 
 
 def _plain(text: str) -> str:
-    """A text on one line that is no markup."""
+    """Remove line breaks and markup from a text."""
     return re.sub(r"[<>`|\[\]]", " ", " ".join(text.split()))

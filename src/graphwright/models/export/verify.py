@@ -1,4 +1,4 @@
-"""Verifying an export against its receipt: files, headers, a clean load, and the stored probe computed again."""
+"""Verify an export against its receipt: files, headers, a load in a clean process, and the stored probe."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
 from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.clean_process import compute_there, transformers_installed
-from graphwright.models.export.receipt import Receipt
-from graphwright.models.export.write import file_rows, tensor_digests
+from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
 
 _TOLERANCE = 1e-3
-"""Relative difference of the probe's logits that another machine's rounding may make."""
-_OWN = ("receipt.json", "README.md")  # written after the files that the receipt lists
+"""Tolerated relative difference of the probe's logits; another machine rounds differently."""
+_OWN = ("receipt.json", "README.md")  # written last, so the receipt does not list them
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found.
+    """Result of `verify`.
 
     Attributes:
-        problems: what does not hold, each naming the file, key or figure.
-        checked: what was checked and holds.
-        unchecked: what could not be checked, and why.
+        problems: failed checks, each with the file, key or figure.
+        checked: successful checks.
+        unchecked: checks that were not possible, and why.
     """
 
     problems: tuple[str, ...]
@@ -36,7 +36,7 @@ class Verification:
 
     @property
     def exit_code(self) -> int:
-        """0 all holds, 1 something differs, 3 something could not be checked."""
+        """0: all checks succeeded, 1: one failed, 3: one was not possible."""
         return 1 if self.problems else 3 if self.unchecked else 0
 
     def to_json(self) -> dict[str, Any]:
@@ -55,13 +55,13 @@ class _Findings:
 
 
 def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
-    """Check an exported directory; never raises for what is wrong with it.
+    """Check an exported directory; problems are returned, never raised.
 
     Args:
         directory: the export.
-        against: the directory that it was made from, to be compared with what the receipt says of it.
-        trust_code: run the modeling code that a rung 5 export carries, once its sha256 is what the receipt says, in a
-            process of its own and without a sandbox. Without it such an export is not loaded, and that is unchecked.
+        against: the directory that was exported; its files are compared with the receipt's list.
+        trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
+            sandbox. Without it such an export is not loaded, which counts as unchecked.
     """
     place, found = Path(directory), _Findings()
     try:
@@ -75,19 +75,19 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
         _probe(place, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a receipt somebody else made up
-        found.problems.append(f"receipt.json: not as this package writes it ({type(error).__name__}: {error})")
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
+        found.problems.append(f"receipt.json: a field has an unexpected form ({type(error).__name__}: {error})")
     return found.frozen()
 
 
 def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> None:
-    """Files by sha256, and behind a changed one the tensors that changed."""
+    """Compare files by sha256, and tensors by digest."""
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
     for name, wanted in listed.items():
         path = place / name
         if path.name != name:
-            found.problems.append(f"{name!r}: no plain file name")
+            found.problems.append(f"{name!r}: not a plain file name")
         elif not path.is_file():
             found.problems.append(f"{name}: missing")
         elif sha256_file(path) != wanted:
@@ -110,10 +110,10 @@ def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> No
     for row in facts.get("files", []):
         same = now.get(row["name"]) == row["sha256"]
         (found.checked if same else found.problems).append(
-            f"source {row['name']}: {'sha256' if same else 'not the file that was exported from'}"
+            f"source {row['name']}: {'sha256' if same else 'differs from the exported file'}"
         )
     if "files" not in facts:
-        found.unchecked.append("the source: the receipt lists no files of it")
+        found.unchecked.append("the source: the receipt lists no source files")
 
 
 def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) -> None:
@@ -126,15 +126,15 @@ def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) ->
     if not transformers_installed():
         found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
         return
-    generated = receipt.rung == 5
-    if generated and not trust_code:
+    runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
+    if runs_code and not trust_code:
         code = " and ".join(f.name for f in sorted(place.glob("*.py")))
         found.unchecked.append(
-            f"the probe: to load this directory is to run {code}; read them, then use --trust-code (trust_code=True)"
+            f"the probe: loading this directory runs {code}; read the code, then use --trust-code (trust_code=True)"
         )
         return
     try:
-        there = compute_there(place, [ids], trust=generated, tokens=max(len(wanted), 1))
+        there = compute_there(place, [ids], trust=runs_code, tokens=max(len(wanted), 1))
     except VerificationFailed as error:
         found.problems.append(str(error))
         return

@@ -1,1 +1,1 @@
-"""Generation: the cached program, its cache, the token loop and sampling."""
+"""KV caches, sampling and the token loop."""

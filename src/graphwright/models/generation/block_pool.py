@@ -1,6 +1,6 @@
-"""Which blocks of a pool are taken, and by how many; knows no tensors.
+"""Reference counts of the blocks of a pool, and the prefix cache; contains no tensors.
 
-Invariant: a block is free or has holders, never both; the sum of its holders is what `refs` says.
+Invariant: a block is either free or has owners; `refs` is the number of its owners.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from graphwright.models.errors import BlockError, CacheFull
 
 
 class BlockPool:
-    """Blocks 0 to cap - 1 with a count of holders each; the block freed last is taken first.
+    """Blocks 0 to cap - 1 with a reference count each; the block freed last is taken first.
 
     Args:
         cap: number of blocks.
         nbytes: of one block, over all layers.
-        freed: called with a block that nobody holds any more.
+        freed: called with a block when its count becomes 0.
     """
 
     def __init__(self, cap: int, nbytes: int = 0, freed: Callable[[int], object] | None = None) -> None:
@@ -31,27 +31,27 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
+        """Number of free blocks."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
+        """Number of blocks in use."""
         return self.cap - len(self._free)
 
     @property
     def bytes(self) -> int:
-        """Of all blocks."""
+        """Bytes of all blocks."""
         return self.cap * self.block_bytes
 
     def refs(self, block: int) -> int:
-        """Holders of a block. Raises: BlockError for one of another pool."""
+        """Reference count of a block. Raises: BlockError for a number outside the pool."""
         if type(block) is not int or not 0 <= block < self.cap:
-            raise BlockError("no block of this pool", expected=f"0..{self.cap - 1}", got=block)
+            raise BlockError("this block is outside the pool", expected=f"0..{self.cap - 1}", got=block)
         return self._refs[block]
 
     def take(self, count: int) -> list[int]:
-        """Blocks with one holder each, all or none. Raises: CacheFull."""
+        """Take free blocks, all or none; each gets count 1. Raises: CacheFull."""
         if count > len(self._free):
             raise CacheFull("too few free blocks", expected=f"{count} blocks", got=f"{len(self._free)} free")
         blocks = [self._free.pop() for _ in range(count)]
@@ -60,18 +60,18 @@ class BlockPool:
         return blocks
 
     def hold(self, blocks: Iterable[int]) -> None:
-        """One more holder for each. Raises: BlockError for a free block; then none is held."""
+        """Increment the count of each. Raises: BlockError for a free block; then no count changes."""
         blocks = list(blocks)
-        self._held(blocks)
+        self._check_used(blocks)
         for block in blocks:
             self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
-        """One holder less for each; the last one frees it. Raises: BlockError as `hold`; then none is dropped."""
+        """Decrement the count of each, and free it at 0. Raises: BlockError as `hold`; then no count changes."""
         blocks = list(blocks)
-        self._held(blocks)
+        self._check_used(blocks)
         if any(count > self._refs[block] for block, count in Counter(blocks).items()):
-            raise BlockError("dropped more often than held", got=blocks)
+            raise BlockError("blocks are dropped more often than they are held", got=blocks)
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
@@ -79,10 +79,10 @@ class BlockPool:
                 if self._freed is not None:
                     self._freed(block)
 
-    def _held(self, blocks: list[int]) -> None:
+    def _check_used(self, blocks: list[int]) -> None:
         for block in blocks:
             if not self.refs(block):
-                raise BlockError("nobody holds this block", where=f"block {block}")
+                raise BlockError("this block is free", where=f"block {block}")
 
 
 def chained(before: bytes, tokens: np.ndarray) -> bytes:
@@ -90,21 +90,21 @@ def chained(before: bytes, tokens: np.ndarray) -> bytes:
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
-class _Entry:
+class _PrefixEntry:
     __slots__ = ("before", "block", "followers", "key", "root", "tokens", "used")
 
-    def __init__(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray, block: int) -> None:
+    def __init__(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray, block: int) -> None:
         self.key, self.root, self.before, self.tokens, self.block = key, root, before, tokens, block
         self.followers, self.used = 0, 0
 
 
 class PrefixCache:
-    """Entries of one pool.
+    """Blocks cached for prompts that start with the same tokens, found by a hash chain over their ids.
 
     Args:
-        pool: where the blocks are held.
-        block: tokens in one.
-        most: blocks kept at most; 0 keeps none.
+        pool: that owns the blocks.
+        block: tokens per block.
+        most: largest number of cached blocks; 0 caches none.
         digest: the hash, see `chained`.
     """
 
@@ -112,7 +112,7 @@ class PrefixCache:
         self, pool: BlockPool, block: int, most: int, digest: Callable[[bytes, np.ndarray], bytes] = chained
     ) -> None:
         self.pool, self.block, self.most, self._digest = pool, block, most, digest
-        self._entries: dict[bytes, list[_Entry]] = {}
+        self._entries: dict[bytes, list[_PrefixEntry]] = {}
         self._clock = count(1)
         self._size = 0
 
@@ -121,27 +121,27 @@ class PrefixCache:
 
     @property
     def blocks(self) -> list[int]:
-        """Blocks that are kept."""
+        """The cached blocks."""
         return [e.block for e in self._all()]
 
-    def _all(self) -> Iterator[_Entry]:
+    def _all(self) -> Iterator[_PrefixEntry]:
         return (e for found in self._entries.values() for e in found)
 
     @property
     def evictable(self) -> int:
-        """Blocks that eviction could free: those that nobody else holds, nor any block behind them."""
-        kept: set[_Entry] = set()
+        """Number of blocks that eviction can free: no sequence uses them, nor any block that continues them."""
+        used: set[_PrefixEntry] = set()
         for entry in self._all():
             at = entry if self.pool.refs(entry.block) > 1 else None
-            while at is not None and at not in kept:
-                kept.add(at)
+            while at is not None and at not in used:
+                used.add(at)
                 at = at.before
-        return self._size - len(kept)
+        return self._size - len(used)
 
     def match(self, root: bytes, ids: np.ndarray) -> list[int]:
-        """The longest chain of kept blocks that `ids` [T] begins with, each held once more for the caller.
+        """Find the longest chain of cached blocks that `ids` [T] starts with, and hold each block for the caller.
 
-        At most ⌊(T - 1) / block⌋, so that a token is left to be run.
+        At most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
         """
         found: list[int] = []
         entry, key = None, root
@@ -156,14 +156,14 @@ class PrefixCache:
         self.pool.hold(found)
         return found
 
-    def _find(self, key: bytes, root: bytes, before: _Entry | None, tokens: np.ndarray) -> _Entry | None:
+    def _find(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray) -> _PrefixEntry | None:
         for entry in self._entries.get(key, ()):
             if entry.root == root and entry.before is before and np.array_equal(entry.tokens, tokens):
                 return entry
         return None
 
     def insert(self, root: bytes, ids: np.ndarray, table: Sequence[int]) -> None:
-        """Keep the full blocks of a sequence; a chain that is there already is not kept twice."""
+        """Cache the full blocks of a sequence, except those of a chain that is already cached."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
             tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
@@ -172,7 +172,7 @@ class PrefixCache:
             if known is None:
                 if self._size >= self.most and not self.evict(1, keep=entry):
                     return
-                known = _Entry(key, root, entry, tokens, table[i])
+                known = _PrefixEntry(key, root, entry, tokens, table[i])
                 self.pool.hold([table[i]])
                 self._entries.setdefault(key, []).append(known)
                 self._size += 1
@@ -181,8 +181,8 @@ class PrefixCache:
             known.used = next(self._clock)
             entry = known
 
-    def evict(self, wanted: int, keep: _Entry | None = None) -> int:
-        """Let go of up to `wanted` blocks that nobody else holds, those used longest ago first; how many it were."""
+    def evict(self, wanted: int, keep: _PrefixEntry | None = None) -> int:
+        """Free up to `wanted` unused blocks, the least recently used first. Returns: how many were freed."""
         gone = 0
         while gone < wanted:
             leaves = [e for e in self._all() if not e.followers and e is not keep and self.pool.refs(e.block) == 1]
@@ -193,20 +193,20 @@ class PrefixCache:
         return gone
 
     def forget(self, block: int) -> bool:
-        """Let go of a block and of all behind it; False if it is not kept."""
+        """Uncache a block and all that continue it; False if it is not cached."""
         gone = {e for e in self._all() if e.block == block}
-        while behind := {e for e in self._all() if e.before in gone} - gone:
-            gone |= behind
+        while following := {e for e in self._all() if e.before in gone} - gone:
+            gone |= following
         for entry in gone:
             self._remove(entry)
         return bool(gone)
 
     def clear(self) -> None:
-        """Let go of all blocks."""
+        """Uncache all blocks."""
         self.pool.drop(self.blocks)
         self._entries, self._size = {}, 0
 
-    def _remove(self, entry: _Entry) -> None:
+    def _remove(self, entry: _PrefixEntry) -> None:
         found = self._entries[entry.key]
         found.remove(entry)
         if not found:

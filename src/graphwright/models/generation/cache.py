@@ -1,7 +1,6 @@
-"""Rows of keys and values that were computed with some state of a model: what every kind of cache does with them.
+"""KV caches: keys and values of tokens, and the state of the model that they were computed with.
 
-Rows know which structure and weights they were computed with; an edit upstream of them makes them stale, another edit
-does not, and an undo makes them good again.
+An edit upstream of cached entries makes them stale, other edits do not, and an undo makes them valid again.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from graphwright.array import CPU, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cached_program import LENGTH, Steps, derived_for, fingerprints
-from graphwright.models.generation.sampling import Seen, need, need_one_each
+from graphwright.models.generation.cached_program import LENGTH, StepPlans, derived_for, fingerprints
+from graphwright.models.generation.sampling import TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
 from graphwright.ops import OPS
 
 if TYPE_CHECKING:
     from graphwright.array import Device, NDArray, Spec
-    from graphwright.models.generation.cached_program import Fed
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.cached_program import BoundStep
+    from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.program import Program
 
-CHUNK = 512  # rows of a prefill that are run at once
+CHUNK = 512  # tokens of a prefill that run at once
 LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
-MIXED = "rows of several models"
+MIXED = "entries of several model states"
 ENDLESS = 1 << 62
 
 
 def independent(p: Program) -> int:
-    """Length up to which no row of a text depends on how long it is; beyond it rotations follow the last position."""
+    """Length up to which entries do not depend on the length of the text; beyond it dynamic RoPE makes them."""
     return min((p.attrs(n)["original"] for op in LENGTH_DEPENDENT for n in p.of_kind(op)), default=ENDLESS)
 
 
-class Watch:
-    """Fingerprints of a model as it is now, taken again when structure or a weight was written."""
+class FingerprintWatch:
+    """Fingerprints of a model's current state, recomputed when structure or a weight was written."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -49,7 +48,7 @@ class Watch:
         self._now: dict[str, str] = {}
 
     def unchanged(self) -> bool:
-        """True if neither structure nor a weight was written since fingerprints were taken."""
+        """True if neither structure nor a weight was written since the fingerprints were computed."""
         version, weights = self.mark
         if version != self.program.version:
             return False
@@ -60,7 +59,7 @@ class Watch:
         return True
 
     def current(self) -> dict[str, str]:
-        """Attention path -> what its keys and values are computed with; `mark` is another object if that changed."""
+        """Attention path -> fingerprint of its keys and values; a change also replaces the object `mark`."""
         if not self.unchanged():
             p = self.program
             arrays = [(key, p.weights.array(key)) for key in p.weights]
@@ -69,148 +68,159 @@ class Watch:
         return self._now
 
 
-class Rows:
-    """Keys and values of `batch` sequences of equal length.
+class KVCache:
+    """Keys and values of `batch` sequences of equal length; base of `StaticCache` and `Sequence`.
 
     Attributes:
-        program: of the model that fills them.
-        tokens: int64 [batch, length], the ids they were filled with.
-        fingerprints: attention path -> what its rows were computed with.
-        stale_runs: attention paths that were run on although stale.
+        program: of the model that fills it.
+        tokens: int64 [batch, length], the ids of the entries.
+        fingerprints: attention path -> fingerprint of the state that computed its entries.
+        stale_runs: attention paths that ran although their entries were stale.
         stream: number of the random stream that `Model.decode` draws from.
     """
 
     batch: int
     stream: int = 0
 
-    def __init__(self, program: Program, batch: int, watch: Watch) -> None:
+    def __init__(self, program: Program, batch: int, watch: FingerprintWatch) -> None:
         self.program, self.batch, self._watch = program, batch, watch
         self.tokens = np.zeros((batch, 0), np.int64)
         self.fingerprints: dict[str, str] = {}
         self.stale_runs: tuple[str, ...] = ()
         self._logits: np.ndarray | None = None
-        self._logits_of: object = None  # mark of the model that gave them
-        self._drawn: tuple[tuple[Draw, ...], np.ndarray] | None = None  # from those logits, within the step
-        self._seen: dict[int, Seen] = {}
+        self._logits_of: object = None  # mark of the model state that computed them
+        self._sampled: tuple[tuple[SamplingRequest, ...], np.ndarray] | None = None  # ids sampled within the last step
+        self._counts: dict[int, TokenCounts] = {}
         self._valid_at = program.version
-        self._stretched = ENDLESS  # the first row that was turned as one of a text longer than `independent`
+        self._long_from = ENDLESS  # first entry that was rotated for a text longer than `independent`
 
-    # -- what a kind of cache brings ---------------------------------------------------------------------------------
+    # -- storage, by kind of cache -----------------------------------------------------------------------------------
     @property
     def capacity(self) -> int:
-        """Rows there may be."""
+        """Largest possible length."""
         raise NotImplementedError
 
     @property
     def length(self) -> int:
-        """Rows filled."""
+        """Number of entries per sequence."""
         raise NotImplementedError
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
-        """Append the rows of ids; logits, and ids drawn. What a failure leaves behind the length `cut` takes back."""
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
+        """Append entries for ids; return logits and sampled ids. After a failure `rollback` restores the length."""
         raise NotImplementedError
 
-    def cut(self, length: int) -> None:
-        """Drop the rows behind `length`, and what a failed step left of them."""
+    def rollback(self, length: int) -> None:
+        """Drop entries from `length` on, and the remains of a failed step."""
         raise NotImplementedError
 
-    def _regrow(self, length: int) -> None:
-        """Have `length` rows, of whatever content behind those there are."""
+    def _set_length(self, length: int) -> None:
+        """Set the length; entries beyond the old length have any content."""
         raise NotImplementedError
 
-    def _own(self, at: int) -> None:
-        """Nobody else reads the memory of the row `at`. Raises: CacheFull, with nothing changed."""
+    def _make_writable(self, at: int) -> None:
+        """Stop sharing the memory of entry `at`. Raises: CacheFull, with nothing changed."""
 
-    def _row(self, at: int) -> Iterator[NDArray]:
-        """One row of every key and value, as writable views."""
+    def _entry(self, at: int) -> Iterator[NDArray]:
+        """One entry of every key and value, as writable views."""
         raise NotImplementedError
 
     def snapshot(self) -> Any:
-        """A place to come back to; `release` it when it is not needed any more."""
+        """Remember the current state for `restore`; release the snapshot after use."""
         raise NotImplementedError
 
     def restore(self, mark: Any) -> None:
-        """Go back to a snapshot, any number of times. Raises: UsageError."""
+        """Return to a snapshot, any number of times. Raises: UsageError."""
         raise NotImplementedError
 
     def _start(self) -> None:
-        """An empty cache takes the shapes of the model as it is."""
+        """Shape an empty cache for the model's current state."""
 
     def _fits(self) -> bool:
-        """True if there are rows of the right shape for every attention."""
+        """True if every attention has entries of the right shape."""
         raise NotImplementedError
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+        self,
+        ids: np.ndarray,
+        *,
+        all_logits: bool = False,
+        allow_stale: bool = False,
+        requests: Several[SamplingRequest] = (),
     ) -> NDArray:
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
         Args:
             ids: of every sequence.
-            all_logits: of every row and not of the last one only.
-            allow_stale: see below.
-            draws: how the next id of every sequence is drawn, in the same run of the plan; `drawn` gives them.
-        Raises: StaleCache if an edit changed what the rows depend on (with `allow_stale` it runs all the same, and
-            the journal notes it); CacheFull, PromptError, NonFinite. After any error the cache is as before.
+            all_logits: return logits of every token, not of the last only.
+            allow_stale: run on stale entries; the journal records it.
+            requests: how to sample the next id of every sequence, in the same run of the plan; `sampled` returns them.
+        Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite. After any
+            error the cache is as before.
         """
         length = self.length
-        ids = self._fitting(ids)
-        need_one_each(draws, self.batch)
+        ids = self._checked(ids)
+        check_one_each(requests, self.batch)
         self.admit(allow_stale)
         try:
-            logits, chosen = self._run(ids, all_logits, draws)
-            self.took(ids, logits.to_numpy("float32")[:, -1], draws, chosen)
-        except BaseException:  # an interrupt too: half a step must leave no trace
-            self.cut(length)
+            logits, sampled = self._run(ids, all_logits, requests)
+            self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
+        except BaseException:  # also an interrupt: half a step must leave no trace
+            self.rollback(length)
             raise
         return logits
 
-    def took(
-        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+    def record(
+        self,
+        ids: np.ndarray,
+        last: np.ndarray,
+        requests: Several[SamplingRequest] = (),
+        sampled: np.ndarray | None = None,
     ) -> None:
-        """Note the ids of a step and what it gave. Raises: NonFinite."""
+        """Record the ids of a step, its last logits, and the ids it sampled. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)
         if tokens.shape[1] > independent(self.program):
-            self._stretched = min(self._stretched, self.tokens.shape[1])
+            self._long_from = min(self._long_from, self.tokens.shape[1])
         self.tokens = tokens
         self._logits, self._logits_of = last, self._watch.mark
-        self._drawn = (tuple(draws), chosen) if draws and chosen is not None else None
+        self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
-    def drawn(self, draws: Several[Draw]) -> np.ndarray:
-        """The ids int64 [batch] behind the last step: as it drew them, or drawn from its logits on the host.
+    def sampled(self, requests: Several[SamplingRequest]) -> np.ndarray:
+        """The ids int64 [batch] that follow the last step: sampled within it, else now on the host from its logits.
 
-        The host draws what the step was not asked for, and where there are processors. Raises: NonFinite.
+        The host samples requests that the step was not given, and requests with processors. Raises: NonFinite.
         """
         ids = np.full(self.batch, -1)
-        if self._drawn is not None and self._drawn[0] == tuple(draws):
-            ids = self._drawn[1].copy()
+        if self._sampled is not None and self._sampled[0] == tuple(requests):
+            ids = self._sampled[1].copy()
         for row in np.flatnonzero(ids < 0).tolist():
             assert self._logits is not None
-            ids[row] = draws[row].choose(self._logits[row], self.tokens[row])
+            ids[row] = requests[row].sample(self._logits[row], self.tokens[row])
         return ids
 
-    def ask(self, fed: Fed, place: int, ids: np.ndarray, draw: Draw, row: int = 0) -> None:
-        """Have the id behind the `ids` [T] of a step drawn, at a place of its plan."""
-        seen = self._seen.get(row)
-        if seen is None or seen.prompt != draw.prompt:
-            seen = self._seen[row] = Seen(draw.prompt)
-        if draw.rule.penalises:
-            seen.add(self.tokens[row, seen.length :].tolist())
-            seen.add(ids.tolist())
-        fed.ask(place, draw, self.length + len(ids), seen.pairs)
+    def request(self, step: BoundStep, at: int, ids: np.ndarray, request: SamplingRequest, row: int = 0) -> None:
+        """Have a step sample the id that follows its `ids` [T], in row `at` of the step's batch."""
+        counts = self._counts.get(row)
+        if counts is None or counts.prompt != request.prompt:
+            counts = self._counts[row] = TokenCounts(request.prompt)
+        if request.rule.penalises:
+            counts.add(self.tokens[row, counts.length :].tolist())
+            counts.add(ids.tolist())
+        step.request(at, request, self.length + len(ids), counts.pairs)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """Append ids in pieces of `chunk` rows; logits of the last one, float32 [batch, vocab]. All rows or none.
+        """Append ids in chunks; logits of the last token, float32 [batch, vocab]. After an error nothing is appended.
 
-        Where the rotation follows the longest position they are run in one piece, so that all get the same frequencies.
+        With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
-        need("chunk", chunk)
+        check_number("chunk", chunk)
         if chunk < 1:
-            raise UsageError("a chunk has at least one row", got=chunk)
+            raise UsageError("chunk is out of range", where="chunk", expected=">= 1", got=chunk)
         start = self.length
-        ids = self._fitting(ids)
+        ids = self._checked(ids)
         if start + ids.shape[1] > independent(self.program):
             chunk = ids.shape[1]
         try:
@@ -224,26 +234,26 @@ class Rows:
         return self._logits
 
     def refill(self) -> None:
-        """Run the tokens again with the model as it is now: the bits of a fresh prefill.
+        """Run the tokens again with the model's current state: equals a new prefill, bit for bit.
 
-        If that fails the cache keeps its tokens and stays stale, so that it can be tried again.
+        If that fails, the cache keeps its tokens and stays stale, so it can be tried again.
         """
         tokens = self.tokens
         if not tokens.shape[1]:
             return
-        check_ids(tokens, vocabulary(self.program))  # some rows may have none: say so before they are lost
+        check_ids(tokens, vocabulary(self.program))  # raises for unknown ids (-1) before entries are dropped
         self.reset()
         try:
             self.prefill(tokens)
         except BaseException:
             self.tokens, self.fingerprints = tokens, dict.fromkeys(self._current(), MIXED)
-            self._regrow(tokens.shape[1])
+            self._set_length(tokens.shape[1])
             raise
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """Logits behind the last token, float32 [batch, vocab]: as computed, or again if the model changed since.
+        """Logits after the last token, float32 [batch, vocab]; recomputed if the model changed since.
 
-        The rows stay as they are, to the bit. Raises: PromptError for an empty cache; StaleCache.
+        The entries stay equal, bit for bit. Raises: PromptError for an empty cache; StaleCache.
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
@@ -251,51 +261,48 @@ class Rows:
             if not allow_stale:
                 self.check()
             tokens, at = self.tokens, self.length - 1
-            if not at and not all(self.validity().values()):  # nothing is left that would be of another model
+            if not at and not all(self.validity().values()):  # one stale entry: refill computes all of it
                 self.refill()
                 return self.last_logits()
-            self._own(at)
-            held = [row.copy() for row in self._row(at)]
-            self.cut(at)
+            self._make_writable(at)
+            saved = [entry.copy() for entry in self._entry(at)]
+            self.rollback(at)
             logits = None
             try:
                 self.step(tokens[:, -1:], allow_stale=allow_stale)
                 logits = self._logits
             finally:
-                self._regrow(at + 1)
-                for row, bits in zip(self._row(at), held, strict=True):
-                    row.copy_from(bits)
-                self.tokens, self._logits, self._drawn = tokens, logits, None
+                self._set_length(at + 1)
+                for entry, bits in zip(self._entry(at), saved, strict=True):
+                    entry.copy_from(bits)
+                self.tokens, self._logits, self._sampled = tokens, logits, None
         assert self._logits is not None
         return self._logits
 
-    def _fitting(self, ids: np.ndarray) -> np.ndarray:
+    def _checked(self, ids: np.ndarray) -> np.ndarray:
         ids = check_ids(ids, vocabulary(self.program))
         if len(ids) != self.batch:
-            raise PromptError("the cache is for another number of sequences", expected=self.batch, got=len(ids))
+            raise PromptError("the ids have another number of rows than the cache has sequences", expected=self.batch,
+                              got=len(ids))  # fmt: skip
         left = self.capacity - self.length
         if ids.shape[1] > left:
-            raise CacheFull(
-                "the cache has no room for these tokens",
-                expected=f"<= {left}",
-                got=ids.shape[1],
-                fix="model.new_cache with more room",
-            )
+            raise CacheFull("the cache has no room for these tokens", expected=f"<= {left}", got=ids.shape[1],
+                            fix="model.new_cache with a larger capacity")  # fmt: skip
         return ids
 
-    # -- the model behind them ---------------------------------------------------------------------------------------
+    # -- validity ----------------------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:
-        """Attention path -> whether its rows are what the program would compute now."""
+        """Attention path -> whether its entries equal those the program would compute now."""
         now = self._current() if program is None else fingerprints(program)
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
     def check(self) -> None:
-        """Raises: StaleCache naming the attention nodes whose keys or values an edit changed, and the edits since."""
-        stale = sorted(path for path, fine in self.validity().items() if not fine) if self.length else []
+        """Raises: StaleCache naming the attention nodes with stale entries, and the edits since they were computed."""
+        stale = sorted(path for path, valid in self.validity().items() if not valid) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
             error = StaleCache(
-                "the model was changed upstream of cached keys and values",
+                "the model changed upstream of cached keys and values",
                 where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
                 got="; ".join(since[-3:]) or "weights written in place",
                 fix="model.reprefill(cache), or cache.reset()",
@@ -305,7 +312,7 @@ class Rows:
         self._valid_at = self.program.version
 
     def admit(self, allow_stale: bool) -> None:
-        """Check rows against the model; note what is run on although stale, and what is no longer filled."""
+        """Check entries before a step, and update their fingerprints. Raises: StaleCache unless `allow_stale`."""
         if not self.length:
             self._start()
             self.fingerprints, self.stale_runs = dict(self._current()), ()
@@ -319,11 +326,11 @@ class Rows:
         except StaleCache as error:
             if not allow_stale or not self._fits():
                 raise
-            self._note(error.layers)
+            self._record_stale(error.layers)
         stale = set(self.stale_runs)
         self.fingerprints = {path: MIXED if path in stale else now for path, now in self._current().items()}
 
-    def _note(self, layers: tuple[str, ...]) -> None:
+    def _record_stale(self, layers: tuple[str, ...]) -> None:
         if set(layers) <= set(self.stale_runs):
             return
         self.stale_runs = tuple(sorted({*self.stale_runs, *layers}))
@@ -347,43 +354,40 @@ class Rows:
 
     # -- going back --------------------------------------------------------------------------------------------------
     def reset(self) -> None:
-        """Forget all rows."""
+        """Drop all entries."""
         self.truncate(0)
 
     def reusable(self, ids: np.ndarray) -> int:
-        """Rows with which a run of the prompt `ids` [T] may begin: it has the same ids there, and one is left to run.
+        """Number of leading entries that a run of the prompt `ids` [T] can reuse; at least one token is left to run.
 
-        Where the rotation follows the longest position, only those that a prompt of that length would have.
+        With dynamic RoPE, 0 for a prompt that is long enough to change the frequencies.
         """
         if len(ids) > independent(self.program):
             return 0
-        held = self.tokens[0][: min(len(ids) - 1, self._stretched)]
-        same = held == ids[: len(held)]
-        return int(len(held) if same.all() else np.argmin(same))
+        known = self.tokens[0][: min(len(ids) - 1, self._long_from)]
+        same = known == ids[: len(known)]
+        return int(len(known) if same.all() else np.argmin(same))
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` rows. Raises: CacheFull if there are fewer."""
-        need("length", length)
+        """Keep the first `length` entries. Raises: CacheFull if there are fewer."""
+        check_number("length", length)
         if not 0 <= length <= self.length:
-            raise CacheFull("the cache has fewer rows", expected=f"0..{self.length}", got=length)
-        self.cut(length)
+            raise CacheFull("the cache has fewer entries", where="length", expected=f"0..{self.length}", got=length)
+        self.rollback(length)
 
     def _forget(self, length: int) -> None:
-        """Drop the ids behind `length`, and what was said behind them."""
-        self.tokens, self._logits, self._drawn = self.tokens[:, :length], None, None
-        self._seen.clear()
-        if length <= self._stretched:
-            self._stretched = ENDLESS
+        """Drop ids from `length` on, and all facts about them."""
+        self.tokens, self._logits, self._sampled = self.tokens[:, :length], None, None
+        self._counts.clear()
+        if length <= self._long_from:
+            self._long_from = ENDLESS
 
 
-def need_rows_of(program: Program, cache: object) -> None:
-    """Raises: StaleCache for a cache of another model, whose rows and program are not this one's; UsageError."""
-    if not isinstance(cache, Rows):
-        raise UsageError(
-            "this is no cache",
-            got=type(cache).__name__,
-            fix="model.new_cache(tokens).sequence(), or model.new_cache(tokens, kind='static')",
-        )
+def check_cache_of(program: Program, cache: object) -> None:
+    """Raises: UsageError if this is not a cache; StaleCache for the cache of another model."""
+    if not isinstance(cache, KVCache):
+        raise UsageError("this is not a KV cache", got=type(cache).__name__,
+                         fix="model.new_cache(tokens).sequence(), or kind='static'")  # fmt: skip
     if cache.program is not program:
         raise StaleCache("the cache belongs to another model", where=cache.program.name, fix="model.new_cache(tokens)")
 
@@ -392,14 +396,14 @@ _ALIGNED = 64
 
 
 def fill(array: NDArray, value: float) -> None:
-    """Write one number everywhere."""
+    """Fill an array with one number."""
     if array.size:
         array.copy_from(from_numpy(np.float32(value)).expand(*array.shape))
 
 
 def filled(spec: Spec, value: float, device: Device) -> NDArray:
-    """A new array of one number. Raises: MemoryError."""
-    if device == CPU and not value:  # pages that nobody writes take no memory; where it begins decides on last bits
+    """A new array filled with one number. Raises: MemoryError."""
+    if device == CPU and not value:  # unwritten pages take no memory; alignment decides last bits of products
         block = np.zeros(spec.nbytes + _ALIGNED, np.uint8)
         start = -block.ctypes.data % _ALIGNED
         host = block[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.sizes)
@@ -410,13 +414,13 @@ def filled(spec: Spec, value: float, device: Device) -> NDArray:
 
 
 def numbers(array: NDArray) -> np.ndarray:
-    """Elements as numpy, shared where it knows the dtype and the memory is the host's; others widened to float32."""
+    """Elements as numpy: a view where possible; dtypes that numpy lacks are widened to float32."""
     return array.to_numpy("float32" if array.dtype.as_bits else None)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A place in a sequence to come back to: its ids, the logits behind them, and of which state of the model."""
+class StaticSnapshot:
+    """State of a `StaticCache`: its ids, the logits after them, and the model state that computed these."""
 
     tokens: np.ndarray
     logits: np.ndarray | None
@@ -424,45 +428,45 @@ class Snapshot:
 
     @property
     def length(self) -> int:
-        """Rows at that time."""
+        """Number of entries at that time."""
         return self.tokens.shape[1]
 
     def release(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the snapshot owns no entries."""
 
 
-class Cache(Rows):
+class StaticCache(KVCache):
     """Contiguous keys and values of `batch` sequences of equal length.
 
     Attributes:
-        variables: the carried states by key.
-        device: where they lie, and steps run.
-        steps: what runs them.
+        variables: the cache states by key.
+        device: of the entries and of the steps.
+        steps: compiled steps.
     """
 
     def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
-        need("batch", batch)
-        need("tokens", capacity)
-        if batch < 1 or capacity < 1:
-            raise UsageError("a cache has at least one sequence and one row", got=f"batch {batch}, capacity {capacity}")
-        super().__init__(program, batch, Watch(program))
+        for name, value in (("batch", batch), ("tokens", capacity)):
+            check_number(name, value)
+            if value < 1:
+                raise UsageError(f"{name} is out of range", where=name, expected=">= 1", got=value)
+        super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}
-        self.steps = Steps(program, lambda last_only: derived_for(program, capacity, last_only), device)
+        self.steps = StepPlans(program, lambda last_only: derived_for(program, capacity, last_only), device)
         try:
             self._start()
         except MemoryError as error:
-            raise UsageError("there is no memory for so many rows", where="tokens", got=str(error)) from error
+            raise UsageError("not enough memory for this cache", where="tokens", got=str(error)) from error
         self.fingerprints = dict(self._current())
 
     @property
     def capacity(self) -> int:
-        """Rows it holds."""
+        """Largest possible length."""
         return self._capacity
 
     @property
     def length(self) -> int:
-        """Rows filled."""
+        """Number of entries per sequence."""
         return int(self.variables[LENGTH].item())
 
     @property
@@ -470,16 +474,18 @@ class Cache(Rows):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
-        length, rows = self.length, ids.shape[1]
-        fed = self.steps.space(not all_logits, self.batch, rows, self.variables)
-        fed.hosts["ids"][...] = ids
-        if "positions" in fed.hosts:
-            fed.hosts["positions"][...] = np.arange(length, length + rows)
-        fed.ask_nothing()
-        for row, draw in enumerate(() if all_logits else draws):
-            self.ask(fed, row, ids[row], draw, row)
-        return fed.run()
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
+        length, count = self.length, ids.shape[1]
+        step = self.steps.bound(not all_logits, self.batch, count, self.variables)
+        step.hosts["ids"][...] = ids
+        if "positions" in step.hosts:
+            step.hosts["positions"][...] = np.arange(length, length + count)
+        step.clear_requests()
+        for row, request in enumerate(() if all_logits else requests):
+            self.request(step, row, ids[row], request, row)
+        return step.run()
 
     def _fits(self) -> bool:
         sizes, states = {"B": self.batch}, self.steps.derived().states
@@ -491,37 +497,33 @@ class Cache(Rows):
             self.steps.spaces.clear()
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
-    # -- going back --------------------------------------------------------------------------------------------------
-    def cut(self, length: int) -> None:
-        """As `Rows.cut`."""
+    def rollback(self, length: int) -> None:
+        """As `KVCache.rollback`."""
         for key, variable in self.variables.items():
             if key != LENGTH:
                 fill(variable.own()[:, :, length:], 0.0)
-        self._regrow(length)
+        self._set_length(length)
         self._forget(length)
 
-    def _row(self, at: int) -> Iterator[NDArray]:
+    def _entry(self, at: int) -> Iterator[NDArray]:
         for key, variable in self.variables.items():
             if key != LENGTH:
                 yield variable.own()[:, :, at]
 
-    def _regrow(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
 
-    def snapshot(self) -> Snapshot:
-        """A place to come back to; costs the ids, not the rows."""
-        return Snapshot(self.tokens, self._logits, self._watch.mark)
+    def snapshot(self) -> StaticSnapshot:
+        """Remember the current ids; entries are not copied."""
+        return StaticSnapshot(self.tokens, self._logits, self._watch.mark)
 
-    def restore(self, mark: Snapshot) -> None:
-        """Go back to a snapshot, any number of times. Raises: UsageError if its rows were overwritten since."""
-        if not isinstance(mark, Snapshot):
-            raise UsageError("not a snapshot", got=type(mark).__name__, expected="what cache.snapshot() gave")
+    def restore(self, mark: StaticSnapshot) -> None:
+        """Return to a snapshot, any number of times. Raises: UsageError if its entries were overwritten since."""
+        if not isinstance(mark, StaticSnapshot):
+            raise UsageError("not a snapshot", got=type(mark).__name__, expected="a result of cache.snapshot()")
         if not np.array_equal(self.tokens[:, : mark.length], mark.tokens):
-            raise UsageError(
-                "rows of this snapshot were dropped or overwritten",
-                expected=f"{mark.length} rows",
-                got=f"{self.length} rows",
-                fix="cache.reset(); model.prefill(cache, mark.tokens)",
-            )
+            raise UsageError("entries of this snapshot were dropped or overwritten", expected=f"{mark.length} entries",
+                             got=f"{self.length} entries",
+                             fix="cache.reset(); model.prefill(cache, mark.tokens)")  # fmt: skip
         self.truncate(mark.length)
         self._logits, self._logits_of = mark.logits, mark.model

@@ -1,5 +1,6 @@
-"""The program behind a KV cache: a model's program with rows carried behind every causal attention, and the digests
-that say what those rows depend on.
+"""Programs with a KV cache: derived from a model's program, with cache states at every causal attention.
+
+Fingerprints identify the structure and weights that cached keys and values depend on.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from graphwright.program.validate import refuse_broken
 if TYPE_CHECKING:
     from graphwright.array import Device, Dim, DType, NDArray
     from graphwright.graph import NodeId
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.sampling import SamplingRequest
     from graphwright.plan import Executable
     from graphwright.program import Program
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
-"""Inputs by which the next ids are drawn: operands of the op `choose`."""
+"""Inputs for sampling the next ids: operands of the op `sample_token`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A program with cache, made of one version of a model's program.
+    """A program with cache, derived from one version of a model's program.
 
     Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`; feeds as the model's, and
-            where it gives the last logits only also those of `CHOICE`, for the output `ids` [B].
-        states: key -> shape and dtype of its cache states.
+        program: has states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it
+            returns only the last logits, also `CHOICE`, for the output `ids` [B].
+        states: key -> shape and dtype of the cache states.
     """
 
     program: Program
@@ -50,30 +51,30 @@ class Derived:
 
 
 _derived: WeakKeyDictionary[Program, OrderedDict[tuple[int, int, bool], Derived]] = WeakKeyDictionary()
-_KEPT = 8  # derived programs per model: a few capacities, each with and without all logits
+_MEMO = 8  # derived programs per model: a few capacities, each with and without all logits
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
-    """`derive`, once per version and capacity, so that caches of one size share their plans."""
+    """`derive`, memoised by version and capacity, so that caches of one size share their plans."""
     known, key = _derived.setdefault(p, OrderedDict()), (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
         del known[old]
     if key not in known:
         known[key] = derive(p, capacity, last_only)
-        if len(known) > _KEPT:
+        if len(known) > _MEMO:
             known.popitem(last=False)
     known.move_to_end(key)
     return known[key]
 
 
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
-    """The model's program with a cache behind every causal attention.
+    """Derive the model's program with a cache at every causal attention.
 
     Args:
         p: a model's program.
-        capacity: rows of the cache; a name where they are as many as there are tokens.
-        last_only: give logits of the last position only, so that the head runs on one row, and the ids drawn from them.
-    Raises: UsageError for an attention that sees later keys or brings its own mask: it has no rows to carry.
+        capacity: entries of the cache; a dimension name if it equals the number of tokens.
+        last_only: return logits of the last position only, so that the head runs on one row, and ids sampled from them.
+    Raises: UsageError for an attention that sees later keys or has its own mask: its keys cannot be cached.
     """
     states: dict[str, Spec] = {}
 
@@ -84,17 +85,13 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
         attrs, path = _cacheable(p, node), p.path(node)
         length = new.value(LENGTH)
-        held = []
-        for name, rows in zip("kv", operands[1:3], strict=True):
-            spec = new.spec(rows)
-            key = f"cache.{path}.{name}"
+        cached = []
+        for name, added in zip("kv", operands[1:3], strict=True):
+            spec, key = new.spec(added), f"cache.{path}.{name}"
             states[key] = Spec(("B", spec.shape[1], capacity, spec.shape[3]), spec.dtype)
-            state = _state(new, key, states[key])
-            grown = Value(new.add_op("kv_append", [state, rows, length], {}, f"{key}.grown"))
-            new.add_write(state, grown, f"{key}.next")
-            held.append(grown)
+            cached.append(_append(new, key, states[key], "kv_append", added, length))
         extra = {**attrs, "optional": ("q_start",)}
-        return Value(new.add_op("sdpa", [operands[0], *held, length], extra, path))
+        return Value(new.add_op("sdpa", [operands[0], *cached, length], extra, path))
 
     derived, _ = rewrite(p, f"{p.name} (cached)", {"sdpa": attention}, start)
     ids = derived.value("ids")
@@ -103,7 +100,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived)
-        _choose(derived, capacity)
+        _add_sampling(derived, capacity)
     return Derived(derived, states)
 
 
@@ -111,16 +108,16 @@ TABLE, LENGTHS = "cache.table", "cache.lengths"
 
 
 def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DType | None = None) -> Derived:
-    """As `derive`, with rows in blocks of a pool; takes `cache.table` int32 [B, blocks] and `cache.lengths` [B] too.
+    """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
 
-    These are inputs and no states: sequences own them, and may be in another batch in the next step. Their memory is
-    the plan's, so a captured step reads them where they lie.
+    Table and lengths are inputs, not states: sequences own them, and may be in another batch in the next step. The plan
+    owns their memory, so a captured step reads them at fixed addresses.
 
     Args:
         p: a model's program.
-        blocks, block: blocks in the pool, and rows in one.
-        last_only: as there.
-        kind: dtype that rows are held in; that of the activations by default.
+        blocks, block: number of blocks in the pool, and of entries per block.
+        last_only: as in `derive`.
+        kind: dtype of the entries; that of the activations by default.
     """
     states: dict[str, Spec] = {}
 
@@ -130,47 +127,51 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
         attrs, path = _cacheable(p, node), p.path(node)
-        places = (new.value(TABLE), new.value(LENGTHS))
-        held = []
-        for name, rows in zip("kv", operands[1:3], strict=True):
-            spec = new.spec(rows)
-            key = f"cache.{path}.{name}"
+        blocks_of = (new.value(TABLE), new.value(LENGTHS))
+        cached = []
+        for name, added in zip("kv", operands[1:3], strict=True):
+            spec, key = new.spec(added), f"cache.{path}.{name}"
             states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), kind or spec.dtype)
-            state = _state(new, key, states[key])
-            grown = Value(new.add_op("kv_append_paged", [state, rows, *places], {}, f"{key}.grown"))
-            new.add_write(state, grown, f"{key}.next")
-            held.append(grown)
+            cached.append(_append(new, key, states[key], "kv_append_paged", added, *blocks_of))
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
-        return Value(new.add_op("sdpa_paged", [operands[0], *held, *places], extra, path))
+        return Value(new.add_op("sdpa_paged", [operands[0], *cached, *blocks_of], extra, path))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
     if last_only:
         _keep_last(derived)
-        _choose(derived, blocks * block)
+        _add_sampling(derived, blocks * block)
     return Derived(derived, states)
 
 
 def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
-    """Attributes of an attention whose rows can be carried. Raises: UsageError."""
+    """Attributes of an attention whose keys can be cached. Raises: UsageError."""
     attrs = p.attrs(node)
     if not attrs["causal"] or attrs["optional"]:
         raise UsageError(
-            "only plain causal attention can be cached",
+            "this attention cannot be cached: it is not plain causal attention",
             where=p.path(node),
             expected="causal=True, optional=()",
             got=f"causal={attrs['causal']}, optional={attrs['optional']}",
-            fix="use model.logits",
+            fix="use model.logits, which needs no cache",
         )
     return attrs
 
 
 def _state(new: Program, key: str, spec: Spec) -> Value:
-    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # each cache brings its own
+    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # caches bind their own
     return Value(new.add_source(STATE, key, spec, {"key": key}))
 
 
+def _append(new: Program, key: str, spec: Spec, op: str, added: Value, *operands: Value) -> Value:
+    """Add a cache state, and the op that appends entries to it."""
+    state = _state(new, key, spec)
+    grown = Value(new.add_op(op, [state, added, *operands], {}, f"{key}.grown"))
+    new.add_write(state, grown, f"{key}.next")
+    return grown
+
+
 def _keep_last(p: Program) -> None:
-    """Cut all but the last position off where `logits` is made: before a linear head, else behind it."""
+    """Return the logits of the last position only; slice before a linear head, else after it."""
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
     source = p.operands(out.node)[0] if head else out
@@ -181,8 +182,8 @@ def _keep_last(p: Program) -> None:
     p.set_outputs({"logits": last})
 
 
-def _choose(p: Program, most: Dim) -> None:
-    """Draw the next ids from the last logits; a text has at most so many different ones."""
+def _add_sampling(p: Program, most: Dim) -> None:
+    """Sample the next ids from the last logits; `most` is the largest number of different ids in a text."""
     logits = p.output("logits")
     batch, _, vocab = p.spec(logits).shape
     pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
@@ -191,15 +192,15 @@ def _choose(p: Program, most: Dim) -> None:
     rows = Value(p.add_op("squeeze", [logits], {"axes": (1,)}, p.free_name("choice.logits")))
     if p.spec(rows).dtype is not float32:
         rows = Value(p.add_op("cast", [rows], {"dtype": float32}, p.free_name("choice.widened")))
-    chosen = Value(p.add_op("choose", [rows, *how], {}, p.free_name("choice")))
+    chosen = Value(p.add_op("sample_token", [rows, *how], {}, p.free_name("choice")))
     p.set_outputs({"logits": logits, "ids": chosen})
 
 
 def fingerprints(p: Program) -> dict[str, str]:
     """Attention path -> BLAKE2b-128 over the structure and weights that its keys and values depend on.
 
-    A weight that lies untouched in an opened file counts by reference, so that no payload is read. What a query does
-    with the rows (scale, window) does not enter: it changes no row of its own layer.
+    An unchanged weight of an opened file is identified by reference, so its payload is not read. Attributes that only
+    queries use (scale, window) are not included: they change no entry of their own layer.
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
@@ -220,7 +221,7 @@ def fingerprints(p: Program) -> dict[str, str]:
 
 
 def with_padding(p: Program) -> Program:
-    """A program that takes `mask` too; every attention hides the keys where it is false."""
+    """Add an input `mask` that hides keys from every attention where it is false."""
 
     def start(new: Program) -> None:
         new.add_source(INPUT, "mask", Spec(("B", "T"), bool_), {})
@@ -228,18 +229,18 @@ def with_padding(p: Program) -> Program:
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value | None:
         attrs = p.attrs(node)
         if "key_mask" in attrs["optional"]:
-            return None  # it has a mask of its own
+            return None  # it already has a mask
         extra = {**attrs, "optional": ("key_mask", *attrs["optional"])}
         return Value(new.add_op("sdpa", [*operands[:3], new.value("mask"), *operands[3:]], extra, p.path(node)))
 
     return rewrite(p, f"{p.name} (padded)", {"sdpa": attention}, start)[0]
 
 
-EXECUTOR = "auto"  # of the plans: the VM, which reads weights as they are stored, where it is built
+EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype
 
 
-class Fed:
-    """A workspace with arrays of its own for the inputs: a step writes to them and allocates none.
+class BoundStep:
+    """A workspace with arrays of its own for the inputs: a step writes into them and allocates nothing.
 
     Attributes:
         space: the workspace.
@@ -251,44 +252,41 @@ class Fed:
         self._arrays = [empty(spec.sizes, spec.dtype) for spec in space.plan.inputs.values()]
         self.hosts = {name: a.to_numpy() for name, a in zip(space.plan.inputs, self._arrays, strict=True)}
 
-    def ask(self, row: int, draw: Draw, position: int, seen: np.ndarray) -> None:
-        """Have the id at a position drawn; `seen` as `Seen.pairs`."""
+    def request(self, row: int, request: SamplingRequest, position: int, counts: np.ndarray) -> None:
+        """Sample the id at a position in this step; `counts` as `TokenCounts.pairs`."""
         hosts = self.hosts
-        hosts[RULES][row], hosts[KEYS][row] = draw.rule.numbers(), draw.keys(position)
+        hosts[RULES][row], hosts[KEYS][row] = request.rule.numbers(), request.keys(position)
         most = hosts[SEEN].shape[1]
-        hosts[SEEN][row, : len(seen)] = seen[:most]  # as many as there may be need no end
+        hosts[SEEN][row, : len(counts)] = counts[:most]  # a full row needs no end mark
 
-    def ask_nothing(self) -> None:
-        """Have no ids drawn."""
+    def clear_requests(self) -> None:
+        """Sample no ids in this step."""
         if KEYS in self.hosts:
             self.hosts[KEYS][:, 2] = -1
 
     def run(self) -> tuple[NDArray, np.ndarray | None]:
-        """Logits for what lies in the inputs; and the ids drawn from them [B], where they are of the last rows only."""
+        """Run on the current inputs: logits, and sampled ids [B] if only the last logits are returned."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 
 
-class Steps:
-    """Workspaces of a cache by (last row only, sequences, rows); those of an earlier state of the model are dropped.
+class StepPlans:
+    """Bound steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
 
     Args:
         program: of the model.
-        derive: whether only the last row's logits are wanted -> the program behind the cache.
-        device: where steps run.
-
-    Attributes:
-        spaces: those there are.
+        derive: last logits only -> the program with cache.
+        device: of the steps.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:
         self.program, self.device, self._make = program, device, derive
-        self.spaces: dict[tuple[bool, int, int], Fed] = {}
+        self.spaces: dict[tuple[bool, int, int], BoundStep] = {}
         self._derived: dict[bool, Derived] = {}
         self._version = program.version
 
     def derived(self, last_only: bool = True) -> Derived:
-        """The program behind the cache, of the model as it is."""
+        """The program with cache, of the model's current version."""
         if self._version != self.program.version:
             self._version = self.program.version
             self._derived.clear()
@@ -297,11 +295,11 @@ class Steps:
             self._derived[last_only] = self._make(last_only)
         return self._derived[last_only]
 
-    def space(self, last_only: bool, batch: int, rows: int, variables: Mapping[str, Variable]) -> Fed:
-        """The workspace of a step, made at its first use over the carried states `variables`."""
-        p, key = self.derived(last_only).program, (last_only, batch, rows)
+    def bound(self, last_only: bool, batch: int, tokens: int, variables: Mapping[str, Variable]) -> BoundStep:
+        """The step of this shape over the cache states `variables`; compiled at its first use."""
+        p, key = self.derived(last_only).program, (last_only, batch, tokens)
         if key not in self.spaces:
-            specs = {p.path(n): p.spec(n).bind({"B": batch, "T": rows}) for n in p.inputs()}
+            specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
             plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
-            self.spaces[key] = Fed(plan.new_executable(variables))
+            self.spaces[key] = BoundStep(plan.new_executable(variables))
         return self.spaces[key]

@@ -1,7 +1,7 @@
-"""From logits to the next token: the order and formulas that transformers users know, and a draw that is reproducible.
+"""Sampling: from logits to the next token, with the rules of transformers in their order, reproducibly.
 
-The op `choose` does it, within a step or on the host. The draw is Gumbel-max over Philox keyed by (seed, stream,
-position), so it does not depend on batch mates or chunking.
+The op `sample_token` applies the rules, within a compiled step or on the host. It samples by Gumbel-max over Philox
+keyed by (seed, stream, position), so a token does not depend on other sequences of the batch or on chunking.
 """
 
 from __future__ import annotations
@@ -9,48 +9,48 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from graphwright.array import from_numpy
-from graphwright.errors import ComputeError, ShapeError, UsageError
+from graphwright.errors import NonFinite, ShapeError, UsageError
 from graphwright.ops import compute, get
-from graphwright.ops.choose import RULES
+from graphwright.ops.sampling import RULES
 
 _END = np.array([[-1, 0]], np.int32)
 
 
-class Seen:
-    """The ids of a text and how often each is in its output, kept up to date in place.
+class TokenCounts:
+    """The token ids of a text, and how often each occurs in its output; updated in place.
 
     Args:
-        prompt: ids that are no output, from the beginning of the text.
+        prompt: number of ids at the start of the text that are not output.
 
     Attributes:
-        length: ids that were counted.
+        length: number of ids counted so far.
     """
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0
-        self._places: dict[int, int] = {}
+        self._index: dict[int, int] = {}
         self._pairs = np.repeat(_END, 64, axis=0)
 
     def add(self, ids: Iterable[int]) -> None:
-        """Count the ids that follow; those below 0 are not known."""
+        """Count further ids; ids below 0 are unknown and only add to the length."""
         for token in ids:
-            place = self._places.setdefault(token, len(self._places)) if token >= 0 else -1
-            if place == len(self._pairs) - 1:  # behind them stays an end
+            at = self._index.setdefault(token, len(self._index)) if token >= 0 else -1
+            if at == len(self._pairs) - 1:  # the last row stays an end mark
                 self._pairs = np.concatenate([self._pairs, np.repeat(_END, len(self._pairs), axis=0)])
-            if place >= 0:
-                self._pairs[place, 0] = token
-                self._pairs[place, 1] += self.length >= self.prompt
+            if at >= 0:
+                self._pairs[at, 0] = token
+                self._pairs[at, 1] += self.length >= self.prompt
             self.length += 1
 
     @property
     def pairs(self) -> np.ndarray:
         """(id, count) int32 [n + 1, 2], ended by -1."""
-        return self._pairs[: len(self._places) + 1]
+        return self._pairs[: len(self._index) + 1]
 
 
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -58,38 +58,35 @@ _MOST = float(np.finfo(np.float32).max)
 _WORD = (1 << 64) - 1
 
 
-class NonFinite(ComputeError):
-    """A value that is NaN or infinite where a number is needed."""
-
-
-def need(name: str, value: object, kind: type = Integral) -> None:
-    """Raises: UsageError if an option is no number of this kind."""
+def check_number(name: str, value: object, kind: type = Integral) -> None:
+    """Raises: UsageError if an option is not a number of this kind."""
     if not isinstance(value, kind):
-        raise UsageError(f"{name} is no number of this kind", where=name, expected=kind.__name__.lower(), got=value)
+        article = "an integer" if kind is Integral else "a number"
+        raise UsageError(f"{name} must be {article}", where=name, got=value)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen; every default leaves the logits as they are, and temperature 0 takes the largest.
+    """Rules for sampling a token; the defaults change no logits, and temperature 0 takes the largest.
 
-    The order is that of the attributes: penalties, processors, temperature, top_k, top_p, min_p.
+    Rules apply in the order of the attributes: penalties, processors, temperature, top_k, top_p, min_p.
 
     Attributes:
         repetition_penalty: divide (positive) or multiply (negative) logits of tokens in prompt or output.
         presence: subtract from logits of tokens in the output.
         frequency: subtract times the count in the output.
-        processors: functions of (ids so far [T], logits float32 [V]) that return logits of that shape and dtype.
-        temperature: 0 for the largest logit (lowest id on ties), else logits are divided by it.
+        processors: functions of (ids so far [T], logits float32 [V]) that return logits of the same shape and dtype.
+        temperature: divisor of the logits; 0 takes the largest logit (lowest id on ties).
         top_k: keep the k largest, lower ids on ties; 0 keeps all.
-        top_p: keep the shortest prefix of the falling order whose probability reaches it, at least one.
-        min_p: keep tokens of at least this share of the largest probability.
-        seed: of the draw.
+        top_p: keep the fewest most probable tokens whose total probability reaches it, at least one.
+        min_p: keep tokens with at least this share of the largest probability.
+        seed: of the random numbers.
     """
 
     repetition_penalty: float = 1.0
     presence: float = 0.0
     frequency: float = 0.0
-    processors: tuple[Processor, ...] = ()
+    processors: Sequence[Processor] = ()
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -98,16 +95,16 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence", "frequency"):
-            need(name, getattr(self, name), Real)
+            check_number(name, getattr(self, name), Real)
         for name in ("top_k", "seed"):
-            need(name, getattr(self, name), Integral)
+            check_number(name, getattr(self, name), Integral)
         if not isinstance(self.processors, tuple | list):
-            raise UsageError("processors are several functions", where="processors", got=repr(self.processors))
+            raise UsageError("processors must be a list of functions", where="processors", got=repr(self.processors))
         for processor in self.processors:
             if not callable(processor):
-                raise UsageError(
-                    "a processor is a function of ids and logits", where="processors", got=type(processor).__name__
-                )
+                raise UsageError("a processor is not callable", where="processors", expected="a function (ids, logits)",
+                                 got=type(processor).__name__)  # fmt: skip
+        object.__setattr__(self, "processors", tuple(self.processors))
         ranges = {
             "temperature": (self.temperature >= 0, ">= 0"),
             "top_k": (self.top_k >= 0, ">= 0"),
@@ -123,22 +120,22 @@ class Sampling:
 
     @property
     def penalises(self) -> bool:
-        """True if it matters what the text has so far, apart from processors."""
+        """True if a penalty depends on earlier tokens; processors are not considered."""
         return self.repetition_penalty != 1 or self.presence != 0 or self.frequency != 0
 
     def numbers(self) -> list[float]:
-        """The rules as the op `choose` takes them, in range of float32."""
+        """Operand `rules` of the op `sample_token`, clipped to float32."""
         return [min(max(float(getattr(self, name)), -_MOST), _MOST) for name in RULES]
 
     def keys(self, stream: int, position: int) -> tuple[int, int, int, int]:
-        """What else it takes, in range of int64."""
+        """Operand `keys` of the op `sample_token`, wrapped to int64."""
         seed = int(self.seed) & _WORD
         return seed - (_WORD + 1) * (seed >> 63), stream & 0xFFFFFFFF, position, min(int(self.top_k), _WORD >> 1)
 
     def filtered(
         self, logits: np.ndarray, prompt: np.ndarray | None = None, output: np.ndarray | None = None
     ) -> np.ndarray:
-        """Logits [V] float32 after all rules; -inf where a token was dropped.
+        """Apply all rules: logits [V] float32, with -inf for dropped tokens.
 
         Args:
             logits: of the model, [V].
@@ -147,7 +144,7 @@ class Sampling:
         """
         return self._run(logits, 0, 0, prompt, output)[1]
 
-    def choose(
+    def sample(
         self,
         logits: np.ndarray,
         position: int,
@@ -155,7 +152,7 @@ class Sampling:
         prompt: np.ndarray | None = None,
         output: np.ndarray | None = None,
     ) -> int:
-        """The next token for logits [V] at an absolute position: what a step draws. Raises: NonFinite."""
+        """Sample the next token for logits [V] at an absolute position, as a compiled step does. Raises: NonFinite."""
         _check(logits, "the logits", position)
         token, z = self._run(logits, position, stream, prompt, output)
         if token < 0:
@@ -165,9 +162,9 @@ class Sampling:
     def _run(
         self, logits: np.ndarray, position: int, stream: int, prompt: np.ndarray | None, output: np.ndarray | None
     ) -> tuple[int, np.ndarray]:
-        """Id and kept logits by the op `choose`, between whose penalties and other rules the processors stand."""
+        """Sampled id and filtered logits, by the op `sample_token`; processors run after its penalties."""
         parts = [np.zeros(0, np.int64) if ids is None else np.asarray(ids, np.int64) for ids in (prompt, output)]
-        seen = Seen(len(parts[0]))
+        seen = TokenCounts(len(parts[0]))
         for part in parts if self.penalises else ():
             seen.add(part.tolist())
         z, keys = np.array(logits, np.float32), self.keys(stream, position)
@@ -185,14 +182,14 @@ class Sampling:
 
 
 def _check(z: np.ndarray, what: str, position: int) -> None:
-    """Raises: NonFinite for NaN, or where the largest is no number."""
+    """Raises: NonFinite if a logit is NaN or the largest is infinite."""
     most = z.max()
-    if not np.isfinite(most):  # NaN is the largest
+    if not np.isfinite(most):  # max() returns NaN if there is one
         raise NonFinite(
             f"{what} are not finite",
             where=f"position {position}",
             got=f"max {most}",
-            fix="model.program.run(...) shows every value; processors may also be at fault",
+            fix="model.program.run(...) shows every value; check processors too",
         )
 
 
@@ -200,7 +197,7 @@ def _choose(
     z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
 ) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
-    ids, kept = compute(get("choose"), [from_numpy(x[None]) for x in operands], {})
+    ids, kept = compute(get("sample_token"), [from_numpy(x[None]) for x in operands], {})
     return int(ids.item()), kept.to_numpy()[0]
 
 
@@ -209,7 +206,7 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
     made = np.asarray(processor(ids, z))
     if made.shape != z.shape or made.dtype != z.dtype:
         raise ShapeError(
-            "a processor returns logits of the shape and dtype it was given",
+            "a processor changed the shape or dtype of the logits",
             where=getattr(processor, "__name__", repr(processor)),
             expected=f"float32 {list(z.shape)}",
             got=f"{made.dtype} {list(made.shape)}",
@@ -224,14 +221,28 @@ def log_softmax(z: np.ndarray) -> np.ndarray:
     return (z - top - np.log(np.exp(z - top).sum())).astype(np.float32)
 
 
+class SamplingKeywords(TypedDict, total=False):
+    """Fields of `Sampling`, as keywords of `Model.decode`."""
+
+    repetition_penalty: float
+    presence: float
+    frequency: float
+    processors: Sequence[Processor]
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seed: int
+
+
 @dataclass(frozen=True, slots=True)
-class Draw:
-    """How the ids of one text are drawn.
+class SamplingRequest:
+    """How to sample the ids of one text.
 
     Attributes:
-        rule: the rules.
+        rule: the sampling rules.
         stream: number of the random stream.
-        prompt: ids of the text that are no output, from its beginning.
+        prompt: number of ids at the start of the text that are not output.
     """
 
     rule: Sampling = field(default_factory=Sampling)
@@ -239,15 +250,16 @@ class Draw:
     prompt: int = 0
 
     def keys(self, position: int) -> tuple[int, int, int, int]:
-        """Operand of the op for the id at a position; processors are functions of the host, where it is drawn then."""
+        """Operand `keys` for the id at a position; position -1 leaves sampling to the host, where processors run."""
         return self.rule.keys(self.stream, -1 if self.rule.processors else position)
 
-    def choose(self, logits: np.ndarray, ids: np.ndarray) -> int:
-        """The id behind `ids` [T] for logits [V], on the host. Raises: NonFinite."""
-        return self.rule.choose(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
+    def sample(self, logits: np.ndarray, ids: np.ndarray) -> int:
+        """Sample on the host the id that follows `ids` [T], from logits [V]. Raises: NonFinite."""
+        return self.rule.sample(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
 
 
-def need_one_each(draws: Sequence[Draw], sequences: int) -> None:
-    """Raises: UsageError unless there is a draw for every sequence, or none at all."""
-    if len(draws) not in (0, sequences):
-        raise UsageError("a draw for every sequence", where="draws", expected=sequences, got=len(draws))
+def check_one_each(requests: Sequence[SamplingRequest], sequences: int) -> None:
+    """Raises: UsageError unless there is one request per sequence, or none at all."""
+    if len(requests) not in (0, sequences):
+        raise UsageError("step needs one sampling request per sequence", where="requests", expected=sequences,
+                         got=len(requests))  # fmt: skip

@@ -1,6 +1,6 @@
 """One sequence in a paged cache: a list of blocks and a length. Forks share blocks; the first write copies one.
 
-Invariant: the length is the sequence's own, never the block's; rows behind it are nobody's and are not read.
+Invariant: a sequence reads only the entries below its own length, whatever its last block holds beyond.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.errors import BlockError, PromptError, Released
-from graphwright.models.generation.cache import CHUNK, ENDLESS, Rows, independent, numbers
-from graphwright.models.generation.sampling import need
+from graphwright.models.errors import BlockError, PromptError
+from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
+from graphwright.models.generation.sampling import check_number
 from graphwright.models.generation.text import check_ids
+from graphwright.program import Released
 
 if TYPE_CHECKING:
     from graphwright.models.generation.block_pool import BlockPool
     from graphwright.models.generation.paged import PagedCache
-    from graphwright.models.generation.sampling import Draw
+    from graphwright.models.generation.sampling import SamplingRequest
 
 
 class PagedSnapshot:
-    """A place of a sequence to come back to; holds its blocks until it is released.
+    """A state of a sequence; keeps its blocks until it is released.
 
     Attributes:
-        table: its blocks.
+        table: the blocks.
         tokens: ids at that time, [1, length].
     """
 
@@ -41,34 +42,34 @@ class PagedSnapshot:
         self.facts = s.facts()
         self.released = False
         s.cache.pool.hold(self.table)
-        s.cache.held(self)
-        finalize(self, _let_go, s.cache.pool, self.table)
+        s.cache.register(self)
+        finalize(self, _free, s.cache.pool, self.table)
 
     @property
     def length(self) -> int:
-        """Rows at that time."""
+        """Number of entries at that time."""
         return self.tokens.shape[1]
 
     def release(self) -> None:
-        """Let go of the blocks; again is no harm."""
+        """Free the blocks; a second call does nothing."""
         with self.cache.lock:
             self.released = True
-            _let_go(self.cache.pool, self.table)
+            _free(self.cache.pool, self.table)
 
 
-def _let_go(pool: BlockPool, table: list[int]) -> None:
+def _free(pool: BlockPool, table: list[int]) -> None:
     pool.drop(table)
     table.clear()
 
 
-class Sequence(Rows):
-    """Rows of one sequence; `PagedCache.sequence()` makes one.
+class Sequence(KVCache):
+    """The KV cache of one sequence, made by `PagedCache.sequence()`.
 
     Attributes:
-        cache: whose blocks it holds.
-        table: its blocks, in order.
-        reused: rows that the last prefill found in the cache.
-        stream: number of the random stream that `Model.decode` draws from: 0, and a number of its own for each fork.
+        cache: that provides the blocks.
+        table: the blocks, in order.
+        reused: entries that the last prefill found in the cache.
+        stream: number of the random stream that `Model.decode` draws from: 0, and another number for each fork.
     """
 
     def __init__(self, cache: PagedCache) -> None:
@@ -76,30 +77,30 @@ class Sequence(Rows):
         self.cache = cache
         self.table: list[int] = []
         self.reused = self.stream = 0
-        self._forks = count(1)  # numbers of streams, of all that come from one prompt
+        self._forks = count(1)  # stream numbers, shared by all forks of one prompt
         self._length = 0
-        self._given = ENDLESS  # the first row that was not computed here
+        self._given = ENDLESS  # first entry that was appended without computing it here
         self._released = False
         self._busy = RLock()
-        finalize(self, _let_go, cache.pool, self.table)
+        finalize(self, _free, cache.pool, self.table)
 
     @property
     def capacity(self) -> int:
-        """Rows that it could have, were it alone."""
+        """Largest possible length, if it were the only sequence."""
         return self.cache.pool.cap * self.cache.block
 
     @property
     def length(self) -> int:
-        """Rows filled. Raises: Released."""
+        """Number of entries. Raises: Released."""
         if self._released:
-            raise Released("this sequence was released", fix="cache.sequence()")
+            raise Released("this sequence was released", fix="cache.sequence() makes a new one")
         return self._length
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """This thread changes the sequence, and no other. Raises: UsageError if another one does already."""
+    def exclusive(self) -> Iterator[None]:
+        """Lock the sequence for this thread. Raises: UsageError if another thread is using it."""
         if not self._busy.acquire(blocking=False):
-            raise UsageError("a sequence is used by one thread at a time", fix="sequence.fork() per thread")
+            raise UsageError("another thread is using this sequence", fix="give each thread a sequence.fork()")
         try:
             with self.cache.lock:
                 yield
@@ -108,19 +109,24 @@ class Sequence(Rows):
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False, draws: Several[Draw] = ()
+        self,
+        ids: np.ndarray,
+        *,
+        all_logits: bool = False,
+        allow_stale: bool = False,
+        requests: Several[SamplingRequest] = (),
     ) -> NDArray:
-        """As `Rows.step`. Raises also: UsageError if another thread is in a step of this sequence."""
-        with self.alone():
-            return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, draws=draws)
+        """As `KVCache.step`. Raises also: UsageError if another thread is using this sequence."""
+        with self.exclusive():
+            return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, requests=requests)
 
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
-        """As `Rows.prefill`; the first rows may be found in the cache, `reused` says how many."""
-        with self.alone():
+        """As `KVCache.prefill`; the first `reused` entries were found in the cache."""
+        with self.exclusive():
             self.reused = 0
             if self.length:
                 return super().prefill(ids, chunk=chunk, allow_stale=allow_stale)
-            ids = self._fitting(ids)
+            ids = self._checked(ids)
             self.admit(allow_stale)
             if ids.shape[1] <= independent(self.program):
                 self.table[:] = self.cache.prefix.match(self.cache.root(self.fingerprints), ids[0])
@@ -129,113 +135,119 @@ class Sequence(Rows):
             try:
                 return super().prefill(ids[:, self._length :], chunk=chunk, allow_stale=allow_stale)
             except BaseException:
-                self.cut(0)
+                self.rollback(0)
                 raise
 
     def append(self, k: Several[Any], v: Several[Any], ids: Any = None) -> None:
-        """Rows computed elsewhere: per attention, k and v [kv heads, n, head dim]. The length rises once, at the end.
+        """Append entries computed elsewhere: per attention, k and v [kv heads, n, head dim].
 
-        They are this sequence's and its forks' alone, and not kept for prompts that begin alike.
+        They belong to this sequence and its forks, and are not cached for other prompts.
 
         Args:
-            k, v: rows.
-            ids: of these rows, [n]; without them they cannot be computed again.
-        Raises: ShapeError, DTypeError, PromptError for ids that are none or not n, CacheFull: with nothing changed.
+            k, v: the entries.
+            ids: of these entries, [n]; without ids they cannot be recomputed.
+        Raises: ShapeError, DTypeError, PromptError, CacheFull: with nothing changed.
         """
-        with self.alone():
+        with self.exclusive():
             pools, length = self.cache.pools(), self.length
             if 2 * len(k) != len(pools) or len(v) != len(k):
-                expected, got = len(pools) // 2, (len(k), len(v))
-                raise ShapeError("a key and a value for every attention", expected=expected, got=got)
-            rows = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
-            n = rows[0].shape[1] if rows and len(rows[0].shape) == 3 else 0
+                raise ShapeError("append needs one key and one value per attention", expected=len(pools) // 2,
+                                 got=(len(k), len(v)))  # fmt: skip
+            entries = [a if isinstance(a, NDArray) else from_numpy(a) for pair in zip(k, v, strict=True) for a in pair]
+            n = entries[0].shape[1] if entries and len(entries[0].shape) == 3 else 0
             shapes = [(p.shape[1], n, p.shape[3]) for p in pools]
-            if [r.shape for r in rows] != shapes:
-                raise ShapeError("a key and a value for every attention", expected=shapes, got=[r.shape for r in rows])
+            if (got := [e.shape for e in entries]) != shapes:
+                raise ShapeError("keys or values have the wrong shape", expected=shapes, got=got)
             tokens = np.full((1, n), -1) if ids is None or not n else check_ids(list(ids), ENDLESS)
             if tokens.shape != (1, n):
-                raise PromptError("an id for every row", expected=n, got=list(tokens.shape))
+                raise PromptError("append needs one id per entry", where="ids", expected=n, got=list(tokens.shape))
             if not length:
                 self.admit(False)
             self.reserve(n)
             try:
-                self._write(pools, rows, length, n)
+                self._write(pools, entries, length, n)
             except BaseException:
                 self._trim(length)
                 raise
             self._length += n
-            self.tokens, self._logits, self._drawn = np.concatenate([self.tokens, tokens], axis=1), None, None
+            self.tokens, self._logits, self._sampled = np.concatenate([self.tokens, tokens], axis=1), None, None
             self._given = min(self._given, length) if n else self._given
 
-    def _write(self, pools: list[NDArray], rows: list[NDArray], at: int, n: int) -> None:
+    def _write(self, pools: list[NDArray], entries: list[NDArray], at: int, n: int) -> None:
         block = self.cache.block
-        for pool, new in zip(pools, rows, strict=True):
+        for pool, new in zip(pools, entries, strict=True):
             done = 0
             while done < n:
-                page, inside = self._place(at + done)
+                page, inside = self._locate(at + done)
                 some = min(block - inside, n - done)
                 pool[page, :, inside : inside + some].copy_from(new[:, done : done + some])
                 done += some
 
-    def reserve(self, rows: int) -> None:
-        """Make room for so many rows more, the block they begin in its own. All or nothing. Raises: CacheFull."""
-        need("rows", rows)
-        with self.alone():
+    def reserve(self, count: int) -> None:
+        """Make room for more entries, and stop sharing the block they start in. Raises: CacheFull, nothing changed."""
+        check_number("count", count)
+        with self.exclusive():
             at, inside = divmod(self.length, self.cache.block)
-            more = max(-(-(self.length + rows) // self.cache.block) - len(self.table), 0)
-            self._room(more, at, inside if rows > 0 else 0)
+            more = max(-(-(self.length + count) // self.cache.block) - len(self.table), 0)
+            self._claim(more, at, inside if count > 0 else 0)
 
-    def _room(self, more: int, at: int, rows: int) -> None:
-        """So many blocks more, and the one at a place of the table as its own, with the first `rows` > 0 it has."""
+    def _claim(self, more: int, at: int, used: int) -> None:
+        """Take `more` blocks; if block `at` of the table is shared and has `used` > 0 entries, copy it first."""
         cache, pool = self.cache, self.cache.pool
-        shared = rows > 0 and pool.refs(self.table[at]) > 1
+        shared = used > 0 and pool.refs(self.table[at]) > 1
         if shared and pool.refs(self.table[at]) == 2 and pool.free + cache.prefix.evictable == more:
-            shared = not cache.prefix.forget(self.table[at])  # where nothing else makes room, it is kept no more
+            shared = not cache.prefix.forget(self.table[at])  # no block is left for a copy: uncache the block instead
         new = cache.claim(more + shared)
         if shared:
-            cache.copy_block(self.table[at], new[-1], rows)
+            cache.copy_block(self.table[at], new[-1], used)
             pool.drop([self.table[at]])
             self.table[at] = new.pop()
         self.table += new
 
-    # -- as a kind of cache --------------------------------------------------------------------------------------------
-    def grew(self, rows: int) -> None:
-        """So many rows were written behind the length."""
-        self._length += rows
+    # -- storage, as `KVCache` asks for it -----------------------------------------------------------------------------
+    def grow(self, count: int) -> None:
+        """Raise the length after entries were written."""
+        self._length += count
 
-    def took(
-        self, ids: np.ndarray, last: np.ndarray, draws: Several[Draw] = (), chosen: np.ndarray | None = None
+    def record(
+        self,
+        ids: np.ndarray,
+        last: np.ndarray,
+        requests: Several[SamplingRequest] = (),
+        sampled: np.ndarray | None = None,
     ) -> None:
-        """As `Rows.took`; a block that was filled is kept for prompts that begin alike."""
-        super().took(ids, last, draws, chosen)
+        """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
+        super().record(ids, last, requests, sampled)
         block = self.cache.block
         filled = self._length // block > (self._length - ids.shape[1]) // block
         if filled and not self.stale_runs:
-            own = self.tokens[0, : min(self._given, self._stretched)]
+            own = self.tokens[0, : min(self._given, self._long_from)]
             self.cache.prefix.insert(self.cache.root(self.fingerprints), own, self.table)
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
-        """As `Rows.last_logits`. Raises also: CacheFull if a shared block would have to be copied for it."""
-        with self.alone():
+        """As `KVCache.last_logits`. Raises also: CacheFull if there is no block to copy a shared one into."""
+        with self.exclusive():
             self.length  # noqa: B018  # raises for a released sequence
             given = self._given
             try:
                 return super().last_logits(allow_stale=allow_stale)
             finally:
-                self._given = given  # its last row was run again, and put back
+                self._given = given  # the last entry was recomputed and restored
 
     def truncate(self, length: int) -> None:
-        """As `Rows.truncate`."""
-        with self.alone():
+        """As `KVCache.truncate`."""
+        with self.exclusive():
             super().truncate(length)
 
     def refill(self) -> None:
-        """As `Rows.refill`."""
-        with self.alone():
+        """As `KVCache.refill`."""
+        with self.exclusive():
             super().refill()
 
-    def _run(self, ids: np.ndarray, all_logits: bool, draws: Several[Draw]) -> tuple[NDArray, np.ndarray | None]:
-        return self.cache.run([self], ids, all_logits, draws)
+    def _run(
+        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
+    ) -> tuple[NDArray, np.ndarray | None]:
+        return self.cache.run([self], ids, all_logits, requests)
 
     def _fits(self) -> bool:
         return self.cache.fits()
@@ -243,8 +255,8 @@ class Sequence(Rows):
     def _start(self) -> None:
         self.cache.start()
 
-    def cut(self, length: int) -> None:
-        """As `Rows.cut`."""
+    def rollback(self, length: int) -> None:
+        """As `KVCache.rollback`."""
         with self.cache.lock:
             self._trim(length)
             self._length = length
@@ -253,111 +265,116 @@ class Sequence(Rows):
                 self._given = ENDLESS
 
     def _trim(self, length: int) -> None:
-        """Let go of the blocks behind `length`."""
+        """Free the blocks after `length`."""
         keep = -(-length // self.cache.block)
         dropped = self.table[keep:]
         del self.table[keep:]
         self.cache.pool.drop(dropped)
 
-    def _own(self, at: int) -> None:
+    def _make_writable(self, at: int) -> None:
         page, inside = divmod(at, self.cache.block)
-        self._room(0, page, inside + 1)
+        self._claim(0, page, inside + 1)
 
-    def _regrow(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         self.reserve(max(length - self._length, 0))
         self._length = length
 
-    def _row(self, at: int) -> Iterator[NDArray]:
-        block, inside = self._place(at)
+    def _entry(self, at: int) -> Iterator[NDArray]:
+        block, inside = self._locate(at)
         for pool in self.cache.pools():
             yield pool[block, :, inside]
 
-    def _place(self, position: int) -> tuple[int, int]:
+    def _locate(self, position: int) -> tuple[int, int]:
         at, inside = divmod(position, self.cache.block)
         return self.table[at], inside
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
-        """Block and row of a position. Raises: BlockError outside the length."""
-        need("position", position)
+        """Block and index within it of a position. Raises: BlockError outside the length."""
+        check_number("position", position)
         if not 0 <= position < self.length:
-            raise BlockError("no row at this position", expected=f"0..{self.length - 1}", got=position)
-        return self._place(position)
+            raise BlockError(
+                "this position is outside the sequence",
+                where="position",
+                expected=f"0..{self.length - 1}",
+                got=position,
+            )
+        return self._locate(position)
 
     def blocks(self) -> list[int]:
-        """The blocks that hold its rows, a copy."""
+        """The blocks that hold entries, as a copy."""
         return self.table[: -(-self.length // self.cache.block)]
 
     def gather(self, layer: int | str) -> tuple[np.ndarray, np.ndarray]:
-        """Keys and values of an attention (its path or number) as copies, [kv heads, length, head dim].
+        """Copies of keys and values of an attention (path or number), [kv heads, length, head dim].
 
-        Floats that numpy does not have are widened to float32.
+        Dtypes that numpy lacks are widened to float32.
         """
         k, v = (views for views in self.kv(layer))
         return tuple(np.concatenate(t, axis=1) if t else np.zeros((0, 0, 0), np.float32) for t in (k, v))  # pyright: ignore[reportReturnType]
 
     def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Keys and values of an attention by block, read-only [kv heads, rows, head dim].
+        """Keys and values of an attention by block, read-only [kv heads, entries, head dim].
 
-        Views of the pool; copies where it lies on a device, and of floats that numpy does not have (as float32).
+        Views of the pool; copies if it is on a device, or in a dtype that numpy lacks (widened to float32).
         """
         keys = list(self.cache.variables)
         paths = [key.removeprefix("cache.").removesuffix(".k") for key in keys[::2]]
         if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
-            raise UsageError("no such attention", expected=f"{', '.join(paths)}, or their number", got=layer)
+            raise UsageError("unknown attention", where="layer", expected=f"{', '.join(paths)}, or an index", got=layer)
         at = layer if isinstance(layer, int) else paths.index(layer)
-        pools, rows, size = self.cache.pools(), self.length, self.cache.block
+        pools, length, size = self.cache.pools(), self.length, self.cache.block
         found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
         for pool, views in zip(pools[2 * at : 2 * at + 2], found, strict=True):
             for i, block in enumerate(self.blocks()):
-                view = numbers(pool[block, :, : min(size, rows - i * size)])
+                view = numbers(pool[block, :, : min(size, length - i * size)])
                 view.flags.writeable = False
                 views.append(view)
         return found
 
     # -- branching ---------------------------------------------------------------------------------------------------
     def facts(self) -> tuple[Any, ...]:
-        """What a fork or snapshot takes along beside blocks and ids."""
-        of_rows = self._length, dict(self.fingerprints), self.stale_runs, self._stretched, self._given
-        return *of_rows, self._logits, self._logits_of
+        """State that a fork or snapshot copies, besides blocks and ids."""
+        entries = self._length, dict(self.fingerprints), self.stale_runs, self._long_from, self._given
+        return *entries, self._logits, self._logits_of
 
-    def _take(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
+    def _adopt(self, table: list[int], tokens: np.ndarray, facts: tuple[Any, ...]) -> None:
         self.table[:], self.tokens = table, tokens
-        self._length, prints, self.stale_runs, self._stretched, self._given, self._logits, self._logits_of = facts
-        self.fingerprints, self._drawn = dict(prints), None
-        self._seen.clear()
+        self._length, prints, self.stale_runs, self._long_from, self._given, self._logits, self._logits_of = facts
+        self.fingerprints, self._sampled = dict(prints), None
+        self._counts.clear()
 
     def fork(self) -> Sequence:
-        """A sequence of its own with the same rows: shares all blocks, the last one until either writes to it."""
+        """Make another sequence with the same entries; blocks are shared until one of them writes."""
         with self.cache.lock:
             child, table = self.cache.sequence(), self.blocks()
             self.cache.pool.hold(table)
-            child._take(table, self.tokens, self.facts())
+            child._adopt(table, self.tokens, self.facts())
             child._forks, child.stream = self._forks, next(self._forks)
             return child
 
     def snapshot(self) -> PagedSnapshot:
-        """A place to come back to, which holds the blocks until it is released."""
+        """Remember the current state; the snapshot keeps its blocks until it is released."""
         with self.cache.lock:
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Go back, any number of times. Raises: UsageError for no snapshot of this cache; Released."""
+        """Return to a snapshot, any number of times. Raises: UsageError for a snapshot of another cache; Released."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
-            raise UsageError("no snapshot of this cache", got=type(mark).__name__, expected="what snapshot() gave")
+            raise UsageError("not a snapshot of this cache", got=type(mark).__name__, expected="a result of snapshot()")
         if mark.released:
             raise Released("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
-        with self.alone():
+        with self.exclusive():
             old = list(self.table)
             self.cache.pool.hold(mark.table)
-            self._take(list(mark.table), mark.tokens, mark.facts)
+            self._adopt(list(mark.table), mark.tokens, mark.facts)
             self.cache.pool.drop(old)
 
     def release(self) -> None:
-        """Give the blocks back; the ids stay. Again is no harm; any other use raises `Released`."""
+        """Free the blocks; the ids stay. A second call does nothing; any other use raises `Released`."""
         with self.cache.lock:
-            _let_go(self.cache.pool, self.table)
+            _free(self.cache.pool, self.table)
             self._released = True
 
     def __enter__(self) -> Sequence:
@@ -367,5 +384,5 @@ class Sequence(Rows):
         self.release()
 
     def __repr__(self) -> str:
-        state = "released" if self._released else f"{self._length} rows in {len(self.table)} blocks"
+        state = "released" if self._released else f"{self._length} tokens in {len(self.table)} blocks"
         return f"Sequence({state})"

@@ -1,4 +1,4 @@
-"""What goes into a model: ids that are checked before anything runs."""
+"""Text and ids at the border of a model: checked prompts, and text streamed from tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import PromptError
-from graphwright.models.tokenizer import ByteTokenizer
+from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
 from graphwright.ops import traits
 
 if TYPE_CHECKING:
@@ -19,74 +19,61 @@ if TYPE_CHECKING:
 
 
 def vocabulary(p: Program) -> int:
-    """Ids that a program takes: rows of the table that `ids` looks up, as it is now; 2^63 - 1 if no table does."""
+    """Number of token ids: rows of the embedding that `ids` indexes; 2^63 - 1 without one."""
     rows = [p.spec(p.operands(n)[0]).shape[0] for n in p.consumers("ids") if traits(p.op(n)).lookup]
     return min((r for r in rows if isinstance(r, int)), default=(1 << 63) - 1)
 
 
 def check_ids(ids: Any, vocab: int) -> np.ndarray:
-    """Ids as a contiguous int64 array [B, T]. Raises: PromptError for none, one out of range, or what is no integer."""
+    """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
     try:
         batch = np.atleast_2d(np.asarray(ids))
     except ValueError as error:  # ragged
-        raise PromptError(
-            "ids are integers [B, T] or [T]", got="rows of different lengths", fix="pad them and give a mask"
-        ) from error
+        raise PromptError("the rows of ids have different lengths", expected="ids [B, T] or [T]",
+                          fix="pad them and give a mask") from error  # fmt: skip
     if batch.size == 0:
-        raise PromptError("an empty prompt", fix="give at least one token; model.tokenizer.bos_id is a start")
+        raise PromptError("the prompt is empty", fix="give at least one token, e.g. model.tokenizer.bos_id")
     if batch.ndim != 2 or batch.dtype.kind not in "iu":
         text = batch.dtype.kind == "U"
-        raise PromptError(
-            "ids are integers [B, T] or [T]",
-            got="text" if text else f"{batch.dtype} {list(batch.shape)}",
-            fix="model.tokenizer.encode(text) gives ids" if text else None,
-        )
+        raise PromptError("the prompt is not an array of token ids", expected="integers [B, T] or [T]",
+                          got="text" if text else f"{batch.dtype} {list(batch.shape)}",
+                          fix="model.tokenizer.encode(text) gives ids" if text else None)  # fmt: skip
     wrong = (batch < 0) | (batch >= vocab)
     if wrong.any():
-        row, place = divmod(int(np.argmax(wrong)), batch.shape[1])
-        raise PromptError(
-            "a token id out of range",
-            where=f"row {row}, position {place}",
-            expected=f"0..{vocab - 1}",
-            got=int(batch[row, place]),
-        )
+        row, at = divmod(int(np.argmax(wrong)), batch.shape[1])
+        raise PromptError("a token id is out of range", where=f"row {row}, position {at}",
+                          expected=f"0..{vocab - 1}", got=int(batch[row, at]))  # fmt: skip
     return np.ascontiguousarray(batch, np.int64)
 
 
 def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """A padding mask as bool [B, T]. Raises: PromptError for another shape, or what is neither true nor false."""
+    """Convert a padding mask to bool [B, T]. Raises: PromptError for another shape, or entries other than 0 and 1."""
     try:
         seen = np.atleast_2d(np.asarray(mask))
     except ValueError as error:  # ragged
-        raise PromptError("a mask has the shape of the ids", expected=list(shape), got=str(error)) from error
+        raise PromptError(
+            "the rows of the mask have different lengths", expected=list(shape), got=str(error)
+        ) from error
     if seen.shape != shape:
-        raise PromptError("the mask has another shape than the ids", expected=list(shape), got=list(seen.shape))
+        raise PromptError("the mask and the ids have different shapes", expected=list(shape), got=list(seen.shape))
     if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
-        raise PromptError("a mask is true for tokens and false for padding", expected="0 and 1", got=f"{seen.dtype}")
+        raise PromptError("the mask has entries other than true (token) and false (padding)", expected="0 and 1",
+                          got=f"{seen.dtype}")  # fmt: skip
     return np.ascontiguousarray(seen.astype(bool))
 
 
 def prompt_ids(model: Model, prompt: Any) -> np.ndarray:
-    """Ids int64 [T] of a text or of one row of ids.
-
-    Raises: PromptError for an empty prompt, several rows, ids out of range; UsageError for text without a tokenizer.
-    """
-    from graphwright.models.model import need_tokenizer
-
+    """Ids int64 [T] of a text or of one row of ids. Raises: PromptError; UsageError for text without a tokenizer."""
     if isinstance(prompt, str):
         tokenizer = need_tokenizer(model)
         prompt = tokenizer.encode(prompt)
         if not prompt:
             start = "" if tokenizer.bos_id is None else f", or the start token as ids: [{tokenizer.bos_id}]"
-            raise PromptError("an empty prompt", fix=f"give text{start}")
+            raise PromptError("the prompt is empty", fix=f"give text{start}")
     batch = check_ids(prompt, model.vocab)
     if len(batch) != 1:
-        raise PromptError(
-            "one prompt at a time",
-            expected="ids [T]",
-            got=f"{len(batch)} rows",
-            fix="call generate for each; n=... gives several samples of one prompt",
-        )
+        raise PromptError("generate takes one prompt", expected="ids [T]", got=f"{len(batch)} rows",
+                          fix="call generate for each; generate_many gives several samples of one prompt")  # fmt: skip
     return batch[0]
 
 
@@ -94,7 +81,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """The text of a growing list of tokens.
+    """Decodes tokens one by one, and streams complete text.
 
     Attributes:
         text: of the tokens so far, cut before a stop string.
@@ -106,11 +93,11 @@ class TextStream:
         self.tokenizer, self.stop, self.stream = tokenizer, stop, stream
         self.text = ""
         self._ids: list[int] = []
-        self._done = 0  # characters of `text` already given out
+        self._done = 0  # characters of `text` already streamed
         self._bytes = getincrementaldecoder("utf-8")("replace") if isinstance(tokenizer, ByteTokenizer) else None
 
     def add(self, token: int) -> bool:
-        """Take one token; True if a stop string was met, the text is then cut before it."""
+        """Add one token; True if a stop string appeared, and the text was cut before it."""
         if self.tokenizer is None:
             return False
         if isinstance(self.tokenizer, ByteTokenizer) and self._bytes is not None:
@@ -125,25 +112,25 @@ class TextStream:
         )
         while self._bytes is None and ready and self.text[ready - 1] == _UNFINISHED:
             ready -= 1
-        self._give(ready)
+        self._emit(ready)
         return False
 
     def close(self) -> bool:
-        """Give out what was held back; True if that completed a stop string."""
+        """Stream the rest of the text; True if that completed a stop string."""
         if self._bytes is not None:
             self.text += self._bytes.decode(b"", final=True)
         stopped = self._cut()
-        self._give(len(self.text))
+        self._emit(len(self.text))
         return stopped
 
     def _cut(self) -> bool:
         found = [at for s in self.stop if (at := self.text.find(s)) >= 0]
         if found:
             self.text = self.text[: min(found)]
-            self._give(len(self.text))
+            self._emit(len(self.text))
         return bool(found)
 
-    def _give(self, upto: int) -> None:
+    def _emit(self, upto: int) -> None:
         piece, self._done = self.text[self._done : upto], max(self._done, upto)
         if piece and self.stream is not None:
             self.stream(piece)

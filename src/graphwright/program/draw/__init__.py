@@ -1,11 +1,27 @@
-"""Pictures of a program: layout, DOT, SVG and HTML. Plain Python, no external program, the same bytes everywhere."""
+"""Pictures of a program as DOT, SVG and HTML: plain Python, no external program, the same bytes on every machine.
+
+A program becomes a scene, its groups are arranged and laid out, the layout becomes shapes, and shapes become text.
+"""
 
 from __future__ import annotations
 
 from graphwright.program.draw.dot import to_dot
 from graphwright.program.draw.html import to_html
-from graphwright.program.draw.layout import Box, Edge, Group, Layout, layout
-from graphwright.program.draw.notebook import notebook, written
-from graphwright.program.draw.svg import to_svg
+from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions, layout
+from graphwright.program.draw.overlay import NodeNote
+from graphwright.program.draw.svg import notebook, to_svg, written
 
-__all__ = ["Box", "Edge", "Group", "Layout", "layout", "notebook", "to_dot", "to_html", "to_svg", "written"]
+__all__ = [
+    "Box",
+    "DrawnEdge",
+    "Group",
+    "NodeNote",
+    "PictureLayout",
+    "PictureOptions",
+    "layout",
+    "notebook",
+    "to_dot",
+    "to_html",
+    "to_svg",
+    "written",
+]

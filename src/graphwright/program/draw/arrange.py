@@ -1,7 +1,7 @@
-"""How the children of one group stand and how its wires run, before anything has a size.
+"""The arrangement of one group: rows and lanes of its children and the routes of its wires, before sizes are known.
 
-An arrangement depends on the group's content alone, not on which of its children are open: opening one moves its
-neighbours apart and changes no rank, lane or track.
+An arrangement depends only on the content of the group, not on which children are open. Opening a child moves its
+neighbours apart and changes no row, lane or track.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ IN, OUT, TRACK, LANE = 0, 1, 2, 3
 
 
 class X(NamedTuple):
-    """A horizontal place: the pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
+    """A horizontal position: pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
 
-    A pin of a group's box is numbered by entry or exit; a pin on top of a node is its offset from the middle in half
-    steps. Channel k lies between lanes k and k + 1.
+    The pins of a group are numbered by entry or exit; a pin on top of a node is an offset from the middle in half
+    steps. Channel k is between lanes k and k + 1.
     """
 
     kind: int
@@ -33,9 +33,9 @@ class X(NamedTuple):
 
 @dataclass(slots=True)
 class Wire:
-    """From a net's source to one of its targets: down at `xs[0]`, sideways in gutter `bends[0]` to `xs[1]`, and so on.
+    """The route from the source of a net to one target: down at `xs[0]`, across gutter `bends[0]` to `xs[1]`, ...
 
-    Gutter g lies below row g, gutter -1 at the top. After `gutter_tracks` a bend is (gutter, track).
+    Gutter g is below row g, gutter -1 at the top. After `gutter_tracks` a bend is (gutter, track).
     """
 
     net: int
@@ -56,8 +56,8 @@ class Arrangement:
         channels: number of tracks per channel.
         gutters: number of tracks per gutter, from the one above row 0 on.
         wires: in the order of nets and their targets.
-        entries, exits: where the sources from outside come in, and those read outside go out.
-        entry_steps, exit_steps: order of these pins on the closed box: steps right of the middle.
+        entries, exits: positions at which outer sources enter and inner sources leave.
+        entry_steps, exit_steps: positions of these pins on the closed box, in steps right of the middle.
         main: entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none.
         pins: per child the largest pin offset on its top, in half steps.
     """
@@ -76,21 +76,21 @@ class Arrangement:
     pins: list[int]
 
 
-class Inner(NamedTuple):
-    """What the arrangement of a group has to know of a child that is a group."""
+class GroupPins(NamedTuple):
+    """The pins of a child that is a group, as the arrangement of its parent needs them."""
 
     entry_steps: Sequence[int]
     exit_steps: Sequence[int]
     main: tuple[int, int]
 
 
-def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, exits: int) -> Arrangement:
+def arrange(nets: Sequence[Net], inner: Sequence[GroupPins | None], entries: int, exits: int) -> Arrangement:
     """Arrange the children of one group.
 
     Args:
-        nets: what joins them; those from outside first.
+        nets: the nets of the group, entries first.
         inner: per child, its pins if it is a group.
-        entries, exits: how many sources come in from outside and go out.
+        entries, exits: number of sources that enter and leave.
     """
     n = len(inner)
     edges = list(dict.fromkeys((net.child, t) for net in nets for t, _ in net.targets if net.child >= 0 and t >= 0))
@@ -109,7 +109,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, ex
         elif any(t == OUTSIDE for t, _ in net.targets):
             leaving.append(net.child)
     rank, order = ranks(n, before, after, {t for r in readers for t in r})
-    arcs = {(a, b) for a, b in arcs if rank[a] >= rank[b]}  # one that leads down after all is a wire like others
+    arcs = {(a, b) for a, b in arcs if rank[a] >= rank[b]}  # an edge that still points down is routed as any other
     entry, spine = trunk(rank, order, after, readers, leaving)
     inlet = entry >= 0 and bool(spine) and spine[0] in readers[entry]
     outlet = bool(spine) and spine[-1] in leaving
@@ -117,7 +117,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, ex
     rows = max(rank, default=0) + 1
     router = _Router(nets, inner, rank, lane, rows, taken, links, arcs, entry, spine, inlet, outlet)
     wires, entry_at, exit_at = router.run(entries, exits)
-    pins = router.settle_pins(wires)
+    pins = router.assign_pins(wires)
     gutters = gutter_tracks(wires, rows, router.position)
     steps = _steps([router.position(x) for x in entry_at], entry)
     main_exit = next((k for k, x in enumerate(exit_at) if router.on_axis(x) and router.position(x) == 0), -1)
@@ -139,22 +139,22 @@ def arrange(nets: Sequence[Net], inner: Sequence[Inner | None], entries: int, ex
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
-    """Number pins from left to right, 0 for the main one (or for the middle one)."""
+    """Number pins from left to right, 0 for the main pin (else for the middle one)."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     steps = [0] * len(positions)
-    for place, k in enumerate(order):
-        steps[k] = place - zero
+    for position, k in enumerate(order):
+        steps[k] = position - zero
     return steps
 
 
 class _Router:
-    """Finds a way for every wire of one group: down its own lane, down its target's, or on a track between lanes."""
+    """Routes every wire of one group: down its own lane, down that of its target, or on a track between lanes."""
 
     def __init__(
         self,
         nets: Sequence[Net],
-        inner: Sequence[Inner | None],
+        inner: Sequence[GroupPins | None],
         rank: list[int],
         lane: list[int],
         rows: int,
@@ -173,21 +173,21 @@ class _Router:
         self.channels: dict[int, Occupancy] = {}
         self.sizes: dict[int, int] = {}
 
-    # -- ways --------------------------------------------------------------------------------------------------------
+    # -- routes --------------------------------------------------------------------------------------------------------
     def run(self, entries: int, exits: int) -> tuple[list[Wire], list[X], list[X]]:
-        """All wires, and where entries come in and exits go out."""
-        ways: dict[int, list[Wire]] = {}
+        """Route all wires; also return the positions of entries and exits."""
+        routes: dict[int, list[Wire]] = {}
         self.entry_at = [X(LANE, 0, 0)] * entries
         self.exit_at = [X(LANE, 0, 0)] * exits
         for number in sorted(range(len(self.nets)), key=lambda k: (self._reach(k), k)):
-            ways[number] = self._route(number)
-        return [w for number in range(len(self.nets)) for w in ways[number]], self.entry_at, self.exit_at
+            routes[number] = self._route(number)
+        return [w for number in range(len(self.nets)) for w in routes[number]], self.entry_at, self.exit_at
 
     def _row(self, child: int) -> int:
         return self.rank[child] if child >= 0 else self.rows
 
     def _reach(self, number: int) -> int:
-        """Rows that the longest wire of a net spans; short ones choose their way first and so stay inside."""
+        """Count the rows that the longest wire of a net spans; short nets are routed first and so stay inside."""
         net = self.nets[number]
         start = self.rank[net.child] if net.child >= 0 else -1
         return max(abs(self._row(t) - start) for t, _ in net.targets)
@@ -205,7 +205,7 @@ class _Router:
         else:
             own, source = self._come_in(net, wires[order[0]], net.targets[order[0]][0])
             order = order[1:] if source is not None and wires[order[0]].xs else order
-        down = start  # the last row that this net has taken in its own lane
+        down = start  # the last row that this net uses in its own lane
         tracked: list[int] = []
         for k in order:
             child, slot = net.targets[k]
@@ -237,7 +237,7 @@ class _Router:
         return wires
 
     def _is_free(self, own: int, first: int, row: int, out: bool) -> bool:
-        """Whether a lane is free from row `first` to the one above `row`; to a way out, the last row included."""
+        """Whether a lane is free from row `first` to the one above `row`; for an exit including `row`."""
         return self.taken.free(own, first, row if out else row - 1)
 
     def _is_reserved(self, net: Net, child: int) -> bool:
@@ -246,7 +246,7 @@ class _Router:
         return net.slot == self.entry and child == self.first
 
     def _come_in(self, net: Net, wire: Wire, child: int) -> tuple[int, X | None]:
-        """Let a source from outside come in right above its first reader, if the lane there is free."""
+        """Put an entry right above its first reader, if the lane there is free."""
         own = self.lane[child]
         if not self.taken.free(own, 0, self.rank[child] - 1):
             return own, None
@@ -259,7 +259,7 @@ class _Router:
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
     ) -> X:
-        """Put wires of one net on one track."""
+        """Route wires of one net on one track."""
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
@@ -267,7 +267,7 @@ class _Router:
         track = self._track(channel, first, last)
         for k, (child, slot), row in zip(some, targets, rows, strict=True):
             pin = X(IN, child, slot)
-            if source is None:  # comes in on the track itself
+            if source is None:  # enters on the track itself
                 wires[k].xs, wires[k].bends = [track, pin], [(row - 1, 0)]
             elif child == OUTSIDE:
                 wires[k].xs, wires[k].bends = [source, track], [(start, 0)]
@@ -279,7 +279,7 @@ class _Router:
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
-        """The channel beside the source's lane on the targets' side; past what stands in the way if that is below."""
+        """Choose the channel beside the source's lane on the side of the targets, beyond obstacles straight below."""
         used = set(self.taken.used(first, last))
         if back:
             return max(used | {own, *others})
@@ -303,12 +303,12 @@ class _Router:
         return X(TRACK, channel, track)
 
     def channel_sizes(self) -> dict[int, int]:
-        """Number of tracks per channel."""
+        """The number of tracks per channel."""
         return dict(sorted(self.sizes.items()))
 
     # -- pins --------------------------------------------------------------------------------------------------------
     def position(self, x: X) -> int:
-        """A number that grows from left to right, known before there are pixels."""
+        """A number that grows from left to right and is known before pixels are."""
         if x.kind == LANE:
             return x.a * 1000
         if x.kind == TRACK:
@@ -319,17 +319,17 @@ class _Router:
         steps = (inner.entry_steps if x.kind == IN else inner.exit_steps)[x.b]
         return self.lane[x.a] * 1000 + max(-400, min(400, steps * 16))
 
-    def settle_pins(self, wires: list[Wire]) -> list[int]:
-        """Give each wire into a node its pin, sorted by the side it comes from, and make straight what can be.
+    def assign_pins(self, wires: list[Wire]) -> list[int]:
+        """Assign each wire into a node its pin, sorted by the side it comes from, and straighten wires where possible.
 
-        Returns: per child the largest offset used.
+        Returns: per child the largest offset in use.
         """
         arriving: dict[int, list[Wire]] = {}
         for wire in wires:
             child = self.nets[wire.net].targets[wire.target][0]
             if child >= 0 and self.inner[child] is None:
                 arriving.setdefault(child, []).append(wire)
-        moved: dict[X, X] = {}
+
         widest = [0] * len(self.inner)
         for child, some in arriving.items():
             centre = self.lane[child] * 1000
@@ -339,29 +339,22 @@ class _Router:
                 slot = 2 * (i - zero) if zero is not None else 2 * i - (len(some) - 1)
                 widest[child] = max(widest[child], abs(slot))
                 pin = X(IN, child, slot)
-                if len(wire.xs) == 1:
-                    moved[wire.xs[0]] = pin
-                    if (net := self.nets[wire.net]).child == OUTSIDE:
-                        self.entry_at[net.slot] = pin
+                if len(wire.xs) == 1 and (net := self.nets[wire.net]).child == OUTSIDE:
+                    self.entry_at[net.slot] = pin
                 wire.xs[-1] = pin
-        self._follow_entries(wires)
-        for wire in wires:
-            if wire.level and len(wire.xs) == 2 and self._is_straight(*wire.xs):
-                wire.xs, wire.bends = wire.xs[:1], []
-        return widest
-
-    def _follow_entries(self, wires: list[Wire]) -> None:
-        """Let every wire of an entry start where the entry has come to lie."""
-        for wire in wires:
+        for wire in wires:  # wires of an entry start at the pin of the entry
             net = self.nets[wire.net]
             if net.child == OUTSIDE and net.slot != self.entry and len(wire.xs) > 1:
                 wire.xs[0] = self.entry_at[net.slot]
+            if wire.level and len(wire.xs) == 2 and self._is_straight(*wire.xs):
+                wire.xs, wire.bends = wire.xs[:1], []
+        return widest
 
     def _is_straight(self, above: X, below: X) -> bool:
         return self.on_axis(above) and self.on_axis(below) and self.position(above) == self.position(below)
 
     def on_axis(self, x: X) -> bool:
-        """Whether a place is the middle of its lane, however its child is drawn."""
+        """Whether a position is the middle of its lane, whether its child is open or closed."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
         inner = self.inner[x.a]

@@ -1,18 +1,21 @@
-"""A picture as Graphviz DOT: a cluster per module, all sorted by name, so that two texts can be compared by line."""
+"""A program as Graphviz DOT: a cluster per module, sorted by name, so that two texts can be compared line by line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.layout import BUDGET, compose
-from graphwright.program.draw.overlay import Overlay, Remarks, drawn_places, overlay_of
-from graphwright.program.draw.style import FAMILIES, MARKS, clean
+from graphwright.program.draw.layout import compose
+from graphwright.program.draw.overlay import NodeNotes, Overlay, drawn_targets, overlay_of
+from graphwright.program.draw.shapes import clean
+from graphwright.program.draw.style import FAMILIES, MARKS
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.layout import Box, Edge, Layout
-    from graphwright.program.draw.overlay import Remark
+    from typing import Unpack
+
+    from graphwright.program.draw.layout import Box, DrawnEdge, PictureLayout, PictureOptions
+    from graphwright.program.draw.overlay import NodeNote
     from graphwright.program.program import Program
 
 _LINE = {"data": "solid", "attention": "solid", "residual": "dashed", "state": "dotted"}
@@ -21,36 +24,30 @@ _COLOUR = {"data": "green", "attention": "blue", "residual": "red", "state": "pu
 
 def to_dot(
     program: Program,
-    level: int | None = None,
-    color: str | Mapping[Any, float | Remark] | None = "family",
-    diff: Program | None = None,
-    expanded: Set[str] | None = None,
-    *,
-    fold: bool = False,
-    params: bool = False,
-    budget: int = BUDGET,
+    color: str | Mapping[Any, float | NodeNote] | None = "family",
     scale: str = "linear",
+    **options: Unpack[PictureOptions],
 ) -> str:
-    """A program as DOT text, top-down.
+    """Draw a program as DOT text, top-down.
 
-    Attention edges are solid blue, data green, residual dashed red, state dotted purple, removed ones dotted grey.
+    Attention edges are solid blue, data edges green, residual dashed red, state dotted purple, removed grey.
 
     Args:
         program: what to draw.
-        level, expanded, fold, params, budget: which groups are open and what is drawn; see `layout`.
-        color: `"family"` fills boxes by what they are, None leaves them white, a mapping of numbers by node or path is
-            drawn as colours (`scale` is `linear` or `log`), one of remarks as severities with tooltips.
-        diff: an earlier program; what was added, removed and changed since is marked.
+        color: `"family"` fills boxes by their family, None leaves them white; a mapping of numbers by node or path is
+            drawn as colours, a mapping of notes as severities with tooltips.
+        scale: scale of the numbers, `linear` or `log`.
+        options: see `PictureOptions`.
     """
     if isinstance(color, str) and color != "family":
-        raise UsageError("no such colouring", expected='"family", None or a mapping', got=color)
-    made = compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff).layout()
-    colours = overlay_of(program, drawn_places(made), color, scale) if isinstance(color, Mapping) else None
+        raise UsageError("unknown colouring of a DOT picture", expected='"family", None or a mapping', got=color)
+    made = compose(program, **options).layout()
+    colours = overlay_of(program, drawn_targets(made), color, scale) if isinstance(color, Mapping) else None
     return render(made, program.name, colours, fill=color == "family")
 
 
-def render(picture: Layout, name: str, overlay: Overlay | Remarks | None = None, fill: bool = True) -> str:
-    """A layout as DOT text; what the layout places is left to Graphviz."""
+def render(picture: PictureLayout, name: str, overlay: Overlay | NodeNotes | None = None, fill: bool = True) -> str:
+    """Write the boxes, groups and edges of a layout as DOT text; Graphviz positions them."""
     inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
     for path in sorted(picture.boxes):
         inside[picture.boxes[path].parent].append(path)
@@ -87,7 +84,7 @@ def render(picture: Layout, name: str, overlay: Overlay | Remarks | None = None,
 
 
 def quoted(value: str) -> str:
-    """A DOT string: quotes and backslashes escaped, what cannot be seen spelt out."""
+    """A DOT string, with quotes, backslashes and invisible characters escaped."""
     return '"' + clean(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
@@ -95,13 +92,13 @@ def _lines(lines: tuple[str, ...]) -> str:
     return '"' + "\\n".join(quoted(line)[1:-1] for line in lines) + '"'
 
 
-def _node(box: Box, overlay: Overlay | Remarks | None, fill: bool) -> str:
+def _node(box: Box, overlay: Overlay | NodeNotes | None, fill: bool) -> str:
     facts = {"label": _lines(box.lines), "tooltip": quoted(box.path)}
-    place = f"{box.path}." if box.kind == "group" else box.path
-    if isinstance(overlay, Remarks) and (note := overlay.note(place)):
+    target = f"{box.path}." if box.kind == "group" else box.path
+    if isinstance(overlay, NodeNotes) and (note := overlay.note(target)):
         facts["tooltip"] = _lines((box.path, *note.split("\n")))
     style = ["rounded"] if box.kind in ("junction", "input", "group") else []
-    colour = overlay.colour(place) if overlay is not None else (FAMILIES[box.family][0], "") if fill else None
+    colour = overlay.colour(target) if overlay is not None else (FAMILIES[box.family][0], "") if fill else None
     if colour and box.mark != "removed":
         style.append("filled")
         facts["fillcolor"] = quoted(colour[0])
@@ -120,7 +117,7 @@ def _node(box: Box, overlay: Overlay | Remarks | None, fill: bool) -> str:
     return f"{quoted(box.path)} [{', '.join(f'{k}={v}' for k, v in facts.items())}];"
 
 
-def _edge(edge: Edge) -> str:
+def _edge(edge: DrawnEdge) -> str:
     gone = edge.mark == "removed"
     colour, style = ("grey", "dotted") if gone else (_COLOUR[edge.kind], _LINE[edge.kind])
     facts = {"color": quoted(colour), "style": quoted(style), "class": quoted(f"{edge.kind} {edge.mark}".rstrip())}

@@ -1,8 +1,8 @@
-"""The modules of a scene as a tree of groups, and the nets that join the children of each group.
+"""The modules of a scene as a tree of groups, the nets inside each group, and which groups a picture opens.
 
-A net is one source with all its readers, as seen inside one group: it starts at a child or enters through the group's
-top, and ends at children or leaves through the bottom. What stands here depends on the group's content alone, so equal
-modules have equal nets and one hash.
+A net is one source with all its readers inside one group. It starts at a child of the group or enters through the top;
+it ends at children or leaves through the bottom. Nets depend only on the content of the group, so equal modules have
+equal nets and equal hashes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.scene import Scene
+from graphwright.program.draw.ranking import topological
+from graphwright.program.draw.scene import Scene, data_edges
 from graphwright.program.draw.style import node_lines
-from graphwright.program.kinds import STATE
 
 if TYPE_CHECKING:
     from graphwright.program.draw.scene import SceneEdge
@@ -30,10 +30,10 @@ class Net:
     """One source inside one group.
 
     Attributes:
-        node: place of the source in `Scene.nodes`.
-        child, slot: the child it starts at and which of that child's exits it is; child is OUTSIDE for an entry.
+        node: index of the source in `Scene.nodes`.
+        child, slot: the child where the net starts and the exit of that child; child is OUTSIDE for an entry.
         targets: (child, entry of that child) for each reader; child is OUTSIDE for the exit.
-        edges: per target, places in `Scene.edges` of the edges that run there.
+        edges: per target, indices in `Scene.edges` of the edges that the net stands for.
     """
 
     node: int
@@ -44,23 +44,23 @@ class Net:
 
 
 @dataclass(slots=True)
-class Module:
-    """One group.
+class ModuleGroup:
+    """One group of the tree.
 
     Attributes:
         path: dotted path; empty for the whole program.
         segment: last part of the path.
-        parent, place: its parent in `Tree.modules`, and its place among the parent's children.
-        children: places in `Scene.nodes`, or ~place in `Tree.modules`, by creation of their first node.
-        entries, exits: sources outside that are read inside, in order of use; sources inside that are read outside.
-        nets: by source child, entries first.
-        hash: equal for modules of equal content: ops, attributes, labels, wiring, relative names.
+        parent, position: index of the parent in `GroupTree.modules`, and index among the children of the parent.
+        children: indices in `Scene.nodes`, or ~index in `GroupTree.modules`, in order of their first node.
+        entries, exits: outer sources that are read inside, in order of use; inner sources that are read outside.
+        nets: sorted by source child, entries first.
+        hash: equal for modules of equal content: ops, attributes, labels, wiring and relative names.
     """
 
     path: str
     segment: str
     parent: int
-    place: int
+    position: int
     depth: int
     children: list[int] = field(default_factory=list)
     entries: list[int] = field(default_factory=list)
@@ -70,16 +70,16 @@ class Module:
 
 
 @dataclass(slots=True)
-class Tree:
-    """All groups, parents before children; `home[i]` and `place[i]` say where node i of the scene hangs."""
+class GroupTree:
+    """All groups, parents before children. Node i of the scene is child `position[i]` of the group `home[i]`."""
 
-    modules: list[Module]
+    modules: list[ModuleGroup]
     home: list[int]
-    place: list[int]
+    position: list[int]
     by_path: dict[str, int]
 
     def chain(self, node: int) -> list[int]:
-        """The groups a node is in, innermost first, the root last."""
+        """The groups around a node, innermost first, the root last."""
         found, at = [], self.home[node]
         while at != ROOT:
             found.append(at)
@@ -88,8 +88,8 @@ class Tree:
         return found
 
 
-def grow(scene: Scene) -> Tree:
-    """The tree of a scene, without nets. A node whose path is also that of a group lies in this group."""
+def grow(scene: Scene) -> GroupTree:
+    """Build the tree of a scene, without nets. A node with the same path as a group belongs to that group."""
     prefixes: set[str] = set()
     for node in scene.nodes:
         path = node.path
@@ -97,21 +97,21 @@ def grow(scene: Scene) -> Tree:
         while cut >= 0 and (prefix := path[:cut]) not in prefixes:
             prefixes.add(prefix)
             cut = prefix.rfind(".")
-    root = Module("", "", ROOT, 0, 0)
-    tree = Tree([root], [], [], {"": ROOT})
+    root = ModuleGroup("", "", ROOT, 0, 0)
+    tree = GroupTree([root], [], [], {"": ROOT})
     for i, node in enumerate(scene.nodes):
         path = node.path if node.path in prefixes else node.path.rpartition(".")[0]
         home = tree.by_path.get(path)
         if home is None:
-            home = _open(tree, path)
+            home = _add_group(tree, path)
         children = tree.modules[home].children
         tree.home.append(home)
-        tree.place.append(len(children))
+        tree.position.append(len(children))
         children.append(i)
     return tree
 
 
-def _open(tree: Tree, path: str) -> int:
+def _add_group(tree: GroupTree, path: str) -> int:
     missing = []
     while path not in tree.by_path:
         missing.append(path)
@@ -119,15 +119,15 @@ def _open(tree: Tree, path: str) -> int:
     at = tree.by_path[path]
     for path in reversed(missing):
         parent = tree.modules[at]
-        place = len(tree.modules)
-        tree.modules.append(Module(path, path.rpartition(".")[2], at, len(parent.children), parent.depth + 1))
-        parent.children.append(~place)
-        tree.by_path[path] = at = place
+        position = len(tree.modules)
+        tree.modules.append(ModuleGroup(path, path.rpartition(".")[2], at, len(parent.children), parent.depth + 1))
+        parent.children.append(~position)
+        tree.by_path[path] = at = position
     return at
 
 
-def wire(scene: Scene, tree: Tree) -> None:
-    """Fill in entries, exits and nets of every group. O(edges · depth)."""
+def wire(scene: Scene, tree: GroupTree) -> None:
+    """Fill in entries, exits and nets of every group, in O(edges · depth)."""
     modules = tree.modules
     nets: list[dict[int, Net]] = [{} for _ in modules]
     ends: list[dict[tuple[int, int], int]] = [{} for _ in modules]
@@ -138,26 +138,26 @@ def wire(scene: Scene, tree: Tree) -> None:
         net = nets[group].get(node)
         if net is None:
             net = nets[group][node] = Net(node)
-        place = ends[group].get((node, child))
-        if place is None:
+        position = ends[group].get((node, child))
+        if position is None:
             ends[group][node, child] = len(net.targets)
             net.targets.append((child, 0))
             net.edges.append([edge])
         else:
-            net.edges[place].append(edge)
+            net.edges[position].append(edge)
 
     for number, (src, _, dst, _, _) in enumerate(scene.edges):
         up, down = tree.home[src], tree.home[dst]
-        up_child, down_child = tree.place[src], tree.place[dst]
+        up_child, down_child = tree.position[src], tree.position[dst]
         below: list[tuple[int, int]] = []
         while up != down:
             if modules[up].depth >= modules[down].depth:
                 exits[up][src] = None
                 join(up, src, OUTSIDE, number)
-                up, up_child = modules[up].parent, modules[up].place
+                up, up_child = modules[up].parent, modules[up].position
             else:
                 below.append((down, down_child))
-                down, down_child = modules[down].parent, modules[down].place
+                down, down_child = modules[down].parent, modules[down].position
         if up_child != down_child:
             join(up, src, down_child, number)
         for group, child in below:
@@ -172,18 +172,18 @@ def wire(scene: Scene, tree: Tree) -> None:
 
 
 def _finish(
-    tree: Tree, group: int, nets: list[Net], entries: list[dict[int, int]], exits: list[dict[int, int]]
+    tree: GroupTree, group: int, nets: list[Net], entries: list[dict[int, int]], exits: list[dict[int, int]]
 ) -> None:
-    """Name the source child of each net, and the slots of children that are groups themselves."""
+    """Set the source child of each net, and the slots of children that are groups."""
     module = tree.modules[group]
     for net in nets:
         slot = entries[group].get(net.node)
         if slot is not None:
             net.slot = slot
         else:
-            at, net.child = tree.home[net.node], tree.place[net.node]
+            at, net.child = tree.home[net.node], tree.position[net.node]
             while at != group:
-                net.slot, net.child = exits[at][net.node], tree.modules[at].place
+                net.slot, net.child = exits[at][net.node], tree.modules[at].position
                 at = tree.modules[at].parent
         for k, (child, _) in enumerate(net.targets):
             if child == OUTSIDE:
@@ -195,8 +195,8 @@ def _finish(
     module.nets = nets
 
 
-def digest(scene: Scene, tree: Tree, labels: list[tuple[str, ...]]) -> None:
-    """Hash every group, children first. `labels` are the texts of the nodes."""
+def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None:
+    """Hash every group, children first; `labels` are the texts of the nodes."""
     for module in reversed(tree.modules):
         parts: list[object] = [len(module.entries), len(module.exits)]
         for child in module.children:
@@ -205,22 +205,22 @@ def digest(scene: Scene, tree: Tree, labels: list[tuple[str, ...]]) -> None:
                 parts.append((inner.segment, inner.hash))
             else:
                 node = scene.nodes[child]
-                attrs = [(k, v) for k, v in node.attrs.items() if k != "key"]  # a key holds the full path
+                attrs = [(k, v) for k, v in node.attrs.items() if k != "key"]  # a key contains the full path
                 if node.attrs.get("axis") == 1 and str(node.attrs.get("start")) == module.segment:
-                    attrs.remove(("start", node.attrs["start"]))  # each step of a loop reads its own step of a sequence
+                    attrs.remove(("start", node.attrs["start"]))  # the element of a sequence that a step reads
                 parts.append((labels[child], node.path.rpartition(".")[2], node.op, attrs, node.mark))
         parts.extend((n.child, n.slot, n.targets) for n in module.nets)
         module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 BUNDLE = "nodes"
-"""Name of the groups that consecutive nodes are put into when there is no module to close."""
+"""Name of the groups made of consecutive nodes where there is no module to close."""
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
 
 
-def runs(tree: Tree) -> dict[int, list[list[int]]]:
-    """Per group, runs of two or more children that are equal groups numbered one after the other."""
+def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
+    """Find per group the runs of two or more equal child groups with consecutive numbers."""
     found: dict[int, list[list[int]]] = {}
     for at, module in enumerate(tree.modules):
         run: list[int] = []
@@ -239,8 +239,8 @@ def runs(tree: Tree) -> dict[int, list[list[int]]]:
     return found
 
 
-def folded(scene: Scene, tree: Tree) -> Scene:
-    """The scene with each run of equal modules drawn once, as `layers.[0-21]`; edges within a run are left out."""
+def folded(scene: Scene, tree: GroupTree) -> Scene:
+    """Draw each run of equal modules once, as `layers.[0-21]`, without the edges inside a run."""
     found = runs(tree)
     stands_for: dict[int, tuple[int, str, int]] = {}  # module -> (first of its run, new segment, length)
     for lists in found.values():
@@ -256,7 +256,7 @@ def folded(scene: Scene, tree: Tree) -> Scene:
     paths, repeats = _new_paths(tree, stands_for)
     taken: dict[str, int] = {}
     nodes = []
-    at = []
+    index = []
     for i, node in enumerate(scene.nodes):
         module = tree.modules[tree.home[i]]
         path = paths[tree.home[i]] + node.path[len(module.path) :] if module.path else node.path
@@ -266,15 +266,15 @@ def folded(scene: Scene, tree: Tree) -> Scene:
             nodes.append(replace(node, path=path))
         else:
             nodes[known] = replace(nodes[known], members=nodes[known].members + node.members)
-        at.append(known)
+        index.append(known)
     edges: dict[SceneEdge, None] = {}
     for edge in scene.edges:
         if not _within_a_run(tree, edge, stands_for):
-            edges[edge._replace(src=at[edge.src], dst=at[edge.dst])] = None
+            edges[edge._replace(src=index[edge.src], dst=index[edge.dst])] = None
     return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port)), repeats)
 
 
-def _new_paths(tree: Tree, stands_for: dict[int, tuple[int, str, int]]) -> tuple[list[str], dict[str, int]]:
+def _new_paths(tree: GroupTree, stands_for: dict[int, tuple[int, str, int]]) -> tuple[list[str], dict[str, int]]:
     paths, repeats = [""], {}
     for at, module in enumerate(tree.modules[1:], start=1):
         head = paths[module.parent]
@@ -285,8 +285,8 @@ def _new_paths(tree: Tree, stands_for: dict[int, tuple[int, str, int]]) -> tuple
     return paths, repeats
 
 
-def _within_a_run(tree: Tree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
-    """True for an edge from one member of a run to another: drawn, it would be a loop."""
+def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
+    """Whether an edge joins two members of one run: drawn, it would be a loop."""
     ups = {tree.modules[m].parent: m for m in tree.chain(edge.src) if m != ROOT}
     for m in tree.chain(edge.dst):
         other = ups.get(tree.modules[m].parent) if m != ROOT else None
@@ -295,9 +295,12 @@ def _within_a_run(tree: Tree, edge: SceneEdge, stands_for: dict[int, tuple[int, 
     return False
 
 
-def bundled(scene: Scene, tree: Tree, size: int) -> Scene:
-    """The scene with the root's children put into groups of `size` consecutive ones, in topological order."""
-    order = _topological(scene)
+def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
+    """Put the root's children into groups of `size` consecutive ones, in topological order; cycles come last."""
+    sequence, _ = topological(len(scene.nodes), data_edges(scene))
+    order = [len(sequence)] * len(scene.nodes)
+    for k, i in enumerate(sequence):
+        order[i] = k
     top = [ROOT]
     for module in tree.modules[1:]:
         top.append(len(top) if module.parent == ROOT else top[module.parent])
@@ -322,51 +325,31 @@ def bundled(scene: Scene, tree: Tree, size: int) -> Scene:
     return Scene(nodes, scene.edges, repeats)
 
 
-def _topological(scene: Scene) -> list[int]:
-    """Place of each node in an order along the edges; nodes on cycles come last."""
-    waiting = [0] * len(scene.nodes)
-    after: list[list[int]] = [[] for _ in scene.nodes]
-    for edge in scene.edges:
-        if scene.nodes[edge.dst].op != STATE:  # the step ends there
-            waiting[edge.dst] += 1
-            after[edge.src].append(edge.dst)
-    ready = [i for i, n in enumerate(waiting) if not n]
-    for i in ready:  # grows while it is walked
-        for j in after[i]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    place = [len(ready)] * len(scene.nodes)
-    for k, i in enumerate(ready):
-        place[i] = k
-    return place
-
-
 SMALL = 24
-"""Up to this many nodes are drawn without closing any group; found by looking at pictures."""
+"""Number of nodes up to which all groups open; chosen by looking at pictures."""
 
 FLAT = 200
-"""More nodes side by side than this, without any module, are put into bundles by default: half as many at most."""
+"""Number of children of the root above which they are bundled by default, into half as many groups at most."""
 
 LONG = 64
-"""Runs of more equal groups than this are drawn once by default: steps of a loop, not the layers of a decoder."""
+"""Length above which a run of equal groups is folded by default: steps of a loop, not the layers of a decoder."""
 
 ROOMY = 60
-"""Boxes that groups without repeated children may be opened to by default."""
+"""Number of boxes up to which groups open by default where no module repeats."""
 
 
 @dataclass(slots=True)
-class View:
-    """A scene, its tree, and which modules of it are open. `closed` are the paths that the budget closed or bundled."""
+class SceneView:
+    """A scene, its tree and its open groups; `closed` are the paths that the budget closed or bundled."""
 
     scene: Scene
-    tree: Tree
+    tree: GroupTree
     labels: list[tuple[str, ...]]
     open: set[int]
     closed: tuple[str, ...] = ()
 
     def shown_as(self) -> list[int]:
-        """Per module, the closed module that hides it (itself, if it is drawn as a box), or -1 if it is open."""
+        """Per module, the closed module that is drawn in its stead (perhaps itself), or -1 if it is open."""
         top = [-1]
         for at, module in enumerate(self.tree.modules[1:], start=1):
             above = top[module.parent]
@@ -374,33 +357,27 @@ class View:
         return top
 
     def visible(self) -> list[int]:
-        """Per node, what stands for it in the picture: itself, or ~module."""
+        """Per node, what is drawn for it: the node itself, or ~module."""
         top = self.shown_as()
         return [i if top[home] < 0 else ~top[home] for i, home in enumerate(self.tree.home)]
 
     def elements(self) -> int:
-        """Boxes, frames and edges that would be drawn."""
+        """Count the boxes, frames and edges to draw."""
         seen = self.visible()
         top = self.shown_as()
         joined = {(seen[e.src], seen[e.dst]) for e in self.scene.edges}
         return len(set(seen)) + top[1:].count(-1) + sum(a != b for a, b in joined)
 
 
-def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> View:
-    """Choose the open groups.
+def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
+    """Choose the open groups of a scene; see `PictureOptions` for the arguments.
 
-    Args:
-        scene: what to draw.
-        expanded: paths of groups to open; a group opens only if those around it are open. None chooses.
-        level: instead of `expanded`: open every group above this depth.
-        fold: draw runs of equal groups once; long ones are anyway where nothing else is asked for.
-        budget: most boxes, frames and edges.
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
     if budget < 16:
-        raise UsageError("a picture needs a budget of at least 16 elements", got=budget)
+        raise UsageError("the budget of a picture is too small", expected="at least 16 elements", got=budget)
     if expanded is not None and level is not None:
-        raise UsageError("`expanded` and `level` say the same thing twice", fix="give one of them")
+        raise UsageError("`expanded` and `level` are both given", fix="give one of them")
     found = _prepared(scene)
     if expanded is None and level is None:
         fold = fold or any(len(run) > LONG for series in runs(found.tree).values() for run in series)
@@ -412,23 +389,23 @@ def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool,
     return _within(found, expanded, level, fold, budget)
 
 
-def _bundled(found: View, size: int) -> View:
-    """The root's children in groups of `size`, all closed, and said to be."""
+def _bundled(found: SceneView, size: int) -> SceneView:
+    """Bundle the root's children in groups of `size`, all closed and listed as closed."""
     made = _prepared(bundled(found.scene, found.tree, size))
     made.open = {ROOT}
     made.closed = tuple(m.path for m in made.tree.modules[1:] if m.depth == 1)
     return made
 
 
-def _prepared(scene: Scene) -> View:
+def _prepared(scene: Scene) -> SceneView:
     tree = grow(scene)
     wire(scene, tree)
     labels = [node_lines(node) for node in scene.nodes]
     digest(scene, tree, labels)
-    return View(scene, tree, labels, set())
+    return SceneView(scene, tree, labels, set())
 
 
-def _wanted(found: View, expanded: Set[str] | None, level: int | None) -> set[int]:
+def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> set[int]:
     modules = found.tree.modules
     if level is not None:
         return {at for at, m in enumerate(modules) if m.depth < level} | {ROOT}
@@ -441,8 +418,8 @@ def _wanted(found: View, expanded: Set[str] | None, level: int | None) -> set[in
     return chosen
 
 
-def _is_one_node(found: View, at: int) -> bool:
-    """True for a group that is little more than the node of the same path: `mid` and the `mid.tanh` put before it."""
+def _is_one_node(found: SceneView, at: int) -> bool:
+    """Whether a group is little more than the node of the same path, such as `mid` with an inserted `mid.tanh`."""
     module = found.tree.modules[at]
     nodes = found.scene.nodes
     return (
@@ -452,8 +429,8 @@ def _is_one_node(found: View, at: int) -> bool:
     )
 
 
-def _marked(found: View) -> set[int]:
-    """Groups that a difference of two programs touches."""
+def _marked(found: SceneView) -> set[int]:
+    """Groups with a difference between the two programs inside."""
     scene, tree = found.scene, found.tree
     chosen = {at for i, node in enumerate(scene.nodes) if node.mark for at in tree.chain(i)}
     for edge in scene.edges:
@@ -462,8 +439,11 @@ def _marked(found: View) -> set[int]:
     return chosen
 
 
-def _readable(found: View) -> set[int]:
-    """All of a small program; else down to where modules repeat (the blocks of a decoder); else while there is room."""
+def _readable(found: SceneView) -> set[int]:
+    """The groups to open by default.
+
+    All of a small program; else those down to where modules repeat (the blocks of a decoder); else those that fit.
+    """
     modules = found.tree.modules
     if len(found.scene.nodes) <= SMALL:
         return set(range(len(modules)))
@@ -487,8 +467,8 @@ def _readable(found: View) -> set[int]:
     return chosen
 
 
-def _numbered_parents(found: View) -> set[int]:
-    """Groups with two or more child groups whose names end in a number: layers, blocks, experts."""
+def _numbered_parents(found: SceneView) -> set[int]:
+    """Groups with two or more child groups whose names end in a number, such as layers, blocks and experts."""
     counts: dict[int, int] = {}
     for module in found.tree.modules[1:]:
         if module.segment[-1:].isdigit() or module.path in found.scene.repeats:
@@ -496,8 +476,8 @@ def _numbered_parents(found: View) -> set[int]:
     return {at for at, n in counts.items() if n > 1}
 
 
-def _within(found: View, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> View:
-    """Close the deepest groups until the budget holds; before a run of equal groups is hidden, it is folded."""
+def _within(found: SceneView, expanded: Set[str] | None, level: int | None, fold: bool, budget: int) -> SceneView:
+    """Close the deepest groups until the picture fits the budget; fold runs of equal groups before hiding them."""
     closed: list[str] = []
     while found.elements() > budget:
         modules = found.tree.modules

@@ -1,30 +1,31 @@
-"""A picture as one HTML page that works offline: groups open and close, details on hover, a text tree beside it."""
+"""A program as one HTML page that works offline: groups open and close, details on hover, a text outline beside it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.program.draw.groups import ROOT
-from graphwright.program.draw.layout import BUDGET, GAP, PAD, PIN, STEP, TITLE, compose, joint_mark, tip
-from graphwright.program.draw.legend import legend
-from graphwright.program.draw.overlay import Place, Remarks, drawn_places, overlay_of
-from graphwright.program.draw.scene import MIXED, family, statistics
-from graphwright.program.draw.style import FONT, LINE, clean, text, text_width
-from graphwright.program.draw.svg import ROUND, render
-from graphwright.program.kinds import KINDS
+from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, compose, joint_mark
+from graphwright.program.draw.overlay import ColourTarget, NodeNotes, drawn_targets, overlay_of
+from graphwright.program.draw.scene import MIXED, statistics
+from graphwright.program.draw.shapes import clean, escaped
+from graphwright.program.draw.style import FONT, LINE, text_width
+from graphwright.program.draw.svg import ROUND, legend, render
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from graphwright.program.draw.arrange import Arrangement
-    from graphwright.program.draw.layout import Composition
-    from graphwright.program.draw.overlay import Overlay, Remark
+    from graphwright.program.draw.layout import Box, Composition, PictureOptions
+    from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
 
 
 def outline(made: Composition) -> str:
-    """Nested `<details>`, one per group, and a line per node."""
+    """Write the outline: nested `<details>`, one per group, and a line per node."""
     tree, scene = made.view.tree, made.view.scene
     out: list[str] = []
     opened = {at for at, top in enumerate(made.view.shown_as()) if top < 0}
@@ -37,12 +38,12 @@ def outline(made: Composition) -> str:
             node = scene.nodes[child]
             words = " ".join((node.op, *(repr(s) for s in node.specs), *((node.mark,) if node.mark else ())))
             name = node.path.rpartition(".")[2]
-            out.append(f'<p title="{text(node.path)}">{text(name)} <small>{text(words)}</small></p>')
+            out.append(f'<p title="{escaped(node.path)}">{escaped(name)} <small>{escaped(words)}</small></p>')
         else:
             at = ~child
             show = " open" if at in opened else ""
             inside = " · ".join(made.lines[at][1:])
-            out.append(f"<details{show}><summary>{text(made.title(at))} <small>{text(inside)}</small></summary>")
+            out.append(f"<details{show}><summary>{escaped(made.title(at))} <small>{escaped(inside)}</small></summary>")
             stack.append((child, True))
             stack += [(c, False) for c in reversed(tree.modules[at].children)]
     return "\n".join(out)
@@ -70,23 +71,18 @@ pre{{white-space:pre-wrap;overflow-wrap:anywhere;font:13px ui-monospace,monospac
 
 def to_html(
     program: Program,
-    expanded: Set[str] | None = None,
-    diff: Program | None = None,
-    overlay: Mapping[Any, float | Remark] | None = None,
-    *,
-    level: int | None = None,
-    fold: bool = False,
-    params: bool = False,
-    budget: int = BUDGET,
+    overlay: Mapping[Any, float | NodeNote] | None = None,
     scale: str = "linear",
+    **options: Unpack[PictureOptions],
 ) -> str:
-    """A program as one HTML page without any outside reference; arguments as in `to_svg`."""
-    made = compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff)
+    """Draw a program as one HTML page without outside references; see `to_svg` for the arguments."""
+    made = compose(program, **options)
+    diff = options.get("diff") is not None
     drawn = made.layout()
-    colours = None if overlay is None else overlay_of(program, drawn_places(drawn), overlay, scale)
-    every = None if overlay is None else overlay_of(program, _every_place(made), overlay, scale)
+    colours = None if overlay is None else overlay_of(program, drawn_targets(drawn), overlay, scale)
+    every = None if overlay is None else overlay_of(program, _all_targets(made), overlay, scale)
     entries, blame = _blame(program)
-    below = legend(drawn, colours, diff is not None, set(made.kinds))
+    below = legend(drawn, colours, diff, set(made.kinds))
     data = {
         "sizes": {"PAD": PAD, "TITLE": TITLE, "GAP": GAP, "STEP": STEP, "PIN": PIN, "LINE": LINE, "ROUND": ROUND},
         "open": [at for at, top in enumerate(made.view.shown_as()) if top < 0],
@@ -95,15 +91,15 @@ def to_html(
         "entries": entries,
         **_content(made, every, blame, statistics(program)),
     }
-    picture = render(drawn, below, colours, diff is not None)
+    picture = render(drawn, below, colours, diff)
     packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
     script = Path(__file__).with_name("page.js").read_text("utf-8")
-    name = text(program.name)
+    name = escaped(program.name)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
         '<meta name="viewport" content="width=device-width"><style>'
-        f"{_STYLE}</style></head><body><header><h1>{name}</h1><span>{text(repr(program))}</span>"
-        '<button id="gw-reset">as at first</button><button id="gw-open">open all</button>'
+        f"{_STYLE}</style></head><body><header><h1>{name}</h1><span>{escaped(repr(program))}</span>"
+        '<button id="gw-reset">reset</button><button id="gw-open">open all</button>'
         '<button id="gw-close">close all</button></header>'
         f'<nav aria-label="Nodes as text">{outline(made)}</nav><main id="gw-picture">{picture}</main>'
         '<aside><pre id="gw-details">Point at a box for its details. Click a closed group to open it, '
@@ -113,33 +109,18 @@ def to_html(
 
 
 def _content(
-    made: Composition, overlay: Overlay | Remarks | None, blame: dict[str, list[int]], values: Mapping[str, str]
+    made: Composition, overlay: Overlay | NodeNotes | None, blame: dict[str, list[int]], values: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
+    """Collect nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
     scene, tree = made.view.scene, made.view.tree
     pins = {c: made.arrangements[at].pins[k] for at, m in enumerate(tree.modules) for k, c in enumerate(m.children)}
     nodes = []
     for i, node in enumerate(scene.nodes):
-        size = made.node_size(i, pins[i])
-        kind = "junction" if node.junction else node.op if node.op in KINDS else "op"
         names = (node.path, *(key for *_, key in node.weights))
         edits = sorted({e for name in names for e in blame.get(name, ())})
         weights = [*((name, key) for name, _, key in node.weights), ("values", node.attrs.get("key"))]
-        told = [clean(f"{name}: {values[key]}") for name, key in weights if key in values]
-        nodes.append(
-            _box(
-                node.path,
-                kind,
-                family(node),
-                made.view.labels[i],
-                "\n".join((tip(node), *told)),
-                node.mark,
-                size.left,
-                size.height,
-                overlay,
-                edits,
-            )
-        )
+        lines = [clean(f"{name}: {values[key]}") for name, key in weights if key in values]
+        nodes.append(_box(made.node_box(i, pins=pins[i]), overlay, edits, lines))
     shared: dict[int, int] = {}
     arrangements, modules = [], []
     for at, module in enumerate(tree.modules):
@@ -147,20 +128,6 @@ def _content(
         if id(arrangement) not in shared:
             shared[id(arrangement)] = len(arrangements)
             arrangements.append(_plain(arrangement, made, at))
-        size = made.closed_size(at)
-        lines = made.lines[at]
-        box = _box(
-            module.path,
-            "group",
-            "group",
-            lines,
-            "\n".join((clean(module.path), *lines[1:])),
-            made.marks[at],
-            size.left,
-            size.height,
-            overlay,
-            blame.get(module.path, []),
-        )
         wires = []
         for wire in arrangement.wires:
             edges = module.nets[wire.net].edges[wire.target]
@@ -171,7 +138,7 @@ def _content(
         tint = {"tint": True} if overlay is not None and module.path in overlay.own else {}
         modules.append(
             {
-                **box,
+                **_box(made.group_box(at), overlay, blame.get(module.path, [])),
                 **tint,
                 "parent": module.parent,
                 "children": module.children,
@@ -185,45 +152,31 @@ def _content(
     return {"nodes": nodes, "modules": modules, "arrangements": arrangements}
 
 
-def _box(
-    path: str,
-    kind: str,
-    group: str,
-    lines: tuple[str, ...],
-    tip: str,
-    mark: str,
-    half: int,
-    height: int,
-    overlay: Overlay | Remarks | None,
-    blame: list[int],
-) -> dict[str, Any]:
-    place = f"{path}." if kind == "group" else path
-    note = overlay.note(place) if isinstance(overlay, Remarks) else ""
+def _box(box: Box, overlay: Overlay | NodeNotes | None, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
+    """A box as `page.js` draws it; `blame` are indices of journal entries."""
+    target = f"{box.path}." if box.kind == "group" else box.path
+    note = overlay.note(target) if isinstance(overlay, NodeNotes) else ""
     found = {
-        "path": clean(path),
-        "kind": kind,
-        "family": group,
-        "lines": lines,
-        "tip": "\n".join((tip, *map(clean, note.split("\n")))) if note else tip,
-        "half": half,
-        "height": height,
+        "path": clean(box.path),
+        "kind": box.kind,
+        "family": box.family,
+        "lines": box.lines,
+        "tip": "\n".join((box.tip, *lines, *(map(clean, note.split("\n")) if note else ()))),
+        "half": -box.x,
+        "height": box.h,
     }
-    colour = overlay.colour(place) if overlay is not None else None
-    return {
-        **found,
-        **({"mark": mark} if mark else {}),
-        **({"colour": colour} if colour else {}),
-        **({"blame": blame} if blame else {}),
-    }
+    colour = overlay.colour(target) if overlay is not None else None
+    more = {"mark": box.mark, "colour": colour, "blame": blame}
+    return found | {name: value for name, value in more.items() if value}
 
 
-def _every_place(made: Composition) -> list[Place]:
-    """All nodes and groups, also those that are hidden now."""
+def _all_targets(made: Composition) -> list[ColourTarget]:
+    """All nodes and groups, including hidden ones."""
     nodes = made.view.scene.nodes
-    places = [Place(node.path, node.members) for node in nodes]
+    targets = [ColourTarget(node.path, node.members) for node in nodes]
     for at, module in enumerate(made.view.tree.modules):
-        places.append(Place(f"{module.path}.", [m for i in made.members[at] for m in nodes[i].members]))
-    return places
+        targets.append(ColourTarget(f"{module.path}.", [m for i in made.members[at] for m in nodes[i].members]))
+    return targets
 
 
 def _plain(a: Arrangement, made: Composition, at: int) -> dict[str, Any]:
@@ -243,7 +196,7 @@ def _plain(a: Arrangement, made: Composition, at: int) -> dict[str, Any]:
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
-    """Journal entries as text, and for each path or checkpoint key the entries whose edits name it, in one pass."""
+    """Journal entries as text, and by path or checkpoint key the indices of the entries whose edits name it."""
     entries, found = [], {}
     for entry in program.journal:
         line = f", {entry.line}" if entry.line else ""

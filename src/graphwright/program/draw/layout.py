@@ -1,7 +1,7 @@
-"""`layout(program)`: where every box, frame and edge of a picture lies, in whole pixels. Pure and deterministic.
+"""`layout(program)`: the position of every box, frame and edge of a picture in whole pixels; pure and deterministic.
 
-Rows follow the longest path, the residual trunk has a lane of its own, equal modules are arranged once and stamped.
-What lies inside a group depends on the group alone, so an edit moves nothing inside the groups it does not touch.
+Rows follow the longest path, the residual trunk has its own lane, and equal modules share an arrangement. The inside of
+a group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
 """
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
-from graphwright.program.draw.arrange import IN, LANE, TRACK, Inner, arrange
-from graphwright.program.draw.diff import CHANGED, union
+from graphwright.program.draw.arrange import IN, LANE, TRACK, GroupPins, arrange
 from graphwright.program.draw.groups import OUTSIDE, ROOT, view
-from graphwright.program.draw.scene import MIXED, family, feedback, inside_readers, kinds, read
-from graphwright.program.draw.style import box_size, clean, group_lines, name_of, short, text_width
+from graphwright.program.draw.scene import CHANGED, MIXED, family, feedback, inside_readers, kinds, read, union
+from graphwright.program.draw.shapes import clean
+from graphwright.program.draw.style import box_size, group_lines, name_of, short, text_width
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from graphwright.graph import NodeId
     from graphwright.program.draw.arrange import Arrangement, X
-    from graphwright.program.draw.groups import Net, View
+    from graphwright.program.draw.groups import Net, SceneView
     from graphwright.program.draw.scene import SceneEdge, SceneNode
     from graphwright.program.program import Program
 
 BUDGET = 2000
-"""Boxes, frames and edges that a picture has at most unless told otherwise."""
+"""Default limit on the boxes, frames and edges of a picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,17 @@ class Box:
     """A node, or a closed group.
 
     Attributes:
-        path: of the node or group; ranges such as `layers.[0-21]` stand for a folded run.
-        kind: `group`, `junction`, `op`, or the node's kind (`input`, `param`, `const`, `state`, `write`).
-        family: what it is coloured by.
+        path: path of the node or group; a range such as `layers.[0-21]` stands for a folded run.
+        kind: `group`, `junction`, `op`, or the kind of the node (`input`, `param`, `const`, `state`, `write`).
+        family: the colour family; see `scene.family`.
         lines: the label.
-        tip: more text, for hovering.
+        tip: further text, shown while the pointer is over the box.
         x, y, w, h: left, top, width, height.
         rank: row within the parent.
-        parent: path of the group around it; empty for none.
-        members: the program's nodes that it stands for.
+        parent: path of the group around the box; empty for none.
+        members: the nodes of the program that the box stands for.
         mark: `added`, `removed`, `changed` or empty.
-        repeat: how many equal groups it stands for.
+        repeat: number of equal groups that the box stands for.
     """
 
     path: str
@@ -64,17 +66,17 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class DrawnEdge:
     """All edges between two boxes.
 
     Attributes:
         src, dst: paths of the boxes.
-        kind: `data`, `attention`, `residual` or `state`; `data` if they differ.
-        count: how many.
-        ports: (source's result, target's port) of each, as drawn between these boxes.
+        kind: `data`, `attention`, `residual` or `state`; `data` if the edges differ.
+        count: number of edges.
+        ports: (result of the source, port of the target) of each edge.
         points: corners of the line, from the bottom of the source to the top of the target.
-        back: a return arc: two closed groups read each other, this one leads up.
-        mark: `added`, `removed`, `changed` (some of them) or empty.
+        back: whether the line points up, because two closed groups read each other.
+        mark: `added`, `removed`, `changed` (some of the edges) or empty.
     """
 
     src: str
@@ -89,7 +91,7 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The frame of an open group; `rank` is its row within its parent, `repeat` how many equal groups it stands for."""
+    """The frame of an open group: `rank` is its row within the parent, `repeat` the number of equal groups."""
 
     path: str
     title: str
@@ -103,71 +105,74 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A picture without ink.
+class PictureLayout:
+    """The positions of everything in a picture.
 
     Attributes:
-        boxes, groups: by path; boxes by creation, groups with parents before children.
-        edges: by source and target.
-        width, height: of the whole.
+        boxes, groups: by path; boxes in order of creation, groups with parents before children.
+        edges: sorted by source and target.
+        width, height: of the whole picture.
         collapsed: groups and runs that were closed, folded or bundled because of the budget.
-        arranged: number of groups that were arranged; those equal to one of them were stamped.
+        arrangement_count: number of different arrangements; equal groups share one.
     """
 
     boxes: dict[str, Box]
-    edges: tuple[Edge, ...]
+    edges: tuple[DrawnEdge, ...]
     groups: dict[str, Group]
     width: int
     height: int
     collapsed: tuple[str, ...]
-    arranged: int = 0
+    arrangement_count: int = 0
 
     @property
     def elements(self) -> int:
-        """Boxes, frames and edges: what the budget counts."""
+        """The number of boxes, frames and edges, as the budget counts them."""
         return len(self.boxes) + len(self.groups) + len(self.edges)
 
 
-def layout(
-    program: Program,
-    expanded: Set[str] | None = None,
-    budget: int = BUDGET,
-    *,
-    level: int | None = None,
-    fold: bool = False,
-    params: bool = False,
-    diff: Program | None = None,
-) -> Layout:
-    """Lay a program out.
+class PictureOptions(TypedDict, total=False):
+    """Options of every picture of a program. By default a small program opens completely.
 
-    Groups come from dotted names. Params and consts are drawn inside the nodes that read them.
+    Others open down to where modules repeat, such as the blocks of a decoder, each of which is one box. Groups come
+    from dotted names.
 
-    Args:
-        program: what to draw.
-        expanded: paths of the groups to open. By default small programs open altogether, others down to where modules
-            repeat: the blocks of a decoder, each one box.
-        budget: most boxes, frames and edges; beyond it the deepest groups close first, runs of equal ones fold, and
-            what has no groups is bundled.
+    Attributes:
+        expanded: paths of the groups to open; a group opens only if the groups around it are open.
         level: instead of `expanded`: open every group above this depth.
-        fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default runs of more than 64.
-        params: draw params and consts as boxes of their own.
+        budget: most boxes, frames and edges (2 000). Beyond it the deepest groups close first, runs of equal groups
+            fold, and what has no groups is bundled.
+        fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default only runs of more than 64.
+        params: draw params and consts as boxes of their own, not inside the nodes that read them.
         diff: an earlier program; what it alone has is drawn too, and differences are marked.
+    """
+
+    expanded: Set[str] | None
+    level: int | None
+    budget: int
+    fold: bool
+    params: bool
+    diff: Program | None
+
+
+def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout:
+    """Compute the layout of a program.
+
     Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
     """
-    return compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff).layout()
+    return compose(program, **options).layout()
 
 
 PAD, TITLE, GAP, STEP, PIN = 16, 22, 24, 8, 12
-"""Pixels: around the children, for a group's title, between boxes, between tracks, between pins."""
+"""Pixels around the children, for the title of a group, between boxes, between tracks, between pins."""
 
 Points = list[tuple[int, int]]
 
 
 @dataclass(slots=True)
-class Size:
-    """How far a child reaches left and right of the middle of its lane, its height, and where its pins are.
+class ChildExtent:
+    """Extent of a child left and right of the middle of its lane, its height, and the offsets of its pins.
 
-    `ins` and `outs` are None for a node: its pins are steps of PIN / 2 from the middle, its result leaves there.
+    `ins` and `outs` are None for a node: its input pins are steps of PIN / 2 from the middle, its result leaves there.
     """
 
     left: int
@@ -177,30 +182,32 @@ class Size:
     outs: Sequence[int] | None = None
 
     def pin(self, x: X) -> int:
-        """Offset of a pin from the middle."""
+        """The offset of a pin from the middle."""
         if x.kind == IN:
             return x.b * PIN // 2 if self.ins is None else self.ins[x.b]
         return 0 if self.outs is None else self.outs[x.b]
 
 
 @dataclass(slots=True)
-class Placed:
-    """A group with pixels: its size as a child of the next group, the middle and top of each child, and its wires."""
+class PlacedGroup:
+    """A group in pixels: its extent as a child of its parent, the middle and top of each child, and its wires."""
 
-    size: Size
+    size: ChildExtent
     middles: list[int]
     tops: list[int]
     wires: list[Points]
 
 
-def place(arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[Size], title: int) -> Placed:
-    """Place the children of one group.
+def position_children(
+    arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[ChildExtent], title: int
+) -> PlacedGroup:
+    """Compute the positions of the children of one group.
 
     Args:
         arrangement: rows, lanes and wires.
-        nets: those of the group, for the ends of the wires.
-        sizes: of the children.
-        title: width of the group's title; 0 for the whole picture, which has none.
+        nets: nets of the group, for the ends of the wires.
+        sizes: extents of the children.
+        title: width of the group's title; 0 for the whole picture, which has no title.
     """
     lane_x, track_x, left, right = _columns(arrangement, sizes)
     row_y, gutter_y, height = _rows(arrangement, sizes, TITLE if title else 0)
@@ -229,11 +236,11 @@ def place(arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[Size], 
         points.append((points[-1][0], end))
         wires.append(straighten(points))
     ins, outs = [across(x) for x in arrangement.entries], [across(x) for x in arrangement.exits]
-    return Placed(Size(left, right, height, ins, outs), middles, tops, wires)
+    return PlacedGroup(ChildExtent(left, right, height, ins, outs), middles, tops, wires)
 
 
 def straighten(points: Points) -> Points:
-    """The points without those that lie on the way between their neighbours."""
+    """Drop the points that are on the straight line between their neighbours."""
     kept: Points = []
     for x, y in points:
         if kept and kept[-1] == (x, y):
@@ -245,8 +252,10 @@ def straighten(points: Points) -> Points:
     return kept
 
 
-def _columns(a: Arrangement, sizes: Sequence[Size]) -> tuple[dict[int, int], dict[tuple[int, int], int], int, int]:
-    """Middle of each lane, place of each track, and how far the group reaches to both sides of lane 0."""
+def _columns(
+    a: Arrangement, sizes: Sequence[ChildExtent]
+) -> tuple[dict[int, int], dict[tuple[int, int], int], int, int]:
+    """Compute the middle of each lane, the position of each track, and the extent on both sides of lane 0."""
     wide: dict[int, tuple[int, int]] = {0: (0, 0)}
     for lane, size in zip(a.lane, sizes, strict=True):
         left, right = wide.get(lane, (0, 0))
@@ -270,8 +279,8 @@ def _columns(a: Arrangement, sizes: Sequence[Size]) -> tuple[dict[int, int], dic
     return lane_x, track_x, reach[0], reach[1]
 
 
-def _rows(a: Arrangement, sizes: Sequence[Size], head: int) -> tuple[list[int], list[int], int]:
-    """Top of each row, first track of each gutter, and the height of the whole."""
+def _rows(a: Arrangement, sizes: Sequence[ChildExtent], head: int) -> tuple[list[int], list[int], int]:
+    """Compute the top of each row, the first track of each gutter, and the total height."""
     heights = [0] * a.rows
     for row, size in zip(a.rank, sizes, strict=True):
         heights[row] = max(heights[row], size.height)
@@ -288,51 +297,53 @@ def _rows(a: Arrangement, sizes: Sequence[Size], head: int) -> tuple[list[int], 
 
 @dataclass(slots=True)
 class Composition:
-    """Everything that a picture is made of; `layout()` gives the boxes and edges of its open groups.
+    """Everything that a picture is made of; `layout()` computes the boxes and edges of its open groups.
 
     Attributes:
         view: scene, tree and open groups.
         kinds: kind of each edge of the scene.
         arrangements: per group; equal groups share one.
-        lines: per group, its label when it is closed.
-        marks: per group, what the difference of two programs does to it.
-        roomy: nodes whose shape needs more room around its text than a box.
+        lines: per group, its label while it is closed.
+        marks: per group, its mark in the difference of two programs.
+        members: per group, the nodes inside.
+        arrangement_count: number of different arrangements.
+        roomy: nodes whose shape needs more room around its text than a box does.
     """
 
-    view: View
+    view: SceneView
     kinds: list[str]
     arrangements: list[Arrangement]
     lines: list[tuple[str, ...]]
     marks: list[str]
     members: list[list[int]]
-    arranged: int
+    arrangement_count: int
     roomy: set[int] = field(default_factory=set)
-    _placed: dict[int, Placed] = field(default_factory=dict)
+    _placed: dict[int, PlacedGroup] = field(default_factory=dict)
 
     # -- sizes -------------------------------------------------------------------------------------------------------
-    def node_size(self, node: int, pins: int = 0) -> Size:
-        """Size of a node's box, wide enough for its pins."""
+    def node_size(self, node: int, pins: int = 0) -> ChildExtent:
+        """The extent of a node's box, wide enough for its pins."""
         w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
         if node in self.roomy:
             w, h = w * 7 // 10 * 2, h * 3 // 4 * 2
         w = max(w, (pins + 2) * PIN)
-        return Size(w // 2, w // 2, h)
+        return ChildExtent(w // 2, w // 2, h)
 
-    def closed_size(self, group: int) -> Size:
-        """Size of a group drawn as one box."""
+    def closed_size(self, group: int) -> ChildExtent:
+        """The extent of a group drawn as one box."""
         a = self.arrangements[group]
         w, h = box_size(self.lines[group], junction=False)
         half = max([w // 2, *(abs(s) * PIN + PIN for s in (*a.entry_steps, *a.exit_steps))])
-        return Size(half, half, h, [s * PIN for s in a.entry_steps], [s * PIN for s in a.exit_steps])
+        return ChildExtent(half, half, h, [s * PIN for s in a.entry_steps], [s * PIN for s in a.exit_steps])
 
     def title(self, group: int) -> str:
-        """Text on the frame of an open group."""
+        """The text on the frame of an open group."""
         module = self.view.tree.modules[group]
         repeat = self.view.scene.repeats.get(module.path, 1)
         return short(name_of(module.path)) + (f" × {repeat}" if repeat > 1 else "")
 
-    def sizes(self, group: int) -> list[Size]:
-        """Sizes of a group's children, as they are drawn now."""
+    def sizes(self, group: int) -> list[ChildExtent]:
+        """The extents of a group's children, as they are drawn now."""
         found = []
         for k, child in enumerate(self.view.tree.modules[group].children):
             if child >= 0:
@@ -345,7 +356,7 @@ class Composition:
 
     def _place_all(self) -> None:
         modules, top = self.view.tree.modules, self.view.shown_as()
-        stamped: dict[tuple, Placed] = {}
+        stamped: dict[tuple, PlacedGroup] = {}
         number: dict[int, int] = {}
         for at in range(len(modules) - 1, -1, -1):
             if top[at] >= 0:
@@ -355,13 +366,13 @@ class Composition:
             inside = tuple(number.get(~c, self.lines[~c]) for c in module.children if c < 0)
             key = (module.hash, title, inside)
             if key not in stamped:
-                stamped[key] = place(self.arrangements[at], module.nets, self.sizes(at), title)
+                stamped[key] = position_children(self.arrangements[at], module.nets, self.sizes(at), title)
             self._placed[at] = stamped[key]
             number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
 
     # -- the layout --------------------------------------------------------------------------------------------------
-    def layout(self) -> Layout:
-        """Boxes, edges and frames in whole pixels."""
+    def layout(self) -> PictureLayout:
+        """Compute boxes, edges and frames in whole pixels."""
         self._place_all()
         tree = self.view.tree
         root = self._placed[ROOT].size
@@ -374,81 +385,47 @@ class Composition:
             for k, child in enumerate(module.children):
                 x, y, rank = x0 + placed.middles[k], y0 + placed.tops[k], arrangement.rank[k]
                 if child >= 0:
-                    size = self.node_size(child, arrangement.pins[k])
-                    boxes.append((child, self._node_box(child, x, y, size, rank, module.path)))
+                    boxes.append((child, self.node_box(child, x, y, arrangement.pins[k], rank, module.path)))
                 elif ~child in self._placed:
                     origin[~child] = (x, y)
                     groups[tree.modules[~child].path] = self._frame(~child, x, y, rank, module.path)
                 else:
                     first = self.members[~child][0]
-                    boxes.append((first, self._group_box(~child, x, y, rank, module.path)))
+                    boxes.append((first, self.group_box(~child, x, y, rank, module.path)))
         boxes.sort(key=lambda item: item[0])
-        return Layout(
+        return PictureLayout(
             {box.path: box for _, box in boxes},
             tuple(self._edges(origin)),
             groups,
             root.left + root.right,
             root.height,
             self.view.closed,
-            self.arranged,
+            self.arrangement_count,
         )
 
-    def _node_box(self, node: int, x: int, y: int, size: Size, rank: int, parent: str) -> Box:
-        n = self.view.scene.nodes[node]
+    def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
+        """The box of a node whose middle is at x and whose top is at y."""
+        n, size = self.view.scene.nodes[node], self.node_size(node, pins)
         kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
-        return Box(
-            n.path,
-            kind,
-            family(n),
-            self.view.labels[node],
-            tip(n),
-            x - size.left,
-            y,
-            size.left + size.right,
-            size.height,
-            rank,
-            parent,
-            n.members,
-            n.mark,
-        )
+        w = size.left + size.right
+        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), x - size.left, y, w, size.height, rank,
+                   parent, n.members, n.mark)  # fmt: skip
 
-    def _group_box(self, group: int, x: int, y: int, rank: int, parent: str) -> Box:
-        path, size = self.view.tree.modules[group].path, self.closed_size(group)
-        nodes = self.view.scene.nodes
-        members = tuple(m for i in self.members[group] for m in nodes[i].members)
-        return Box(
-            path,
-            "group",
-            "group",
-            self.lines[group],
-            "\n".join((clean(path), *self.lines[group][1:])),
-            x - size.left,
-            y,
-            size.left + size.right,
-            size.height,
-            rank,
-            parent,
-            members,
-            self.marks[group],
-            self.view.scene.repeats.get(path, 1),
-        )
+    def group_box(self, group: int, x: int = 0, y: int = 0, rank: int = 0, parent: str = "") -> Box:
+        """The box of a closed group whose middle is at x and whose top is at y."""
+        path, size, lines = self.view.tree.modules[group].path, self.closed_size(group), self.lines[group]
+        members = tuple(m for i in self.members[group] for m in self.view.scene.nodes[i].members)
+        return Box(path, "group", "group", lines, "\n".join((clean(path), *lines[1:])), x - size.left, y,
+                   size.left + size.right, size.height, rank, parent, members, self.marks[group],
+                   self.view.scene.repeats.get(path, 1))  # fmt: skip
 
     def _frame(self, group: int, x: int, y: int, rank: int, parent: str) -> Group:
         path, size = self.view.tree.modules[group].path, self._placed[group].size
-        return Group(
-            path,
-            self.title(group),
-            x - size.left,
-            y,
-            size.left + size.right,
-            size.height,
-            rank,
-            parent,
-            self.view.scene.repeats.get(path, 1),
-        )
+        w, repeat = size.left + size.right, self.view.scene.repeats.get(path, 1)
+        return Group(path, self.title(group), x - size.left, y, w, size.height, rank, parent, repeat)
 
     # -- edges -------------------------------------------------------------------------------------------------------
-    def _edges(self, origin: dict[int, tuple[int, int]]) -> list[Edge]:
+    def _edges(self, origin: dict[int, tuple[int, int]]) -> list[DrawnEdge]:
         scene, tree = self.view.scene, self.view.tree
         shown = self.view.visible()
         merged: dict[tuple[int, int], list[int]] = {}
@@ -474,7 +451,7 @@ class Composition:
             kind = all_kinds.pop() if len(all_kinds) == 1 else MIXED
             ports = tuple((e.src_port, e.dst_port) for e in some)
             found.append(
-                Edge(
+                DrawnEdge(
                     self._path(a),
                     self._path(b),
                     kind,
@@ -498,11 +475,11 @@ class Composition:
         wires: dict[int, dict],
         origin: dict[int, tuple[int, int]],
     ) -> tuple[Points, bool]:
-        """Corners of an edge: out of the groups around its source, across, and into those around its target."""
+        """The corners of an edge: out of the groups around its source, across, and into those around its target."""
         tree = self.view.tree
         up = tree.home[a] if a >= 0 else tree.modules[~a].parent
         down = tree.home[b] if b >= 0 else tree.modules[~b].parent
-        child = tree.place[b] if b >= 0 else tree.modules[~b].place
+        child = tree.position[b] if b >= 0 else tree.modules[~b].position
         legs, tail = [], []
         while up != down:
             if tree.modules[up].depth >= tree.modules[down].depth:
@@ -510,7 +487,7 @@ class Composition:
                 up = tree.modules[up].parent
             else:
                 tail.append((down, child))
-                down, child = tree.modules[down].parent, tree.modules[down].place
+                down, child = tree.modules[down].parent, tree.modules[down].position
         legs.append((up, child))
         back = wires[up][edge.src, child][1].back
         points: Points = []
@@ -521,7 +498,7 @@ class Composition:
 
 
 def joint_mark(marks: list[str]) -> str:
-    """The mark that all have; `changed` if only some do."""
+    """The common mark, or `changed` if the marks differ."""
     first = marks[0]
     if all(m == first for m in marks):
         return first
@@ -529,7 +506,7 @@ def joint_mark(marks: list[str]) -> str:
 
 
 def tip(node: SceneNode) -> str:
-    """Path, op, results, attributes and weights of a node, a line each."""
+    """Describe a node: path, op, results, attributes and weights, a line each."""
     lines = [clean(node.path), clean(node.op)]
     lines += [f"result {spec!r}" for spec in node.specs]
     lines += [clean(f"{name} = {value}") for name, value in node.attrs.items()]
@@ -541,15 +518,15 @@ def tip(node: SceneNode) -> str:
 
 def compose(
     program: Program,
-    expanded: Set[str] | None = None,
-    budget: int = BUDGET,
     *,
+    expanded: Set[str] | None = None,
     level: int | None = None,
+    budget: int = BUDGET,
     fold: bool = False,
     params: bool = False,
     diff: Program | None = None,
 ) -> Composition:
-    """Read and arrange a program; see `layout` for the arguments."""
+    """Read and arrange a program; see `PictureOptions` for the arguments."""
     scene = read(program) if diff is None else union(program, diff)
     if not params:
         scene = feedback(inside_readers(scene))
@@ -559,13 +536,13 @@ def compose(
     for i in range(len(scene.nodes)):
         for group in tree.chain(i):
             members[group].append(i)
-    arrangements, arranged = _arrange_all(chosen)
+    arrangements, arrangement_count = _arrange_all(chosen)
     lines = [_group_lines(chosen, at, members[at]) for at in range(len(tree.modules))]
     marks = _marks(chosen, members)
-    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arranged)
+    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arrangement_count)
 
 
-def _arrange_all(chosen: View) -> tuple[list[Arrangement], int]:
+def _arrange_all(chosen: SceneView) -> tuple[list[Arrangement], int]:
     modules = chosen.tree.modules
     known: dict[bytes, Arrangement] = {}
     found: dict[int, Arrangement] = {}
@@ -578,19 +555,19 @@ def _arrange_all(chosen: View) -> tuple[list[Arrangement], int]:
     return [found[at] for at in range(len(modules))], len(known)
 
 
-def _pins(a: Arrangement) -> Inner:
-    return Inner(a.entry_steps, a.exit_steps, a.main)
+def _pins(a: Arrangement) -> GroupPins:
+    return GroupPins(a.entry_steps, a.exit_steps, a.main)
 
 
-def _group_lines(chosen: View, at: int, members: list[int]) -> tuple[str, ...]:
+def _group_lines(chosen: SceneView, at: int, members: list[int]) -> tuple[str, ...]:
     scene, module = chosen.scene, chosen.tree.modules[at]
     specs = [scene.nodes[i].specs[0] for i in module.exits if scene.nodes[i].specs]
-    inside = {key: spec for i in members for _, spec, key in scene.nodes[i].weights}  # a tied weight is one
+    inside = {key: spec for i in members for _, spec, key in scene.nodes[i].weights}  # a tied weight counts once
     numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in inside.values())
     return group_lines(module.path, scene.repeats.get(module.path, 1), len(members), numbers, [repr(s) for s in specs])
 
 
-def _marks(chosen: View, members: list[list[int]]) -> list[str]:
+def _marks(chosen: SceneView, members: list[list[int]]) -> list[str]:
     scene, tree = chosen.scene, chosen.tree
     inside: list[set[str]] = [{scene.nodes[i].mark for i in some} for some in members]
     for edge in scene.edges:

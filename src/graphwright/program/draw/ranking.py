@@ -1,6 +1,6 @@
-"""Ranks and the trunk of one group: which row each child stands in, and which children every path passes.
+"""Rows, lanes and tracks of one group: the row of each child, the trunk, and where wires bend.
 
-Children are numbered 0..n-1 by creation; edges join children. Pure and iterative.
+Children are numbered 0..n-1 in order of creation; edges join children. All functions are pure and iterative.
 """
 
 from __future__ import annotations
@@ -15,30 +15,36 @@ if TYPE_CHECKING:
     from graphwright.program.draw.arrange import Wire, X
 
 
-def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Edges to leave out so that no cycle is left: inside each cycle, those that lead back to an older child.
-
-    A drawing of modules can have cycles where the program has none: two modules that read each other.
-    """
-    after: list[list[int]] = [[] for _ in range(n)]
-    waiting = [0] * n
+def topological(count: int, edges: Sequence[tuple[int, int]]) -> tuple[list[int], list[list[int]]]:
+    """Sort 0..count-1 along edges; also return the successors of each. What is on a cycle is left out of the order."""
+    after: list[list[int]] = [[] for _ in range(count)]
+    waiting = [0] * count
     for a, b in edges:
         after[a].append(b)
         waiting[b] += 1
-    ready = [i for i in range(n) if not waiting[i]]
-    for i in ready:  # grows while it is walked
+    order = [i for i in range(count) if not waiting[i]]
+    for i in order:  # grows during the walk
         for j in after[i]:
             waiting[j] -= 1
             if not waiting[j]:
-                ready.append(j)
-    if len(ready) == n:
+                order.append(j)
+    return order, after
+
+
+def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Find the edges that close cycles: within each strongly connected component, those to an older child.
+
+    Modules can form a cycle where the program has none: two modules that read each other.
+    """
+    order, after = topological(n, edges)
+    if len(order) == n:
         return set()
     part = _components(n, after)
     return {(a, b) for a, b in edges if part[a] == part[b] and a >= b}
 
 
 def _components(n: int, after: list[list[int]]) -> list[int]:
-    """Number of the strongly connected component of each child (Tarjan 1972, with an explicit stack)."""
+    """Number the strongly connected component of each child (Tarjan 1972, with an explicit stack)."""
     number, low, part = [-1] * n, [0] * n, [-1] * n
     stack: list[int] = []
     clock = parts = 0
@@ -75,19 +81,15 @@ def _components(n: int, after: list[list[int]]) -> list[int]:
 
 
 def ranks(n: int, before: list[list[int]], after: list[list[int]], fed: set[int]) -> tuple[list[int], list[int]]:
-    """Row of each child: edges on the longest path to it; and the children in an order along the edges.
+    """Compute the row of each child, the length of the longest path to it, and a topological order.
 
-    A source stands right above its first reader, unless it is in `fed`: those read something from outside the group.
+    A source moves to the row above its first reader, unless it is in `fed`: those read something outside the group.
     """
-    waiting = [len(b) for b in before]
-    order = [i for i in range(n) if not waiting[i]]
+    order, _ = topological(n, [(i, j) for i, readers in enumerate(after) for j in readers])
     rank = [0] * n
-    for i in order:  # grows while it is walked
+    for i in order:
         for j in after[i]:
             rank[j] = max(rank[j], rank[i] + 1)
-            waiting[j] -= 1
-            if not waiting[j]:
-                order.append(j)
     for i in range(n):
         if not before[i] and after[i] and i not in fed:
             rank[i] = min(rank[j] for j in after[i]) - 1
@@ -101,13 +103,13 @@ def trunk(
     entries: list[list[int]],
     exits: list[int],
 ) -> tuple[int, list[int]]:
-    """The main entry (-1: none) and the children that lie on every path from there to the main exit, in order.
+    """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
 
-    The main exit is the lowest child that something outside reads (else the lowest of all); the main entry is what
-    starts the longest path to it. In a residual network the trunk are the junctions.
+    The main exit is the lowest child that is read outside (else the lowest of all); the main entry starts the longest
+    path to it. In a residual network the trunk consists of the junctions.
 
     Args:
-        rank, order, after: rows, an order along the edges, and what reads each child.
+        rank, order, after: rows, a topological order, and the readers of each child.
         entries: per entry, the children that read it.
         exits: children that are read outside, in order.
     """
@@ -130,39 +132,39 @@ def trunk(
 
 
 def _on_every_path(order: list[int], after: list[list[int]], start: list[int], useful: dict[int, int]) -> list[int]:
-    """Children that all paths from `start` pass, by one sweep: none that no edge jumps over."""
+    """Find the children on all paths from `start` in one sweep: those that no edge bypasses."""
     reached = set(start)
     for i in order:
         if i in reached:
             reached.update(j for j in after[i] if j in useful)
     line = [i for i in order if i in reached]
-    place = {i: k for k, i in enumerate(line)}
-    furthest = max(place[i] for i in start)
+    position = {i: k for k, i in enumerate(line)}
+    furthest = max(position[i] for i in start)
     found = []
     for k, i in enumerate(line):
         if furthest <= k:
             found.append(i)
-        furthest = max(furthest, max((place[j] for j in after[i] if j in place), default=0))
+        furthest = max(furthest, max((position[j] for j in after[i] if j in position), default=0))
     return found
 
 
 class Occupancy:
-    """Which rows of which lane are taken: one integer per lane, a bit per row. Row -1 is the group's top edge."""
+    """The rows in use of each lane: one integer per lane, one bit per row. Row -1 is the top edge of the group."""
 
     def __init__(self) -> None:
         self._rows: dict[int, int] = {0: 0}
 
     def free(self, lane: int, first: int, last: int) -> bool:
-        """True if no row from `first` to `last` is taken."""
+        """Whether no row from `first` to `last` is in use."""
         return last < first or not self._rows.get(lane, 0) & _span(first, last)
 
     def take(self, lane: int, first: int, last: int) -> None:
-        """Take rows `first` to `last`."""
+        """Reserve rows `first` to `last`."""
         if last >= first:
             self._rows[lane] = self._rows.get(lane, 0) | _span(first, last)
 
     def used(self, first: int, last: int) -> list[int]:
-        """Lanes with a row taken between `first` and `last`, ascending."""
+        """The lanes with a row in use between `first` and `last`, ascending."""
         return [lane for lane in sorted(self._rows) if not self.free(lane, first, last)]
 
 
@@ -173,12 +175,12 @@ def _span(first: int, last: int) -> int:
 def lanes(
     rank: list[int], before: list[list[int]], after: list[list[int]], spine: list[int], inlet: bool, outlet: bool
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
-    """Lane of each child, what is taken, and the edges that rows were taken for: they run straight down a lane.
+    """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
 
     Args:
         rank, before, after: rows and neighbours.
         spine: the trunk, in order.
-        inlet, outlet: whether the main entry leads straight to the first trunk child, and the last one straight out.
+        inlet, outlet: whether the main entry feeds the first trunk child, and the last one feeds the exit.
     """
     lane = [0] * len(rank)
     taken = Occupancy()
@@ -212,10 +214,10 @@ def lanes(
 
 
 def _chains(rank: list[int], before: list[list[int]], after: list[list[int]], spine: set[int]) -> list[list[int]]:
-    """Paths that cover all children but the trunk's, by creation of their first child.
+    """Cover all children outside the trunk by paths, in order of their first child.
 
-    Two children are linked if each is the other's first choice: the reader with the longest way to go, the source that
-    stands lowest. What is left is linked wherever it can be.
+    Two children are linked if each is the other's first choice: the reader with the longest path below it, and the
+    source in the lowest row. The remaining children are linked where they can be.
     """
     n = len(rank)
     height = [0] * n
@@ -248,7 +250,7 @@ def _chains(rank: list[int], before: list[list[int]], after: list[list[int]], sp
 
 
 def _place(chains: list[list[int]], rank: list[int], lane: list[int], taken: Occupancy) -> None:
-    """Give chains of one section their lanes: left to right by creation, around lane 0 if that is free."""
+    """Assign lanes to the chains of one section, from left to right, around lane 0 if that is free."""
     first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
     width = _most_at_once([(rank[c[0]], rank[c[-1]]) for c in chains])
     if taken.free(0, first, last):
@@ -272,7 +274,7 @@ def _outward(allowed: list[int]) -> Iterable[int]:
 
 
 def _most_at_once(spans: list[tuple[int, int]]) -> int:
-    """The largest number of spans that share a row."""
+    """Count the most spans that share a row."""
     steps = sorted([(a, 1) for a, _ in spans] + [(b + 1, -1) for _, b in spans])
     most = now = 0
     for _, step in steps:
@@ -281,8 +283,8 @@ def _most_at_once(spans: list[tuple[int, int]]) -> int:
     return most
 
 
-class _Piece:
-    """What one net does in one gutter: how far it runs, where it comes from above and goes on below."""
+class _TrackSegment:
+    """The part of one net in one gutter: its extent, its ends above and its ends below."""
 
     __slots__ = ("above", "below", "high", "low", "net")
 
@@ -293,22 +295,22 @@ class _Piece:
         self.low = self.high = 0
 
     def close(self) -> None:
-        """Take the extent from the ends."""
+        """Compute the extent from the ends."""
         ends = self.above | self.below
         self.low, self.high = min(ends), max(ends)
 
 
 def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
-    """Give every bend its track; wires of one net share theirs.
+    """Assign a track to every bend; wires of one net share their track.
 
-    Two nets share a track if their pieces do not touch. Where one comes down on the place that another leaves from, it
-    turns off above the other, so that their upright pieces do not lie on each other; circles are cut.
+    Two nets share a track if their segments do not touch. Where one net arrives at the position from which another
+    leaves, it turns above the other, so that their vertical parts do not overlap. Cyclic constraints are cut.
     Returns: the number of tracks per gutter, from the one above row 0 on.
     """
-    pieces: list[dict[int, _Piece]] = [{} for _ in range(rows + 1)]
+    pieces: list[dict[int, _TrackSegment]] = [{} for _ in range(rows + 1)]
     for wire in wires:
         for k, (gutter, _) in enumerate(wire.bends):
-            piece = pieces[gutter + 1].setdefault(wire.net, _Piece(wire.net))
+            piece = pieces[gutter + 1].setdefault(wire.net, _TrackSegment(wire.net))
             piece.above.add(position(wire.xs[k]))
             piece.below.add(position(wire.xs[k + 1]))
     counts, track = [], {}
@@ -319,10 +321,10 @@ def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]
     return counts
 
 
-def _assign(pieces: list[_Piece], gutter: int, track: dict[tuple[int, int], int]) -> int:
+def _assign(pieces: list[_TrackSegment], gutter: int, track: dict[tuple[int, int], int]) -> int:
     for piece in pieces:
         piece.close()
-    leaving: dict[int, list[_Piece]] = {}
+    leaving: dict[int, list[_TrackSegment]] = {}
     for piece in pieces:
         for x in piece.below:
             leaving.setdefault(x, []).append(piece)
@@ -338,7 +340,7 @@ def _assign(pieces: list[_Piece], gutter: int, track: dict[tuple[int, int], int]
     left = sorted(pieces, key=lambda p: (p.low, p.high, p.net))
     floor = dict.fromkeys(waiting, 0)
     while left:
-        ready = [p for p in left if waiting[p.net] <= 0] or left[:1]  # a circle is cut at its leftmost piece
+        ready = [p for p in left if waiting[p.net] <= 0] or left[:1]  # a cycle is cut at its leftmost segment
         for piece in ready:
             t = floor[piece.net]
             while t < len(lines) and any(a <= piece.high and piece.low <= b for a, b in lines[t]):

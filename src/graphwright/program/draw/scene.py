@@ -1,7 +1,7 @@
-"""What a picture is made from: nodes and edges of a Program, read once into plain lists.
+"""The nodes and edges that a picture shows, read from one program or from two that are compared.
 
-Invariant: nodes stand in order of creation, edges by their target and its port; names alone identify them, so two
-programs can be put into one scene.
+Invariant: nodes are in order of creation, edges in order of target and port. Only names identify nodes, so the nodes of
+two programs can share one scene.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.ops import OPS, traits
-from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, WRITE
+from graphwright.program.diff import renames
+from graphwright.program.draw.ranking import topological
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED, WRITE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.graph import NodeId
     from graphwright.program.program import Program
+
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"
+"""Marks of a difference between two programs."""
 
 
 @dataclass(slots=True)
@@ -29,10 +35,10 @@ class SceneNode:
         path: dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`.
         op: op or kind.
         attrs, specs: as in the Program.
-        junction: takes any number of edges.
+        junction: whether the node takes any number of edges.
         weights: (last segment, spec, checkpoint key) of the params and consts that are drawn inside this node.
-        outputs: names of the program's results that leave here.
-        members: handles of the nodes that this one stands for; empty for a node that was removed.
+        outputs: names of the program's results that this node computes.
+        members: handles of the nodes that this one stands for; empty for a removed node.
         mark: `added`, `removed`, `changed` or empty.
     """
 
@@ -48,7 +54,7 @@ class SceneNode:
 
 
 class SceneEdge(NamedTuple):
-    """An edge between places in `Scene.nodes`; `removed` edges come from the program that is compared with."""
+    """An edge between two indices of `Scene.nodes`; edges marked `removed` come from the earlier program."""
 
     src: int
     src_port: int
@@ -59,7 +65,7 @@ class SceneEdge(NamedTuple):
 
 @dataclass(slots=True)
 class Scene:
-    """Nodes in order of creation and the edges between them; `repeats` counts the modules a folded group stands for."""
+    """Nodes, the edges between them, and by path how many modules each folded group stands for."""
 
     nodes: list[SceneNode]
     edges: list[SceneEdge]
@@ -67,10 +73,10 @@ class Scene:
 
 
 def read(program: Program) -> Scene:
-    """All nodes and edges of a program."""
+    """Read all nodes and edges of a program."""
     graph = program.graph
     handles = sorted(graph.nodes(), key=lambda n: graph.node(n, "seq"))
-    at = {n: i for i, n in enumerate(handles)}
+    index = {n: i for i, n in enumerate(handles)}
     nodes = [
         SceneNode(
             program.path(n), program.op(n), program.attrs(n), program.specs(n), program.is_junction(n), members=(n,)
@@ -78,19 +84,65 @@ def read(program: Program) -> Scene:
         for n in handles
     ]
     for name, value in zip(program.output_names(), program.outputs(), strict=True):
-        nodes[at[value.node]].outputs += (name,)
+        nodes[index[value.node]].outputs += (name,)
     edges = [
-        SceneEdge(at[graph.source(e)], graph.edge(e, "src_port"), i, graph.edge(e, "dst_port"))
+        SceneEdge(index[graph.source(e)], graph.edge(e, "src_port"), i, graph.edge(e, "dst_port"))
         for i, n in enumerate(handles)
         for e in program.in_edges(n)
     ]
     return Scene(nodes, edges)
 
 
-def identities(scene: Scene) -> list[tuple[str, int, str, int]]:
-    """What makes an edge the same in two programs: its ends, and which of several equal ones it is.
+def union(program: Program, before: Program) -> Scene:
+    """Read two programs into one scene: what only `before` has is marked removed, other differences are marked too.
 
-    Into an op that is the port; into a junction, whose ports are interchangeable, the count of equal edges before it.
+    A node is changed if its name, op, attributes, specs, outputs or stored values differ. A rewired port shows as one
+    removed and one added edge.
+    """
+    now, old = read(program), read(before)
+    renamed = renames(program, before)
+    old.nodes = [replace(node, path=renamed.get(node.path, node.path)) for node in old.nodes]
+    new_names = set(renamed.values())
+    known = {node.path: node for node in old.nodes}
+    nodes: list[SceneNode] = []
+    for node in now.nodes:
+        was = known.get(node.path)
+        mark = (
+            ADDED if was is None else CHANGED if node.path in new_names or _differ(program, before, node, was) else ""
+        )
+        nodes.append(replace(node, mark=mark))
+    index = {node.path: i for i, node in enumerate(nodes)}
+    for node in old.nodes:
+        if node.path not in index:
+            index[node.path] = len(nodes)
+            nodes.append(replace(node, mark=REMOVED, members=(), outputs=()))
+    before_keys, now_keys = _edge_identities(old), _edge_identities(now)
+    existed, exists = set(before_keys), set(now_keys)
+    edges = [e._replace(mark="" if key in existed else ADDED) for e, key in zip(now.edges, now_keys, strict=True)]
+    for edge, key in zip(old.edges, before_keys, strict=True):
+        if key not in exists:
+            edges.append(edge._replace(src=index[key[0]], dst=index[key[2]], mark=REMOVED))
+    edges.sort(key=lambda e: (e.dst, e.dst_port, e.mark == REMOVED))
+    return Scene(nodes, edges)
+
+
+def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) -> bool:
+    if (node.op, node.specs, node.outputs) != (was.op, was.specs, was.outputs):
+        return True
+    if encode_attrs(node.attrs) != encode_attrs(was.attrs):
+        return True
+    if node.op not in STORED:
+        return False
+    key, old_key = node.attrs["key"], was.attrs["key"]
+    if program.weights.array(key) is before.weights.array(old_key):
+        return False  # a fork shares the array: no byte has to be read
+    return program.weights.digest(key) != before.weights.digest(old_key)
+
+
+def _edge_identities(scene: Scene) -> list[tuple[str, int, str, int]]:
+    """The identity of each edge across two programs: both ends, and the input port.
+
+    The inputs of a junction are interchangeable, so there the port is the number of equal edges before this one.
     """
     seen: dict[tuple[int, int, int], int] = {}
     found = []
@@ -104,48 +156,49 @@ def identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
 
 def inside_readers(scene: Scene) -> Scene:
-    """The scene with params and consts drawn inside the nodes that read them; those without reader stay."""
+    """Draw params and consts inside the nodes that read them; unread ones stay nodes."""
     nodes = scene.nodes
     read_by: dict[int, list[SceneEdge]] = {}
     for edge in scene.edges:
         if nodes[edge.src].op in (PARAM, CONST):
             read_by.setdefault(edge.src, []).append(edge)
     hidden = {i for i in read_by if not nodes[i].outputs}
-    kept = [i for i in range(len(nodes)) if i not in hidden]
-    at = {old: new for new, old in enumerate(kept)}
-    drawn = [replace(nodes[i], weights=list(nodes[i].weights)) for i in kept]
+    shown = [i for i in range(len(nodes)) if i not in hidden]
+    index = {old: new for new, old in enumerate(shown)}
+    drawn = [replace(nodes[i], weights=list(nodes[i].weights)) for i in shown]
     for src in sorted(hidden):
         weight = nodes[src]
         for edge in read_by[src]:
-            reader = drawn[at[edge.dst]]
-            gone = edge.mark == "removed" or weight.mark == "removed"
-            if not (gone and reader.mark != "removed"):
+            reader = drawn[index[edge.dst]]
+            gone = REMOVED in (edge.mark, weight.mark)
+            if not (gone and reader.mark != REMOVED):
                 reader.weights.append((weight.path.rpartition(".")[2], weight.specs[0], weight.attrs["key"]))
             if not reader.mark and (weight.mark or edge.mark):
-                reader.mark = "changed"
-    edges = [e._replace(src=at[e.src], dst=at[e.dst]) for e in scene.edges if e.src not in hidden]
+                reader.mark = CHANGED
+    edges = [e._replace(src=index[e.src], dst=index[e.dst]) for e in scene.edges if e.src not in hidden]
     return Scene(drawn, edges, scene.repeats)
 
 
 def feedback(scene: Scene) -> Scene:
-    """The scene with each write of a state drawn as an edge back into it: the state's box stands for both."""
+    """Draw each write of a state as an edge back into that state, whose box stands for both nodes."""
     nodes, into = scene.nodes, {}
     for edge in scene.edges:
         if nodes[edge.dst].op == WRITE:
             into.setdefault(edge.dst, {})[edge.dst_port] = edge
     state_of = {write: ends[0].src for write, ends in into.items() if len(ends) == 2 and nodes[ends[0].src].op == STATE}
-    kept = [i for i in range(len(nodes)) if i not in state_of]
-    at = {old: new for new, old in enumerate(kept)}
-    drawn = [nodes[i] for i in kept]
+    shown = [i for i in range(len(nodes)) if i not in state_of]
+    index = {old: new for new, old in enumerate(shown)}
+    drawn = [nodes[i] for i in shown]
     for write, state in state_of.items():
-        drawn[at[state]] = replace(drawn[at[state]], members=drawn[at[state]].members + nodes[write].members)
+        node = drawn[index[state]]
+        drawn[index[state]] = replace(node, members=node.members + nodes[write].members)
     edges = []
     for edge in scene.edges:
         if edge.dst not in state_of:
-            edges.append(edge._replace(src=at[edge.src], dst=at[edge.dst]))
+            edges.append(edge._replace(src=index[edge.src], dst=index[edge.dst]))
         elif edge.dst_port == 1:
             mark = nodes[edge.dst].mark or edge.mark
-            edges.append(SceneEdge(at[edge.src], edge.src_port, at[state_of[edge.dst]], 0, mark))
+            edges.append(SceneEdge(index[edge.src], edge.src_port, index[state_of[edge.dst]], 0, mark))
     return Scene(drawn, sorted(edges, key=lambda e: (e.dst, e.dst_port)), scene.repeats)
 
 
@@ -156,23 +209,29 @@ _ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
 """Ops that attend, and ops that add two operands as a junction does."""
 
 _FAR = 600
-"""Nodes that are looked at to tell a shortcut from a short branch; past them it is taken for a shortcut."""
+"""Nodes to visit before an edge is taken for a shortcut without further search."""
+
+
+def data_edges(scene: Scene) -> list[tuple[int, int]]:
+    """The edges of one step: an edge into a state belongs to the next step."""
+    return [(e.src, e.dst) for e in scene.edges if scene.nodes[e.dst].op != STATE]
 
 
 def kinds(scene: Scene) -> list[str]:
-    """Kind of each edge.
+    """Classify each edge.
 
-    `residual` is an edge into a sum that jumps over a branch: its source is also, further up, a source of another
-    operand. `attention` leads into an op that attends, `state` from a state, back into one, or into the write of one.
+    `residual` is an edge into a sum that bypasses a branch: its source is also an ancestor of another operand.
+    `attention` goes into an attention op, `state` from a state, back into one, or into the write of one.
     """
     nodes, edges = scene.nodes, scene.edges
     into: list[list[int]] = [[] for _ in nodes]
-    fan_out = [0] * len(nodes)
-    for edge in edges:
-        if nodes[edge.dst].op != STATE:  # the step ends there
-            into[edge.dst].append(edge.src)
-            fan_out[edge.src] += 1
-    level = _levels(len(nodes), into)
+    for src, dst in data_edges(scene):
+        into[dst].append(src)
+    order, after = topological(len(nodes), data_edges(scene))
+    level = [0] * len(nodes)
+    for i in order:
+        for j in after[i]:
+            level[j] = max(level[j], level[i] + 1)
     found = []
     for edge in edges:
         src, dst = nodes[edge.src], nodes[edge.dst]
@@ -182,8 +241,8 @@ def kinds(scene: Scene) -> list[str]:
             found.append(ATTENTION)
         elif (
             (dst.junction or dst.op in _ADDS)
-            and fan_out[edge.src] > 1
-            and _jumps(edge.src, into[edge.dst], into, level)
+            and len(after[edge.src]) > 1
+            and _bypasses(edge.src, into[edge.dst], into, level)
         ):
             found.append(RESIDUAL)
         else:
@@ -191,25 +250,8 @@ def kinds(scene: Scene) -> list[str]:
     return found
 
 
-def _levels(n: int, into: list[list[int]]) -> list[int]:
-    after: list[list[int]] = [[] for _ in range(n)]
-    waiting = [len(sources) for sources in into]
-    for i, sources in enumerate(into):
-        for j in sources:
-            after[j].append(i)
-    level = [0] * n
-    ready = [i for i in range(n) if not waiting[i]]
-    for i in ready:  # grows while it is walked
-        for j in after[i]:
-            level[j] = max(level[j], level[i] + 1)
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    return level
-
-
-def _jumps(src: int, operands: list[int], into: list[list[int]], level: list[int]) -> bool:
-    """True if `src` leads to another of the operands."""
+def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[int]) -> bool:
+    """Whether `src` is an ancestor of another operand."""
     seen = {i for i in operands if level[i] > level[src]}
     stack = sorted(seen)
     while stack:
@@ -225,7 +267,7 @@ def _jumps(src: int, operands: list[int], into: list[list[int]], level: list[int
 
 
 def family(node: SceneNode) -> str:
-    """What a box is coloured by: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
+    """The colour family of a box: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
     if node.op in KINDS:
         return "state" if node.op in (STATE, WRITE) else "source"
     row = OPS.get(node.op)
@@ -241,11 +283,11 @@ def family(node: SceneNode) -> str:
 
 
 MOST = 1 << 24
-"""Entries of the largest weight that is looked at: a tenth of a second."""
+"""Size of the largest weight that `statistics` reads, in elements: a tenth of a second."""
 
 
 def statistics(program: Program) -> dict[str, str]:
-    """Checkpoint key -> a line. Weights that lie untouched in a file are not read for it."""
+    """Summarise the values of each floating-point weight by checkpoint key; weights still in their file are skipped."""
     found = {}
     for key, variable in program.weights.items():
         array = variable.data

@@ -1,12 +1,12 @@
-"""Colours and line styles of pictures: one table for SVG and HTML (light and dark, by CSS) and one for DOT."""
+"""Labels, colours and line styles of program pictures, for SVG and HTML (light and dark, by CSS) and for DOT."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
+from graphwright.program.draw.shapes import clean
 from graphwright.program.kinds import WRITE
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphwright.program.draw.scene import SceneNode
 
 LINE = 15
-"""Pixels from one line of text to the next."""
+"""Pixels between two lines of text."""
 
 _LONGEST = 34
 _WIDTHS = {
@@ -24,11 +24,11 @@ _WIDTHS = {
     **dict.fromkeys("mwMW@%", 12),
     **dict.fromkeys("ABCDEFGHKLNOPQRSTUVXYZ&+=<>~", 9),
 }
-"""Advance in pixels at 12 px, a little over that of Arial and Liberation Sans; others are 7, wide ones 13."""
+"""Advance in pixels at 12 px, slightly above that of Arial and Liberation Sans; other characters 7, wide ones 13."""
 
 
 def text_width(text: str) -> int:
-    """Pixels that a text takes at 12 px."""
+    """Estimate the width of a text at 12 px, in pixels."""
     return sum(_WIDTHS.get(c, 7) if c < "\u0300" else _far(c) for c in text)
 
 
@@ -36,18 +36,8 @@ def _far(char: str) -> int:
     return 13 if unicodedata.east_asian_width(char) in "WF" or ord(char) > 0xFFFF else 9
 
 
-def clean(text: str) -> str:
-    r"""The text with everything visible: controls, direction marks and what XML cannot hold as `\u{...}`."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c == " " or unicodedata.category(c) not in _HIDDEN else f"\\u{{{ord(c):x}}}" for c in text)
-
-
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
-
-
 def short(text: str, most: int = _LONGEST) -> str:
-    """The cleaned text, its middle left out if it is long."""
+    """Clean a text, and elide its middle if it is long."""
     text = clean(text)
     if len(text) <= most:
         return text
@@ -55,7 +45,7 @@ def short(text: str, most: int = _LONGEST) -> str:
 
 
 def name_of(path: str) -> str:
-    """The last segment of a path, with the one before if it is a number or a range and says nothing alone."""
+    """The last segment of a path; with the one before if it is only a number or a range."""
     head, _, last = path.rpartition(".")
     if head and not any(c.isalpha() for c in last):
         return f"{head.rpartition('.')[2]}.{last}"
@@ -63,7 +53,7 @@ def name_of(path: str) -> str:
 
 
 def node_lines(node: SceneNode) -> tuple[str, ...]:
-    """Name; op and the shapes of its weights; spec; results of the program that leave here."""
+    """The label of a node: name, op with the shapes of its weights, spec, and the results of the program that it is."""
     name = short(name_of(node.path))
     if node.junction:
         return (f"+ {name}", *_results(node))
@@ -83,14 +73,14 @@ def _dims(spec: Spec) -> str:
 
 
 def group_lines(path: str, repeat: int, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """Name and how often it repeats; ops and parameters inside; what comes out."""
+    """The label of a closed group: name with its repeats, number of ops and parameters, results."""
     times = f" × {repeat}" if repeat > 1 else ""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
     return (short(name_of(path)) + times, inside, *((short(", ".join(specs[:2])),) if specs else ()))
 
 
 def count(number: int) -> str:
-    """A number in three digits with its unit letter: 950, 1.20k, 7.24B."""
+    """Write a number in three digits with a unit letter: 950, 1.20k, 7.24B."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -98,7 +88,7 @@ def count(number: int) -> str:
 
 
 def box_size(lines: Sequence[str], junction: bool) -> tuple[int, int]:
-    """Width and height of a box around lines of text; both even, so that its middle is a whole pixel."""
+    """Compute width and height of a box around lines of text; both even, so that its middle is a whole pixel."""
     wide = max(text_width(lines[0]) * 13 // 12, *(text_width(line) for line in lines[1:]), 0)
     if junction:
         return max(44, (wide + 20) // 2 * 2), 8 + LINE * len(lines) // 2 * 2
@@ -111,7 +101,7 @@ EDGES = {
     "residual": ("#d1332e", "#ff7b72", "6 4", "residual"),
     "state": ("#7b3fb5", "#c59cf0", "2 3", "state"),
 }
-"""Kind of edge: stroke in light and dark, dashes, word in the legend."""
+"""Kind of edge -> stroke in light and dark, dashes, word in the legend."""
 
 FAMILIES = {
     "source": ("#eef1f4", "#2a3038", "#8a94a0", "#79838f"),
@@ -124,25 +114,20 @@ FAMILIES = {
     "op": ("#e5f3f6", "#18313a", "#34879c", "#56a3b6"),
     "group": ("#f1f0fa", "#26253a", "#6a66a8", "#8a86c8"),
 }
-"""Family of box: fill in light and dark, outline in light and dark."""
+"""Family of a box -> fill in light and dark, outline in light and dark."""
 
 MARKS = {
     "added": ("#14914a", "#3ddc84", "", "added"),
     "removed": ("#8b8f94", "#8b949e", "2 4", "removed"),
     "changed": ("#c77700", "#f5a524", "", "changed"),
 }
-"""Difference of two programs: stroke in light and dark, dashes, word in the legend."""
+"""Mark of a difference -> stroke in light and dark, dashes, word in the legend."""
 
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
-def text(value: str) -> str:
-    """A string as text or attribute value of XML and HTML."""
-    return escape(clean(value), quote=True)
-
-
 def css() -> str:
-    """Style sheet of the SVG: classes start with `gw-`, so a page may hold several pictures and its own styles."""
+    """The style sheet of the SVG. Classes start with `gw-`, so a page may hold several pictures and its own styles."""
     light, dark = _theme(0), _theme(1)
     dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d, _) in (EDGES | MARKS).items() if d)
     return (
@@ -182,7 +167,7 @@ def _rules() -> str:
 
 
 def tips() -> str:
-    """Arrow heads, one per kind of edge, and the hatch for values that are missing."""
+    """Arrow heads, one per kind of edge, and the hatch for missing values."""
     heads = "".join(
         f'<marker id="gw-tip-{k}" class="gw-tip-{k}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" '
         'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 .8L8 4L0 7.2z" stroke="none" '

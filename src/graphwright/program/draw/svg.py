@@ -1,133 +1,137 @@
-"""A picture as SVG: self-contained, text that can be selected, a `<title>` on everything, light and dark by CSS."""
+"""A program as SVG: self-contained, selectable text, a `<title>` on every shape, light and dark by CSS."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphwright.program.draw.layout import BUDGET, compose
-from graphwright.program.draw.legend import legend
-from graphwright.program.draw.overlay import drawn_places, overlay_of
-from graphwright.program.draw.style import LINE, css, text, tips
+from graphwright.files import atomic_write
+from graphwright.program.draw.layout import compose
+from graphwright.program.draw.overlay import LEVELS, NodeNotes, drawn_targets, overlay_of, shade
+from graphwright.program.draw.shapes import Shape, escaped, shape
+from graphwright.program.draw.style import EDGES, LINE, MARKS, css, short, text_width, tips
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.layout import Box, Edge, Group, Layout
-    from graphwright.program.draw.legend import Legend
-    from graphwright.program.draw.overlay import Overlay, Remark, Remarks
+    from typing import Unpack
+
+    from graphwright.files import StrPath
+    from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions
+    from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
 
 ROUND = 5
 """Radius of the corners of lines, in pixels."""
+CELL = 240
+"""Budget of a picture in a notebook cell: below 200 kB, and at most a few screens."""
 
 
 def to_svg(
     program: Program,
-    expanded: Set[str] | None = None,
-    diff: Program | None = None,
-    overlay: Mapping[Any, float | Remark] | None = None,
-    *,
-    level: int | None = None,
-    fold: bool = False,
-    params: bool = False,
-    budget: int = BUDGET,
+    overlay: Mapping[Any, float | NodeNote] | None = None,
     scale: str = "linear",
+    **options: Unpack[PictureOptions],
 ) -> str:
-    """A program as an SVG document.
+    """Draw a program as an SVG document.
 
     Args:
         program: what to draw.
-        expanded, level, fold, params, budget: which groups are open and what is drawn; see `layout`.
-        diff: an earlier program; what was added, removed and changed since is marked.
-        overlay: numbers by node or path, drawn as colours with a legend; `scale` is `linear` or `log`. Or remarks by
-            node: `found.overlay()` of a diagnosis.
+        overlay: numbers by node or path, drawn as colours with a legend; or notes by node, such as
+            `found.overlay()` of a diagnosis.
+        scale: scale of the numbers, `linear` or `log`.
+        options: see `PictureOptions`.
     """
-    made = compose(program, expanded, budget, level=level, fold=fold, params=params, diff=diff).layout()
-    colours = None if overlay is None else overlay_of(program, drawn_places(made), overlay, scale)
-    return render(made, legend(made, colours, diff is not None), colours, diff is not None)
+    made = compose(program, **options).layout()
+    colours = None if overlay is None else overlay_of(program, drawn_targets(made), overlay, scale)
+    diff = options.get("diff") is not None
+    return render(made, legend(made, colours, diff), colours, diff)
 
 
-def render(picture: Layout, below: Legend, overlay: Overlay | Remarks | None = None, diff: bool = False) -> str:
-    """A layout and its legend as an SVG document."""
-    width, height = max(picture.width, below.width), picture.height + below.height
-    left = (width - picture.width) // 2
-    parts = [
+def notebook(program: Program) -> str:
+    """Draw a program for a notebook cell: a line of text and the picture in a box that scrolls."""
+    return (
+        f"<div><p><code>{escaped(repr(program))}</code></p>"
+        f'<div style="max-height:600px;overflow:auto">{to_svg(program, budget=CELL)}</div></div>'
+    )
+
+
+def written(picture: str, path: StrPath | None) -> str:
+    """Return a picture; if a path is given, also write it there atomically. Raises: UnwritableTarget."""
+    if path is not None:
+        atomic_write(path, picture.encode())
+    return picture
+
+
+def render(made: PictureLayout, below: Legend, overlay: Overlay | NodeNotes | None = None, diff: bool = False) -> str:
+    """Write a layout and its legend as an SVG document."""
+    width, height = max(made.width, below.width), made.height + below.height
+    left = (width - made.width) // 2
+    parts: list[Any] = [
         f'<svg xmlns="http://www.w3.org/2000/svg" class="gw{" gw-diff" if diff else ""}" width="{width}" '
         f'height="{height}" viewBox="0 0 {width} {height}"><style>{css()}</style>{tips()}',
         f'<rect class="gw-paper" width="{width}" height="{height}"/>',
         f'<g class="gw-all" transform="translate({left} 0)">',
     ]
-    parts += [frame(group, overlay) for group in picture.groups.values()]
-    parts += [line(edge, picture.boxes[edge.dst]) for edge in picture.edges]
-    parts += [heading(group) for group in picture.groups.values()]  # over the lines
-    parts += [box(b, overlay) for b in picture.boxes.values()]
-    parts += ["</g>", f'<g class="gw-legend" transform="translate(0 {picture.height})">', *below.body, "</g></svg>"]
-    return "\n".join(parts)
+    parts += [frame(group, overlay) for group in made.groups.values()]
+    parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges]
+    parts += [heading(group) for group in made.groups.values()]  # above the lines
+    parts += [box(b, overlay) for b in made.boxes.values()]
+    parts += ["</g>", f'<g class="gw-legend" transform="translate(0 {made.height})">']
+    parts += ["".join(map(str, row)) for row in below.rows]
+    return "\n".join(map(str, [*parts, "</g></svg>"]))
 
 
-def frame(group: Group, overlay: Overlay | Remarks | None = None) -> str:
-    """The frame of an open group, tinted if it has a value of its own."""
+def frame(group: Group, overlay: Overlay | NodeNotes | None = None) -> Shape:
+    """The frame of an open group, tinted if the group has a value of its own."""
     colour = overlay.colour(f"{group.path}.") if overlay is not None and group.path in overlay.own else None
-    fill = f' style="fill:{colour[0]};fill-opacity:.3"' if colour else ""
-    return (
-        f'<g class="gw-f" data-path="{text(group.path)}"><title>{text(group.path)}</title>'
-        f'<rect x="{group.x}" y="{group.y}" width="{group.w}" height="{group.h}" rx="8"{fill}/></g>'
-    )
+    fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
+    rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
+    return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
 
 
-def heading(group: Group) -> str:
+def heading(group: Group) -> Shape:
     """The name on the frame of an open group."""
-    return (
-        f'<text class="gw-n gw-s gw-h" data-path="{text(group.path)}" x="{group.x + 10}" y="{group.y + 16}">'
-        f"{text(group.title)}</text>"
-    )
+    return shape("text", group.title, class_="gw-n gw-s gw-h", data_path=group.path, x=group.x + 10, y=group.y + 16)
 
 
-def box(b: Box, overlay: Overlay | Remarks | None) -> str:
+def box(b: Box, overlay: Overlay | NodeNotes | None) -> Shape:
     """A node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
-    place = f"{b.path}." if b.kind == "group" else b.path
-    colour = overlay.colour(place) if overlay is not None else None
+    target = f"{b.path}." if b.kind == "group" else b.path
+    colour = overlay.colour(target) if overlay is not None else None
     if overlay is not None and overlay.everywhere and colour is None:
         classes += " gw-none"
-    fill = f' style="fill:{colour[0]}"' if colour else ""
-    ink = f' style="fill:{colour[1]}"' if colour else ""
-    note = overlay.note(place) if overlay is not None else ""
-    tip = b.tip + (f"\n{note}" if note else "")
-    tip += f"\n{b.mark}" if b.mark else ""
-    round_ = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
-    shape = f'<rect x="{b.x}" y="{b.y}" width="{b.w}" height="{b.h}" rx="{round_}"{fill}/>'
+    fill, ink = (f"fill:{colour[0]}", f"fill:{colour[1]}") if colour else (None, None)
+    note = overlay.note(target) if overlay is not None else ""
+    radius = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
+    outline = [shape("rect", x=b.x, y=b.y, width=b.w, height=b.h, rx=radius, style=fill)]
     if b.repeat > 1:
-        shape = f'<rect x="{b.x + 4}" y="{b.y + 4}" width="{b.w}" height="{b.h}" rx="{round_}"/>' + shape
+        outline.insert(0, shape("rect", x=b.x + 4, y=b.y + 4, width=b.w, height=b.h, rx=radius))
     x, y = b.x + b.w // 2, b.y + 17 - (b.kind == "junction")
-    words = "".join(
-        f'<text class="gw-{"s" if k else "n"}" x="{x}" y="{y + LINE * k}" text-anchor="middle"{ink}>{text(line)}</text>'
+    words = [
+        shape("text", line, class_=f"gw-{'s' if k else 'n'}", x=x, y=y + LINE * k, text_anchor="middle", style=ink)
         for k, line in enumerate(b.lines)
-    )
-    title = "\n".join(text(s) for s in tip.split("\n"))
-    return f'<g class="{classes}" data-path="{text(b.path)}"><title>{title}</title>{shape}{words}</g>'
+    ]
+    title = "\n".join(part for part in (b.tip, note, b.mark) if part)
+    return shape("g", *outline, *words, title=title, class_=classes, data_path=b.path)
 
 
-def line(edge: Edge, target: Box) -> str:
+def line(edge: DrawnEdge, target: Box) -> Shape:
     """An edge, with its count where it stands for several."""
-    style = edge.mark or edge.kind
     mark = f" gw-{edge.mark}" if edge.mark else ""
     ports = ", ".join(f"{a} → {b}" for a, b in edge.ports[:8]) + (", …" if len(edge.ports) > 8 else "")
-    title = f"{text(edge.src)} → {text(edge.dst)}\n{edge.kind}{', ' + edge.mark if edge.mark else ''}\nports {ports}"
-    many = ""
+    title = f"{edge.src} → {edge.dst}\n{edge.kind}{', ' + edge.mark if edge.mark else ''}\nports {ports}"
+    drawn = [shape("path", d=path_data(edge.points), marker_end=f"url(#gw-tip-{edge.mark or edge.kind})")]
     if edge.count > 1:
-        (x, y) = edge.points[-1]
+        x, y = edge.points[-1]
         side = ("-5", "end") if 2 * x <= 2 * target.x + target.w else ("5", "start")
-        many = (
-            f'<text class="gw-s gw-c" x="{x}" y="{y - 7}" dx="{side[0]}" text-anchor="{side[1]}">×{edge.count}</text>'
-        )
-    return (
-        f'<g class="gw-e gw-{edge.kind}{mark}"><title>{title}</title>'
-        f'<path d="{path_data(edge.points)}" marker-end="url(#gw-tip-{style})"/>{many}</g>'
-    )
+        many = f"×{edge.count}"
+        drawn.append(shape("text", many, class_="gw-s gw-c", x=x, y=y - 7, dx=side[0], text_anchor=side[1]))
+    return shape("g", *drawn, title=title, class_=f"gw-e gw-{edge.kind}{mark}")
 
 
 def path_data(points: Sequence[tuple[int, int]]) -> str:
-    """Path data of a line with rounded corners."""
+    """The path data of a line with rounded corners."""
     parts = [f"M{points[0][0]} {points[0][1]}"]
     for (ax, ay), (bx, by), (cx, cy) in zip(points, points[1:], points[2:], strict=False):
         r = min(ROUND, (abs(bx - ax) + abs(by - ay)) // 2, (abs(cx - bx) + abs(cy - by)) // 2)
@@ -140,3 +144,96 @@ def path_data(points: Sequence[tuple[int, int]]) -> str:
 
 def _sign(value: int) -> int:
     return (value > 0) - (value < 0)
+
+
+# -- legend ------------------------------------------------------------------------------------------------------------
+_ROW, _BAR = 22, 160
+
+
+@dataclass(slots=True)
+class Legend:
+    """The legend below a picture: shapes per row, and its size."""
+
+    rows: list[tuple[Shape, ...]] = field(default_factory=list)
+    width: int = 0
+    height: int = 0
+
+    def add(self, shapes: Sequence[Sequence[Shape]], width: int) -> None:
+        """Append shapes that share a row of the legend."""
+        self.rows += [tuple(entry) for entry in shapes]
+        self.width, self.height = max(self.width, width), self.height + _ROW
+
+    def note(self, words: str) -> None:
+        """Append a row of text."""
+        self.add([[shape("text", words, class_="gw-s", x=16, y=self.height + 15)]], 32 + text_width(words))
+
+
+def legend(
+    made: PictureLayout, overlay: Overlay | NodeNotes | None, diff: bool, hidden: Collection[str] = ()
+) -> Legend:
+    """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
+
+    Args:
+        made: the picture.
+        overlay: its overlay.
+        diff: whether the picture compares two programs.
+        hidden: kinds of edge inside closed groups.
+    """
+    found = Legend(height=8)
+    used = {e.kind for e in made.edges}.union(hidden)
+    _line_styles(found, [(k, EDGES[k][3]) for k in EDGES if k in used])
+    if diff:
+        _line_styles(found, [(k, MARKS[k][3]) for k in MARKS])
+    if isinstance(overlay, NodeNotes):
+        _severities(found, overlay)
+    elif overlay is not None:
+        _colour_scale(found, overlay)
+    if made.collapsed:
+        names = ", ".join(short(p, 40) for p in made.collapsed[:3])
+        more = f" and {len(made.collapsed) - 3} more" if len(made.collapsed) > 3 else ""
+        found.note(f"closed to stay within the budget: {names}{more}")
+    found.height += 8
+    return found
+
+
+def _line_styles(found: Legend, entries: list[tuple[str, str]]) -> None:
+    x, y, shapes = 16, found.height + _ROW // 2, []
+    for kind, word in entries:
+        sample = shape("path", d=f"M{x} {y}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
+        words = shape("text", word, class_="gw-s", x=x + 40, y=y + 4)
+        shapes.append([shape("g", sample, class_=f"gw-e gw-{kind}"), words])
+        x += 40 + text_width(word) + 20
+    if entries:
+        found.add(shapes, x)
+
+
+def _colour_scale(found: Legend, overlay: Overlay) -> None:
+    if overlay.low is None or overlay.high is None:
+        found.note("overlay: no finite value")
+        return
+    y, low, high = found.height + 4, repr(overlay.low), repr(overlay.high)
+    left = 16 + text_width(low) + 8
+    stops = [shape("stop", offset=k / 8, stop_color=shade(k / 8)[0]) for k in range(9)]
+    kind = ", log scale" if overlay.logarithmic else ""
+    name = f"gw-scale-{'log' if overlay.logarithmic else 'linear'}"
+    drawn = shape(
+        "g",
+        shape("text", low, class_="gw-s", x=16, y=y + 11),
+        shape("rect", x=left, y=y, width=_BAR, height=14, fill=f"url(#{name})"),
+        shape("text", f"{high}{kind}", class_="gw-s", x=left + _BAR + 8, y=y + 11),
+        class_="gw-scale",
+        data_min=low,
+        data_max=high,
+    )
+    found.add([[shape("linearGradient", *stops, id=name), drawn]], left + _BAR + 24 + text_width(high + kind))
+    found.note("hatched: no value")
+
+
+def _severities(found: Legend, notes: NodeNotes) -> None:
+    x, y, shapes = 16, found.height + 4, []
+    for level in notes.levels:
+        word, fill, _ = LEVELS[level]
+        square = shape("rect", x=x, y=y, width=14, height=14, rx=3, fill=fill, stroke="#555e69")
+        shapes.append([square, shape("text", word, class_="gw-s", x=x + 20, y=y + 11)])
+        x += 20 + text_width(word) + 20
+    found.add(shapes, x)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.overlay import Remark
+from graphwright.program.draw import NodeNote
 from graphwright.program.kinds import STORED
 from graphwright.surgery.findings.finding import Finding, Severity
 
@@ -85,7 +85,7 @@ class Findings(Sequence[Finding]):
     def __repr__(self) -> str:
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
 
-    def overlay(self) -> dict[NodeId, Remark]:
+    def overlay(self) -> dict[NodeId, NodeNote]:
         """Marks for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
 
         Nodes that no longer exist are left out.
@@ -99,7 +99,7 @@ class Findings(Sequence[Finding]):
             for node in here:
                 by_node.setdefault(node, []).append(f)
         return {
-            node: Remark(
+            node: NodeNote(
                 int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)
             )
             for node, found in by_node.items()

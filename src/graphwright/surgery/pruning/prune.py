@@ -169,4 +169,4 @@ def prune(
 
 
 def _export_level(model: Model, p: Program) -> int | None:
-    return model.with_program(p).export_plan().rung
+    return model.with_program(p).export_plan().level

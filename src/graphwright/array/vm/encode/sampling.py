@@ -42,9 +42,9 @@ def DROPOUT(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any])
 
 
 @vm_form()
-def CHOOSE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+def SAMPLE_TOKEN(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
     (ids, kept), (logits, rules, keys, seen) = outs, ins
     if not all(view.packed for view in (*outs, *ins)):
         return None
     places = (logits.address, rules.address, keys.address, seen.address, seen.shape[1], ids.address, kept.address)
-    return [row_of(Code.CHOOSE, *logits.shape, *places)]
+    return [row_of(Code.SAMPLE_TOKEN, *logits.shape, *places)]

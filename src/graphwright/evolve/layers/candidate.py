@@ -1,0 +1,172 @@
+"""A candidate of layer evolution: a network, its birth, and its genes of training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.evolve.settings import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from graphwright.program import Program
+
+RATES = tuple(10.0 ** (-5 + i / 3) for i in range(13))
+"""The learning rates that training genes choose from, 1e-5 to 1e-1."""
+_INITIAL_RATES = {"adam": (6, 9), "sgd": (8, 12)}  # indices of the first and last rate after a change of optimizer
+LOSSES = {
+    "bce": ("bce", "mse"),
+    "cross_entropy": ("cross_entropy", "mse"),
+    "mse": ("mse", "huber"),
+    "heads": ("heads",),
+}
+"""Loss of a task -> losses that training may minimise instead; fitness always uses the loss of the task."""
+GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
+"""Weights by which changes of training genes are drawn, early and late in a run, beside mutations of layers."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGenes:
+    """How a candidate is trained.
+
+    Attributes:
+        rate: index of `RATES`; optimizer: one of `OPTIMIZERS`; loss: one of `LOSSES[task.loss]`.
+    """
+
+    rate: int
+    optimizer: str
+    loss: str
+
+    @classmethod
+    def of(cls, lr: float, optimizer: str, loss: str) -> TrainingGenes:
+        """Take the rate of `RATES` nearest to `lr`."""
+        return cls(int(np.argmin([abs(np.log(v / lr)) for v in RATES])), optimizer, loss)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return RATES[self.rate]
+
+    def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
+        """Change one of `GENES`; `losses` are those that training may minimise."""
+        if gene == "learning_rate":
+            return self.step(rng)
+        return self.switch() if gene == "optimizer" else self.relearn(losses)
+
+    def step(self, rng: np.random.Generator) -> TrainingGenes:
+        """Move the rate by one index (four times of five) or two, within `RATES`."""
+        step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
+        return replace(self, rate=min(max(self.rate + step, 0), len(RATES) - 1))
+
+    def switch(self) -> TrainingGenes:
+        """Take the other optimizer, and a rate that suits it."""
+        other = next(o for o in OPTIMIZERS if o != self.optimizer)
+        low, high = _INITIAL_RATES[other]
+        return replace(self, optimizer=other, rate=min(max(self.rate, low), high))
+
+    def relearn(self, losses: Sequence[str]) -> TrainingGenes:
+        """Take the next loss."""
+        return replace(self, loss=losses[(losses.index(self.loss) + 1) % len(losses)])
+
+    def to_json(self) -> dict[str, Any]:
+        """All genes by name, and the learning rate."""
+        return {"rate": self.rate, "lr": self.lr, "optimizer": self.optimizer, "loss": self.loss}
+
+    def __str__(self) -> str:
+        return f"{self.optimizer} {self.lr:.2g}, {self.loss}"
+
+
+Moments = dict[str, np.ndarray]
+"""State of an optimizer by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateBirth:
+    """The birth and the scores of a candidate.
+
+    Attributes:
+        number: index in order of birth; generation: generation of the run.
+        fitter_parent, other_parent: numbers of its parents, or None; for a manual edit the edited candidate, and None.
+        mutation, site, block: mutation, where it was made, and the name of the part it added; empty for none.
+        training: how the candidate was trained.
+        metric, loss: on the validation cases; metric is None if the candidate failed; failure: the reason.
+        params: number of weights; flops: floating-point operations of one case.
+        author: "evolution" or "human"; why: the reason of a manual edit; edits: its edits as in the journal.
+    """
+
+    number: int
+    generation: int
+    fitter_parent: int | None
+    other_parent: int | None
+    mutation: str
+    site: str
+    block: str
+    training: TrainingGenes
+    metric: float | None
+    loss: float
+    params: int
+    flops: int
+    failure: str = ""
+    author: str = "evolution"
+    why: str = ""
+    edits: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def what(self) -> str:
+        """The change that made the candidate, in words."""
+        if self.author == "human":
+            return f"manual edit, {self.why}"
+        site = f" at {self.site}" if self.site else ""
+        crossed = f", crossed with {self.other_parent}" if self.other_parent is not None else ""
+        return f"{self.mutation or 'start'}{site}{crossed}"
+
+    def value(self, objective: str) -> float:
+        """The value of an objective, negated if lower is better."""
+        if self.metric is None:
+            return float("-inf")
+        if objective == "metric":
+            return self.metric
+        return -float({"loss": self.loss, "params": self.params, "flops": self.flops}[objective])
+
+    def __str__(self) -> str:
+        score = self.failure or f"{self.metric:.4g}"
+        return f"{self.number}: {self.what}; {self.training}; {score}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A network of the population.
+
+    Attributes:
+        birth: its birth and scores.
+        program: the network as it was scored; the journal contains its mutations.
+        moments: state of its optimizer, which children inherit.
+        untrained, untrained_moments: program and moments before training, if children inherit these.
+    """
+
+    birth: CandidateBirth
+    program: Program
+    moments: Moments
+    untrained: Program | None = None
+    untrained_moments: Moments = field(default_factory=dict)
+
+    @property
+    def heritage(self) -> tuple[Program, Moments]:
+        """The program and the moments that children inherit."""
+        return (self.program, self.moments) if self.untrained is None else (self.untrained, self.untrained_moments)
+
+    @property
+    def number(self) -> int:
+        """The index in order of birth."""
+        return self.birth.number
+
+    @property
+    def metric(self) -> float:
+        """The metric on the validation cases."""
+        assert self.birth.metric is not None  # failed candidates do not enter the population
+        return self.birth.metric
+
+    def __repr__(self) -> str:
+        return f"Candidate({self.birth})"

@@ -1,0 +1,94 @@
+"""Mutations of sizes: units of an axis, the window and the stride of a convolution."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.evolve.mutations.registry import mutation
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.program import Program, Transaction
+
+
+def widths(p: Program) -> list[str]:
+    """The axes of neurons, channels or units that can be resized."""
+    return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in _KINDS]
+
+
+_KINDS = ("neurons", "channels", "units")
+
+
+@mutation("widen", sites=widths, weight=0.12, refine=0.10)
+def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
+    """Add units with random incoming and zero outgoing weights: `units`, or a quarter, a half or as many again."""
+    size = e.program.axes()[site].size
+    more = units or max(1, round(size * float(rng.choice([0.25, 0.5, 1.0], p=[0.4, 0.4, 0.2]))))
+    e.grow(site, more, seed=int(rng.integers(1 << 31)))
+
+
+@mutation("narrow", sites=lambda p: [a for a in widths(p) if p.axes()[a].size > 2], weight=0.08, refine=0.10)
+def narrow(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
+    """Remove the units with the smallest incoming and outgoing weights: `units`, or a quarter."""
+    group = e.program.axes()[site]
+    less = units or max(1, group.size // 4)
+    if less >= group.size:
+        raise UsageError("cannot remove all units of an axis", where=site, got=less, expected=f"below {group.size}")
+    weights = {key: e.program.weights.array(key).to_numpy("float64") for key in group.slices(0)}
+    norms = np.ones(group.size)
+    for unit in range(group.size):
+        for key, slices in group.slices(unit).items():
+            if weights[key].ndim > 1:
+                rows = weights[key]
+                for dim, index in slices.items():
+                    rows = np.take(rows, index, dim)
+                norms[unit] *= np.linalg.norm(rows)
+    e.cut_units(group.units(sorted(np.argsort(norms, kind="stable")[:less].tolist())))
+
+
+def convolutions(p: Program) -> list[NodeId]:
+    """The convolutions without dilation whose weight has no other reader."""
+    found = [n for n in p.of_kind("conv") if set(_pair(p, n, "dilation")) == {1}]
+    return [n for n in found if len(p.consumers(p.operands(n)[1].node)) == 1]
+
+
+@mutation("kernel", sites=convolutions, weight=0.10, refine=0.06)
+def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None = None) -> None:
+    """Resize the window; padding keeps the size of the result.
+
+    A larger window is zero around the old one and computes the same; a smaller one loses its rim.
+    """
+    p = e.program
+    node = p.node(site)
+    weight = p.operands(node)[1].node
+    old = p.weights.array(p.key(weight)).to_numpy()
+    sizes = old.shape[2:]
+    wanted = size or int(rng.choice([s for s in (1, 3, 5, 7) if s != sizes[0]]))
+    grown = [wanted - s for s in sizes]
+    padding = [a + g // 2 for a, g in zip(_pair(p, node, "padding"), grown, strict=True)]
+    if any(g % 2 for g in grown) or min(padding) < 0:
+        raise UsageError("a window of this size changes the size of the result", where=p.path(node),
+                         expected=f"{sizes} plus an even number", got=wanted)  # fmt: skip
+    around = [(0, 0), (0, 0), *((max(g, 0) // 2,) * 2 for g in grown)]
+    inside = (slice(None), slice(None), *(slice(-g // 2, g // 2) if g < 0 else slice(None) for g in grown))
+    e.set_weight(weight, np.ascontiguousarray(np.pad(old, around)[inside]))
+    e.set_attr(node, padding=tuple(padding))
+
+
+@mutation("stride", sites=convolutions, weight=0.10, refine=0.06)
+def stride(e: Transaction, site: Any, rng: np.random.Generator, step: int | None = None) -> None:
+    """Change the stride, if readers accept any size of the result, as before a global pooling."""
+    p = e.program
+    node = p.node(site)
+    now = _pair(p, node, "stride")[0]
+    wanted = step or int(rng.choice([s for s in (1, 2, 3) if s != now]))
+    e.set_attr(node, stride=wanted)
+
+
+def _pair(p: Program, node: NodeId, name: str) -> tuple[int, ...]:
+    value = p.attrs(node)[name]
+    rank = len(p.spec(p.operands(node)[1].node).shape) - 2
+    return tuple(value) if isinstance(value, tuple | list) else (value,) * rank

@@ -1,0 +1,1 @@
+"""Evolution of neurons and links: NEAT on populations of genomes in columns."""

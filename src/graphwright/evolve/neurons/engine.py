@@ -1,0 +1,394 @@
+"""A run on neurons: each generation of genomes is scored, sorted into species, and bred."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.births import founders
+from graphwright.array.population.names import MUTATIONS
+from graphwright.errors import UsageError
+from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
+from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
+from graphwright.evolve.neurons.genomes import columns_of, genome, minimal, replaced, take
+from graphwright.evolve.neurons.lineage import IndividualKey, Lineage, ManualEdit, birth_text
+from graphwright.evolve.neurons.manual import edited_genome, inherited, numbered, untrained
+from graphwright.evolve.neurons.program import founder
+from graphwright.evolve.neurons.result import Individual, Result
+from graphwright.evolve.neurons.saving import save
+from graphwright.evolve.neurons.species import Breeder, Species, founding
+from graphwright.evolve.run import EvolutionRun
+from graphwright.evolve.settings import NEAT
+from graphwright.evolve.tasks.task import Population
+from graphwright.progress import Progress
+
+if TYPE_CHECKING:
+    from graphwright.evolve.neurons.genomes import Genome
+    from graphwright.evolve.tasks.task import Scores
+    from graphwright.files import StrPath
+    from graphwright.program import Transaction
+
+_REDRAW = 6  # purpose of the stream of weights that are not inherited
+
+
+@dataclass(frozen=True, slots=True)
+class NeuronGeneration:
+    """One line of the log: fitness, the metric of the champion so far, and the size of each species by number."""
+
+    generation: int
+    best: float
+    median: float
+    metric: float
+    hidden: int
+    links: int
+    species: dict[int, int]
+    failed: int
+    threshold: float
+
+
+class NeuronEvolution(EvolutionRun):
+    """Evolution of neurons and links; made by `Evolution(task, scalar(), NEAT(...))`."""
+
+    def __init__(self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1) -> None:
+        if not isinstance(settings or NEAT(), NEAT):
+            raise UsageError("wrong settings for the evolution of neurons", got=type(settings).__name__,
+                             expected="NEAT or Hybrid")  # fmt: skip
+        super().__init__(task, seed, threads)
+        self.settings = settings or NEAT()
+        s = self.settings
+        if s.train is not None and task.lesson is None:
+            raise TaskError("the task has no data for gradient steps", where=task.name, fix="NEAT(), without train")
+        links = (task.inputs + 1) * task.outputs
+        if task.outputs > s.max_nodes or links > s.max_links:
+            raise LimitTooSmall(
+                "the initial genome exceeds the limits",
+                expected=(task.outputs, links),
+                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}",
+            )
+        self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
+        self.births = founders(s.population)
+        self._table: Any = None
+        self._nursery = Breeder(s, task.inputs, task.outputs, seed)
+        if s.start == "random":
+            self._burst(Breeder(founding(s), task.inputs, task.outputs, seed))
+        self.species = Species.founders(self.genes, s)
+        self.fitness: np.ndarray | None = None  # of the present generation; None until it is scored
+        self.metric = np.zeros(0)
+        self.lineage = Lineage(task.inputs, task.outputs, task.names)
+        self.best: IndividualKey | None = None
+        self.solution: IndividualKey | None = None
+        self._shown: tuple[IndividualKey, float, int, int] | None = None
+        self._warned = False  # that gradients cannot reach some weights
+
+    # -- running -----------------------------------------------------------------------------------------------------
+    def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
+        if self.fitness is not None:
+            self._reproduce()
+        self._evaluate(aim)
+
+    def _reached(self, aim: float) -> bool:
+        if not self._solved(aim) and self.fitness is not None and self.lineage.past[-1].edits:
+            self._confirm(aim, self.fitness, self.metric)
+        return self._solved(aim)
+
+    def _solved(self, aim: float) -> bool:
+        return self.solution is not None and self.lineage.birth(self.solution).metric >= aim
+
+    def _stuck(self) -> Status | None:
+        return Status.NO_MUTATION if self.log and self.settings.unchanging else None
+
+    def _result(self, status: Status, aim: float | None) -> Result:
+        return Result(self, status, aim)
+
+    def save(self, directory: StrPath) -> None:
+        """Write the whole run atomically; see `EvolutionRun.save`."""
+        save(self, directory)
+
+    def restore_log(self, lines: list[dict[str, Any]]) -> None:
+        """Restore the log and the weights before training, after everything else was restored."""
+        for line in lines:
+            numbers = {name: float(line[name]) for name in ("best", "median", "metric")}
+            sizes = {int(number): size for number, size in line["species"].items()}
+            self.log.append(NeuronGeneration(**{**line, **numbers, "species": sizes}))
+        if self.settings.inherit == "baldwin" and self.fitness is not None:
+            self._trained = self.lineage.living()
+
+    @property
+    def table(self) -> Any:
+        """The compiled genomes of this generation; see `array.population.table`."""
+        from graphwright.array.population.table import tabulate
+
+        if self._table is None:
+            self._table = tabulate(self.genes, self.task.inputs, self.task.outputs)
+        return self._table
+
+    def population(self, genes: Any = None) -> Population:
+        """Genomes as tasks see them; by default those of this generation, as they are scored."""
+        from graphwright.array.population.table import tabulate
+
+        table = self.table if genes is None else tabulate(genes, self.task.inputs, self.task.outputs)
+        genes = self.scored if genes is None else genes
+        return Population(
+            genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
+            self.threads, lambda g: self.program(genes, g),
+        )  # fmt: skip
+
+    def program(self, genes: Any, g: int) -> Any:
+        """A genome as a Program without history."""
+        return founder(genome(genes, g, self.task.inputs, self.task.outputs), self.task.names)
+
+    def individual(self, key: IndividualKey) -> Individual:
+        """An individual of the run, as long as its genes are stored."""
+        return Individual(self, self.lineage.birth(key), self.lineage.genome(key))
+
+    # -- manual edits ------------------------------------------------------------------------------------------------
+    @contextmanager
+    def edit(self, who: IndividualKey | int, why: str = "edited") -> Iterator[Transaction]:
+        """Edit a living individual: `with run.edit(key, "why") as e:` edits its program, which has its history.
+
+        After the block, new genes get innovation numbers, the result is scored (not trained) and replaces the
+        individual, so that the next generation descends from it. The lineage records the edit with author "human".
+
+        Args:
+            who: a key of the present generation, or an index in it.
+            why: the reason, for the lineage.
+        Raises: UsageError for an individual that is not alive; TaskError for a program that genes cannot express; what
+            the block raises. The run is then unchanged.
+        """
+        key = self.alive(who)
+        p, before = self.lineage.replay(key, batch=1), self.lineage.genome(key)
+        sums = {n.id: p.node(f"n{n.id}.sum") for n in before.nodes}
+        with p.edit(why, author="human") as e:
+            yield e
+        found = edited_genome(p, before, self.task.names, self.settings)
+        kept = [n.id for n in found.nodes if sums.get(n.id) == p.node(f"n{n.id}.sum")]
+        after, self.registry = numbered(before, found, kept, self.registry)
+        if after != before:
+            self._replace(key, why, after)
+
+    def alive(self, who: IndividualKey | int) -> IndividualKey:
+        """Return the key of a living individual, given its index or its key. Raises: UsageError."""
+        if self.fitness is None:
+            raise UsageError("no individual was scored yet", where=self.task.name, fix="run(max_generations=1)")
+        index = who.index if isinstance(who, IndividualKey) else who
+        last = f"0 to {len(self.fitness) - 1}, or a key of generation {self.generation}"
+        if isinstance(index, int | np.integer) and 0 <= index < len(self.fitness):
+            key = self.lineage.latest(self.generation, index)
+            if who in (index, key):
+                return key
+            last = str(key)
+        raise UsageError("no living individual has this key", expected=last, got=who,
+                         fix="run.alive(index); or edit its program apart from the run")  # fmt: skip
+
+    def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
+        """Score a genome, and replace a living individual by it."""
+        assert self.fitness is not None
+        old, one, index = self.lineage.columns(key), columns_of([after]), key.index
+        inherited(one, old)
+        population = self.population(one)
+        scores, c = self.task.score(population), self.counters
+        fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
+        c.evaluations += 1
+        c.forward += scores.passes
+        c.environment += scores.seconds
+        if not np.isfinite(fitness):
+            c.failed += 1
+            self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
+            fitness = metric = -np.inf
+        heir = one
+        if self.scored is not self.genes:  # children inherit weights from before training, except those that were set
+            self._trained = replaced(self._trained, index, one)
+            heir = untrained(one, old, take(self.genes, np.array([index])))
+        self.genes, self._table = replaced(self.genes, index, heir), None
+        self.fitness, self.metric = self.fitness.copy(), self.metric.copy()
+        self.fitness[index], self.metric[index] = fitness, metric
+        self.species.note(self.fitness, self.generation)
+        self._record_best(self.lineage.edit(ManualEdit(index, why, one, fitness, metric)), fitness)
+
+    # -- one generation ----------------------------------------------------------------------------------------------
+    def _evaluate(self, aim: float | None) -> None:
+        s, count = self.settings, self.settings.population
+        if s.train is not None:
+            self._train()
+        population = self.population()
+        scores: Scores = self.task.score(population)
+        fitness, metric, finite = scores.fitness, scores.metric, np.isfinite(scores.fitness)
+        scored = fitness
+        if not finite.all():
+            scored = fitness[finite]
+            fitness, metric = np.where(finite, fitness, -np.inf), np.where(finite, metric, -np.inf)
+            self._record_failures(scores, fitness)
+        if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
+            self._warn_if_noisy(fitness)
+        c = self.counters
+        c.evaluations += count
+        c.forward += scores.passes
+        c.environment += scores.seconds
+        self.fitness, self.metric = fitness, metric
+        self.species.note(fitness, self.generation)
+        self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
+        top = int(fitness.argmax())
+        best = self._record_best(IndividualKey(self.generation, top), fitness[top])
+        if aim is not None and np.fmax.reduce(metric) >= aim:
+            self._confirm(aim, fitness, metric)
+        shown = best if self.solution is None else self.solution
+        if self._shown is None or self._shown[0] != shown:
+            self._shown = (shown, self.lineage.birth(shown).metric, *self.lineage.size(shown))
+        _, reached, hidden, links = self._shown
+        numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
+        self.log.append(
+            NeuronGeneration(
+                self.generation,
+                float(fitness[top]),
+                _median(scored),
+                reached,
+                hidden,
+                links,
+                dict(zip(numbers, sizes, strict=True)),
+                count - len(scored),
+                float(self.species.threshold),
+            )
+        )
+
+    def _record_best(self, key: IndividualKey, fitness: float) -> IndividualKey:
+        """Update the fittest individual so far, and return it."""
+        if self.best is None or fitness > self.lineage.birth(self.best).fitness:
+            self.best, self.gained = key, self.generation
+            self.lineage.pinned.add(key)
+        return self.best
+
+    def _warn_if_noisy(self, fitness: np.ndarray) -> None:
+        """Warn if a user's fitness function gives the best genome another value in a second call."""
+        top = int(np.argmax(fitness))
+        scores = self.task.score(self.population(take(self.scored, np.array([top]))))
+        self.counters.forward += scores.passes
+        again = float(scores.fitness[0])
+        if again != fitness[top] and np.isfinite(again):
+            text = f"{self.task.name}: the fitness of one genome was {float(fitness[top])!r}, then {again!r}"
+            warnings.warn(NoisyFitness(text), stacklevel=4)
+
+    def _confirm(self, aim: float, fitness: np.ndarray, metric: np.ndarray) -> None:
+        """Record the fittest individual that reaches the target and is confirmed as the solution."""
+        reached = np.flatnonzero(metric >= aim)
+        for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
+            trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
+            self.counters.forward += trial.passes
+            self.counters.environment += trial.seconds
+            if trial.passed:
+                self.solution = self.lineage.latest(self.generation, g)
+                self.lineage.pinned.add(self.solution)
+                return
+
+    def _train(self) -> None:
+        """Make gradient steps on all genomes: on the genes, or on copies if children must not inherit the result."""
+        from graphwright.array.population.runner import fit
+
+        s, count = self.settings, self.settings.population
+        assert s.train is not None
+        genes = self.genes
+        if not self._warned:
+            self._warn_of_blocked()
+        if s.inherit == "baldwin":
+            genes = type(genes)(*(column.copy() for column in genes))
+            self._trained = genes
+        elif s.inherit == "none" and self.generation:
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, (_REDRAW << 32) | self.generation]))
+            scale = 1.0 / np.sqrt(self.task.inputs)
+            genes.weight[:] = rng.normal(size=len(genes.weight)) * scale
+            for moments in (genes.first, genes.second, genes.steps):
+                moments[:] = 0
+        lesson = self.task.lesson()
+        steps = np.full(count, s.train.steps, np.int64)
+        fit(self.table, genes, lesson, steps, np.full(count, s.train.lr),
+            s.train.clip, self.threads)  # fmt: skip
+        self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
+
+    def _warn_of_blocked(self) -> None:
+        """Warn once that gradients cannot reach some links."""
+        genes = self.genes
+        blocked = blocked_links(genes, self.task.inputs, self.task.outputs)
+        if len(blocked):
+            self._warned = True
+            of = np.searchsorted(genes.link_off, blocked, "right") - 1
+            names = [f"link {genes.link_id[e]} of genome {g}" for e, g in zip(blocked, of, strict=True)]
+            warn_of_blocked(f"{self.task.name}, generation {self.generation}", names, stacklevel=6)
+
+    @property
+    def scored(self) -> Any:
+        """The genes that were scored: after training, also where children inherit others."""
+        keeps = self.settings.train is not None and self.settings.inherit == "baldwin"
+        return self._trained if keeps else self.genes
+
+    def _reproduce(self) -> None:
+        from graphwright.array.population.deal import representatives
+        from graphwright.array.population.table import Past, tabulate
+
+        assert self.fitness is not None
+        s, silent, table = self.settings, self.generation - self.gained, self.table
+        chosen = representatives(self.species.of, len(self.species), self.seed, self.generation)
+        old = self.genes
+        self.genes, self.births, self.registry = self._nursery.children(
+            old, self.fitness, self.species, self.registry, self.generation + 1, silent
+        )
+        self._table = tabulate(
+            self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.fitter_parent)
+        )
+        for name, count in zip(MUTATIONS, self.births.refused.tolist(), strict=True):
+            if count:
+                self.counters.refuse(name, count)
+        self.generation += 1
+        self.species = self.species.next(old, chosen, self.genes, s, self.generation)
+        self.fitness = None
+
+    def _burst(self, nursery: Breeder) -> None:
+        """Mutate each founder several times."""
+        from graphwright.array.population.deal import Parents
+
+        count = self.settings.population
+        each = np.arange(count)
+        alone = Parents(np.full(count, -1), each, np.arange(count + 1), each)
+        for k in range(self.settings.burst):
+            self.genes, _, self.registry = nursery.breed(
+                self.genes, np.zeros(count), alone, self.registry, (1 << 30) + k
+            )
+
+    # -- bookkeeping -------------------------------------------------------------------------------------------------
+    def _record_failures(self, scores: Scores, fitness: np.ndarray) -> None:
+        """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
+        failed = np.flatnonzero(~np.isfinite(fitness))
+        texts = [
+            f"generation {self.generation}, genome {g} ({birth_text(self.births, g)}): "
+            f"{scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
+            for g in failed.tolist()
+        ]
+        self.counters.failed += len(failed)
+        self.failures += texts[: max(0, 100 - len(self.failures))]
+        if 2 * len(failed) > len(fitness):
+            raise EvaluationFailed(
+                "more than half of the generation has no fitness",
+                where=f"{self.task.name}, generation {self.generation}",
+                expected=f"at most {len(fitness) // 2} of {len(fitness)}",
+                got="; ".join(texts[:3]),
+            )
+
+    def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
+        line, c = self.log[-1], self.counters
+        facts = {
+            "best": line.best,
+            self.task.metric: line.metric,
+            "species": float(len(line.species)),
+            "hidden": float(line.hidden),
+            "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
+        }
+        return Progress("evolve", len(self.log), generations or len(self.log), facts)
+
+
+def _median(values: np.ndarray) -> float:
+    """The median; -inf of no values. `numpy.median` takes longer than the distances of a generation."""
+    ordered = np.sort(values)
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2) if len(ordered) else -np.inf

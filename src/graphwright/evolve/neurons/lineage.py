@@ -1,0 +1,246 @@
+"""The ancestors of every living genome and of every champion back to its founder, and the edits on the way.
+
+A child has the structure of its fitter parent; the other parent contributes weights of genes that both have. A line of
+fitter parents is therefore a sequence of edits, to which manual edits are added. The genes of an ancestor are stored as
+long as it has living descendants; the rest of a generation is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.names import MUTATIONS
+from graphwright.evolve.neurons.genomes import genome, replaced, take
+from graphwright.evolve.neurons.program import apply, founder
+from graphwright.evolve.pictures import lineage_page
+from graphwright.program.draw import written
+
+if TYPE_CHECKING:
+    from graphwright.array.population.births import Births
+    from graphwright.evolve.neurons.genomes import Genome
+    from graphwright.files import StrPath
+    from graphwright.program import Program
+
+_EVERY = 64  # generations between two sweeps of genomes without descendants
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class IndividualKey:
+    """The identity of an individual: its generation, its index there, and the number of its manual edits so far."""
+
+    generation: int
+    index: int
+    edit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """The birth of an individual.
+
+    Attributes:
+        key: key of the individual.
+        fitter_parent, other_parent: keys of its parents, or None; for a manual edit the edited individual, and None.
+        mutation: name of the mutation, "edit" for a manual edit; site: innovation number of its gene, or -1.
+        species, fitness, metric: from the scoring of the individual.
+        author: "evolution" or "human"; why: the reason of a manual edit.
+    """
+
+    key: IndividualKey
+    fitter_parent: IndividualKey | None
+    other_parent: IndividualKey | None
+    mutation: str
+    site: int
+    species: int
+    fitness: float
+    metric: float
+    author: str = "evolution"
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.author == "human":
+            return f"generation {self.key.generation}: manual edit, {self.why}"
+        if self.fitter_parent is None:
+            return f"generation {self.key.generation}: founder"
+        crossed = f", crossed with {self.other_parent.index}" if self.other_parent is not None else ""
+        return f"generation {self.key.generation}: {_mutation_text(self.mutation, self.site)}{crossed}"
+
+
+def birth_text(births: Births, index: int) -> str:
+    """Describe the mutation by which a genome was born."""
+    if births.fitter_parent[index] < 0:
+        return "founder"
+    return _mutation_text(MUTATIONS[births.mutation[index]], int(births.site[index]))
+
+
+def _mutation_text(mutation: str, site: int) -> str:
+    return mutation.replace("_", " ") + (f" at {site}" if site >= 0 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ManualEdit:
+    """A manual edit: index of the individual, reason, the genes after it as a population of one, and their scores."""
+
+    index: int
+    why: str
+    genes: Any
+    fitness: float
+    metric: float
+
+
+@dataclass(slots=True)
+class PastGeneration:
+    """One generation: all births, the stored genes with their indices in `kept`, and manual edits in order."""
+
+    births: Births
+    species: np.ndarray
+    fitness: np.ndarray
+    metric: np.ndarray
+    kept: np.ndarray
+    genes: Any
+    edits: list[ManualEdit] = field(default_factory=list, init=False)
+
+    def edited(self, index: int) -> list[ManualEdit]:
+        """The manual edits of one individual."""
+        return [e for e in self.edits if e.index == index]
+
+
+class Lineage:
+    """The history of a run.
+
+    Args:
+        inputs, outputs: counts of each genome.
+        names: names of the inputs.
+    """
+
+    def __init__(self, inputs: int, outputs: int, names: tuple[str, ...] = ()) -> None:
+        self.inputs, self.outputs, self.names = inputs, outputs, names
+        self.past: list[PastGeneration] = []
+        self.pinned: set[IndividualKey] = set()
+
+    def __len__(self) -> int:
+        return len(self.past)
+
+    def add(self, genes: Any, births: Births, species: np.ndarray, fitness: np.ndarray, metric: np.ndarray) -> None:
+        """Add a generation that was scored; `genes` must not be written afterwards."""
+        everyone = np.arange(len(fitness), dtype=np.int32)
+        self.past.append(PastGeneration(births, species.astype(np.int32), fitness, metric, everyone, genes))
+        if len(self.past) % _EVERY == 0:
+            self.sweep()
+
+    def edit(self, change: ManualEdit) -> IndividualKey:
+        """Add a manual edit of an individual of the last generation; return the new key."""
+        self.past[-1].edits.append(change)
+        return self.latest(len(self.past) - 1, change.index)
+
+    def latest(self, generation: int, index: int) -> IndividualKey:
+        """The key of an individual after all its manual edits; its children descend from this one."""
+        return IndividualKey(generation, index, len(self.past[generation].edited(index)))
+
+    def living(self) -> Any:
+        """The genes of the last generation after all manual edits."""
+        genes = self.past[-1].genes
+        for change in self.past[-1].edits:
+            genes = replaced(genes, change.index, change.genes)
+        return genes
+
+    def sweep(self) -> None:
+        """Drop genes without living or pinned descendants."""
+        if not self.past:
+            return
+        wanted = np.arange(len(self.past[-1].fitness), dtype=np.int32)
+        for g in range(len(self.past) - 1, -1, -1):
+            past = self.past[g]
+            pinned = [k.index for k in self.pinned if k.generation == g]
+            wanted = np.union1d(wanted, np.array(pinned, np.int32)).astype(np.int32)
+            if 2 * len(wanted) <= len(past.kept):  # unused genes cost less than frequent copies
+                past.genes = take(past.genes, np.searchsorted(past.kept, wanted))
+                past.kept = wanted
+                past.edits = [e for e in past.edits if e.index in wanted]
+            elif g < len(self.past) - 2 * _EVERY and not pinned:
+                break  # nothing changed here, so nothing changes in earlier generations
+            parents = past.births.fitter_parent[wanted]
+            wanted = np.unique(parents[parents >= 0])
+
+    def birth(self, key: IndividualKey) -> Birth:
+        """The birth of an individual. Raises: KeyError for an unknown key."""
+        g, i = key.generation, key.index
+        past = self._of(key)
+        if key.edit:
+            e = past.edited(i)[key.edit - 1]
+            edited, species = IndividualKey(g, i, key.edit - 1), int(past.species[i])
+            return Birth(key, edited, None, "edit", -1, species, e.fitness, e.metric, "human", e.why)
+        fitter, other = int(past.births.fitter_parent[i]), int(past.births.other_parent[i])
+        return Birth(
+            key,
+            self.latest(g - 1, fitter) if fitter >= 0 else None,
+            self.latest(g - 1, other) if other >= 0 else None,
+            MUTATIONS[past.births.mutation[i]],
+            int(past.births.site[i]),
+            int(past.species[i]),
+            float(past.fitness[i]),
+            float(past.metric[i]),
+        )
+
+    def path(self, key: IndividualKey) -> list[Birth]:
+        """The births from the founder to an individual, along fitter parents."""
+        line = [self.birth(key)]
+        while (parent := line[-1].fitter_parent) is not None:
+            line.append(self.birth(parent))
+        return line[::-1]
+
+    def genome(self, key: IndividualKey) -> Genome:
+        """The genes of an individual. Raises: KeyError if they were dropped, since it has no living descendants."""
+        genes, at = self._kept(key)
+        return genome(genes, at, self.inputs, self.outputs)
+
+    def columns(self, key: IndividualKey) -> Any:
+        """The genes of an individual as a population of one. Raises: KeyError, as `genome`."""
+        genes, at = self._kept(key)
+        return take(genes, np.array([at]))
+
+    def size(self, key: IndividualKey) -> tuple[int, int]:
+        """Count hidden nodes and open links of an individual. Raises: KeyError, as `genome`."""
+        genes, at = self._kept(key)
+        nodes, links = genes.node_off[at + 1] - genes.node_off[at], slice(genes.link_off[at], genes.link_off[at + 1])
+        return int(nodes) - self.outputs, int(genes.link_open[links].sum())
+
+    def _of(self, key: IndividualKey) -> PastGeneration:
+        """The generation of an individual. Raises: KeyError for an unknown key."""
+        g, i = key.generation, key.index
+        if 0 <= g < len(self.past) and 0 <= i < len(self.past[g].fitness):
+            past = self.past[g]
+            if not key.edit or 0 < key.edit <= len(past.edited(i)):
+                return past
+        raise KeyError(f"no individual has the key {key}; {len(self.past)} generations were scored")
+
+    def _kept(self, key: IndividualKey) -> tuple[Any, int]:
+        """The stored genes of a generation, and the index of an individual in them."""
+        past = self._of(key)
+        at = int(np.searchsorted(past.kept, key.index))
+        if at == len(past.kept) or past.kept[at] != key.index:
+            raise KeyError(f"the genes of {key} were dropped: it has no living descendants and was no champion")
+        return (past.edited(key.index)[key.edit - 1].genes, 0) if key.edit else (past.genes, at)
+
+    def replay(self, key: IndividualKey, batch: int | str = "B") -> Program:
+        """Rebuild an individual as a Program whose journal is its history: the founder, then an entry per change."""
+        line = self.path(key)
+        genomes = [self.genome(birth.key) for birth in line]
+        recurrent = any(link.delay for g in genomes for link in g.links)
+        p = founder(genomes[0], self.names, 1 if recurrent and isinstance(batch, str) else batch)
+        for birth, before, after in zip(line[1:], genomes, genomes[1:], strict=False):
+            if before.nodes != after.nodes or before.links != after.links:
+                apply(p, before, after, str(birth), birth.author)
+        return p
+
+    def to_html(self, path: StrPath | None = None, key: IndividualKey | None = None) -> str:
+        """Draw the ancestors of an individual (by default the last champion) as a page, and write it to `path`."""
+        chosen = max(self.pinned) if key is None else key
+        return written(lineage_page(self, chosen, f"Ancestors of {chosen.index}, generation {chosen.generation}"), path)
+
+    def champions(self) -> Iterator[Birth]:
+        """The births of all champions, oldest first."""
+        return (self.birth(key) for key in sorted(self.pinned))

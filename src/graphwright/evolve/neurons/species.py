@@ -1,0 +1,211 @@
+"""Species of genomes: membership, which species breed, and how children are made.
+
+Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy on whole generations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array.population.births import founders
+from graphwright.array.population.names import ACTIVATIONS
+from graphwright.evolve.neurons.genomes import with_room
+from graphwright.evolve.settings import STRUCTURAL
+
+if TYPE_CHECKING:
+    from graphwright.array.population.births import Births
+    from graphwright.evolve.settings import NEAT
+
+_STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound
+
+
+@dataclass(slots=True)
+class Species:
+    """The species of a generation, oldest first.
+
+    Attributes:
+        of: int64 [G]; index of the species of each genome.
+        ids: int64 [S]; permanent numbers.
+        best: float64 [S]; best fitness so far; gained: int64 [S]; the generation in which it was reached.
+        threshold: present threshold of the distance δ.
+        next_id: number of the next new species.
+    """
+
+    of: np.ndarray
+    ids: np.ndarray
+    best: np.ndarray
+    gained: np.ndarray
+    threshold: float
+    next_id: int
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """The number of genomes per species."""
+        return np.bincount(self.of, minlength=len(self))
+
+    def note(self, fitness: np.ndarray, generation: int) -> None:
+        """Update the best fitness of each species, and its generation."""
+        from graphwright.array.population.deal import note
+
+        note(self.of, fitness, generation, self.best, self.gained)
+
+    @staticmethod
+    def founders(genes: Any, settings: NEAT, generation: int = 0) -> Species:
+        """Form the species of the first generation."""
+        none = np.zeros(0, np.int64)
+        empty = Species(none, none, np.zeros(0), none, settings.threshold, 0)
+        return empty.next(genes, none, genes, settings, generation)
+
+    def next(self, old: Any, representatives: np.ndarray, genes: Any, settings: NEAT, generation: int) -> Species:
+        """Assign the next generation to species, and drop empty ones.
+
+        Args:
+            old, representatives: per species of this generation, a genome of `old`.
+            genes: the next generation.
+            settings: settings of the run.
+            generation: number of the next generation.
+        """
+        from graphwright.array.population.deal import survivors
+
+        count = len(genes.node_off) - 1
+        if settings.species:
+            from graphwright.array.population.compare import Coefficients, speciate
+
+            c = Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
+            of, made = speciate(old, representatives, genes, self.threshold, c)
+        else:
+            of, made = np.zeros(count, np.int64), 0 if len(self) else 1
+        ids, best, gained = survivors(of, made, self.ids, self.best, self.gained, self.next_id, generation)
+        threshold = self.threshold
+        if settings.target_species is not None:
+            gap = len(ids) - settings.target_species
+            threshold = max(_LEAST, threshold + _STEP * (gap > 0) - _STEP * (gap < 0))
+        return Species(of, ids, best, gained, threshold, self.next_id + made)
+
+
+def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
+    """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
+    from graphwright.array.population.compare import Coefficients, distances
+
+    return distances(a, b, Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4)))
+
+
+def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
+    """Choose the species that breed, bool [S]: those with recent gains, and the one with the best genome.
+
+    Args:
+        species: the species; settings: of the run; generation: the present one.
+        silent: generations without gain of the whole population. Once these exceed `silence`, only the two best
+            species breed, and count as new: the search restarts from them.
+    """
+    breeds = generation - species.gained < settings.stagnation
+    breeds[np.argmax(species.best)] = True
+    if silent == settings.silence + 1:
+        order = np.argsort(-species.best, kind="stable")
+        breeds[:] = False
+        breeds[order[:2]] = True
+        species.gained[order[:2]] = generation
+    return breeds
+
+
+def rates(settings: NEAT) -> Any:
+    """The settings in the form that the native loop takes."""
+    from graphwright.array.population.breed import WHOLE, Rates
+
+    values = {name: getattr(settings, name) for name in Rates._fields if hasattr(settings, name)}
+    if not settings.growth:
+        values |= dict.fromkeys(("grow", "split_link", "add_link"), 0.0)
+    if not settings.crossover:
+        values["mutate_only"] = 1.0
+    typed: dict[str, Any] = {name: int(v) if name in WHOLE else float(v) for name, v in values.items()}
+    return Rates(**typed)
+
+
+def founding(settings: NEAT) -> NEAT:
+    """Settings of a random start: only structural mutations, in the same proportions, whatever `growth`."""
+    left, hits = 1.0, {}
+    for name in STRUCTURAL:
+        hits[name] = left * getattr(settings, name)
+        left -= hits[name]
+    rest, shares = sum(hits.values()), {}
+    for name, hit in hits.items():
+        shares[name] = min(1.0, hit / rest) if hit else 0.0
+        rest -= hit
+    return replace(settings, weights=0.0, growth=True, **shares)
+
+
+class Breeder:
+    """Breeds generations. Its buffers are reused: new pages cost more than what is written to them (measured).
+
+    Args:
+        settings, seed: of the run; inputs, outputs: of each genome.
+    """
+
+    def __init__(self, settings: NEAT, inputs: int, outputs: int, seed: int) -> None:
+        self.settings, self._sizes, self._seed = settings, (inputs, outputs), seed
+        self._unit = inputs + 1 + outputs  # links of a grown unit
+        self._rates = rates(settings)
+        self._acts = np.array([ACTIVATIONS.index(name) for name in settings.hidden], np.int32)
+        self._space = _space(0, 0)
+        self._columns: Any = ()
+        self._scratch: Any = ()
+
+    def children(
+        self, genes: Any, fitness: np.ndarray, species: Species, registry: Any, generation: int, silent: int
+    ) -> tuple[Any, Births, Any]:
+        """Breed the next generation: its genes, their births, and the registry with the new numbers.
+
+        Args:
+            genes: the present generation; species: its species.
+            fitness: float64 [G]; -inf for failed genomes.
+            registry: innovation numbers.
+            generation: number of the next generation.
+            silent: generations without gain.
+        """
+        from graphwright.array.population.deal import offspring, parents
+
+        s = self.settings
+        breeds = breeding(species, s, generation - 1, silent)
+        counts = offspring(fitness, species.of, breeds, s.population)
+        of = parents(fitness, species.of, counts, s.population, s.survival, s.champions)
+        return self.breed(genes, fitness, of, registry, generation)
+
+    def breed(
+        self, genes: Any, fitness: np.ndarray, of: Any, registry: Any, generation: int
+    ) -> tuple[Any, Births, Any]:
+        """Breed children of `Parents` by the native loop; see `array.population.breed`."""
+        from graphwright.array.population.breed import breed, largest
+
+        count = len(of.elite)
+        registry = with_room(registry, count * (self._unit + 4) + 64)
+        nodes, links = largest(genes)
+        out, births = self._room(count, nodes + 1, links + max(self._unit, 2)), founders(count)
+        breed(genes, fitness, of, out, births, registry, self._rates, self._acts, *self._sizes, self._seed, generation,
+              *self._scratch)  # fmt: skip
+        ends = int(out.node_off[-1]), int(out.link_off[-1]), int(out.link_off[-1])
+        ids, ints, floats = (part[:, :end].copy() for part, end in zip(self._space, ends, strict=True))
+        return out._make((out.node_off, *ids, out.link_off, *ints, *floats)), births, registry
+
+    def _room(self, children: int, nodes: int, links: int) -> Any:
+        """Return output columns for so many children of at most so many nodes and links each."""
+        from graphwright.array.population.breed import scratch
+        from graphwright.array.population.genes import Genes
+
+        if self._space[0].shape[1] < children * nodes or self._space[1].shape[1] < children * links:
+            nodes, links = 2 * children * nodes, 2 * children * links
+            self._space, self._scratch = _space(nodes, links), scratch(nodes)
+            self._columns = tuple(tuple(part) for part in self._space)
+        ids, ints, floats = self._columns
+        offsets = [np.empty(children + 1, np.int64) for _ in range(2)]
+        return Genes._make((offsets[0], *ids, offsets[1], *ints, *floats))
+
+
+def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Allocate columns: nodes, and links as integers and floats."""
+    return np.empty((2, nodes), np.int32), np.empty((5, links), np.int32), np.empty((4, links), np.float32)

@@ -1,0 +1,263 @@
+"""Write a matched program as its family's template: the same function in the original class.
+
+Removed units become zeros, or the config states the smaller sizes. Each weight of the template takes the program's own
+entries and is zero elsewhere. Gates, factors and the scale of a narrower norm are multiplied in, in float64, and
+rounded once. Weights that did not change keep their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isclose
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import NDArray, from_numpy
+from graphwright.array import dtype as named
+from graphwright.autograd import Parameter
+from graphwright.autograd.variable import remapped
+from graphwright.models.architectures.config import Config
+from graphwright.models.codegen.statements import LAYER
+from graphwright.models.export.affine_map import AffineMap, constant
+from graphwright.models.export.template_match import TRUNK, key_heads, uncast, unit_of
+from graphwright.program import Builder, Value
+from graphwright.program.kinds import STORED
+from graphwright.program.weights import SOURCE, as_array
+
+if TYPE_CHECKING:
+    from graphwright.autograd import Variable
+    from graphwright.models.export.template_match import TemplateMatch
+    from graphwright.models.model import Model
+
+IndexMap = dict[str, np.ndarray]
+"""Dimension name -> for each unit of the template the unit of the program, or -1."""
+
+
+# -- the config --------------------------------------------------------------------------------------------------------
+def changed(config: Config, fields: dict[str, Any], without: tuple[str, ...] = ()) -> Config:
+    """A config with other fields, in the order of the original."""
+    made = {k: v for k, v in {**config.fields, **fields}.items() if k not in without}
+    return Config(made, (json.dumps(made, indent=2, ensure_ascii=False) + "\n").encode(), config.path)
+
+
+def with_eps(config: Config, match: TemplateMatch, dims: Any) -> tuple[Config, Any] | str:
+    """Config and dimensions with the eps that the program's norms need at sizes `dims`, or why one eps cannot do.
+
+    Over d' of d channels, the others zero, x / √(Σx²/d' + ε) = √(d'/d) · x / √(Σx²/d + ε·d'/d).
+    """
+    found: dict[float, str] = {}
+    for _, part in match.matched():
+        for path, eps in part.eps.items():
+            needed = eps * (match.sizes[TRUNK]["hidden"] / dims.hidden if _over_channels(match, path) else 1.0)
+            if isclose(needed, dims.eps, rel_tol=1e-9):
+                needed = float(dims.eps)
+            if not any(isclose(needed, known, rel_tol=1e-9) for known in found):
+                found[needed] = path
+    if len(found) > 1:
+        (a, first), (b, second), *_ = found.items()
+        return f"{first} needs eps {a:.6g} and {second} needs {b:.6g}, but the config has one eps"
+    eps = next(iter(found), float(dims.eps))
+    if eps == dims.eps:
+        return config, dims
+    return changed(config, {match.arch.fields["eps"]: eps}), replace(dims, eps=eps)
+
+
+def _over_channels(match: TemplateMatch, norm: str) -> bool:
+    """True for a norm over the residual width, false for one within a head."""
+    return match.terms[f"{norm}.weight"] == ("hidden",)
+
+
+# -- where units of the program go in the template ---------------------------------------------------------------------
+def index_maps(match: TemplateMatch, branch: int, dims: Any) -> IndexMap | str:
+    """Where the units of one branch go in a template of sizes `dims`, or why they do not fit."""
+    part, sizes, found = match.part(branch), match.sizes[branch], IndexMap()
+    assert part is not None
+    for name, size in sizes.items():
+        wanted = int(getattr(dims, name))
+        if name in ("heads", "kv_heads"):
+            continue
+        if size > wanted:
+            return f"{size} along {name}, but the class has {wanted}"
+        known = _original_indices(match, TRUNK if name == "hidden" else branch, name, wanted)
+        found[name] = np.full(wanted, -1)
+        found[name][np.arange(size) if known is None else known] = np.arange(size)
+    if "heads" in sizes:
+        table = key_heads(match.program, part, sizes["heads"], sizes["kv_heads"])
+        known = _original_indices(match, branch, "heads", dims.heads)
+        made = head_maps(table, sizes["kv_heads"], dims.heads, dims.kv_heads, known)
+        if made is None:
+            given = f"{sizes['heads']} query heads on {sizes['kv_heads']} key heads"
+            return f"{given}, but the class has {dims.heads} on {dims.kv_heads}"
+        found["heads"], found["kv_heads"] = made
+    return found
+
+
+def head_maps(
+    table: np.ndarray, kv_here: int, heads: int, kv_heads: int, known: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Map query heads and key heads into a template of even groups; None if they do not fit.
+
+    A key head that more query heads read than a group holds is repeated.
+
+    Args:
+        table: key head that each query head of the program reads.
+        kv_here: number of key heads in the program.
+        heads, kv_heads: numbers in the template.
+        known: original index of each query head, if it is known.
+    Returns: for each query head and each key head of the template the program's, or -1.
+    """
+    each = heads // kv_heads
+    queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
+    if known is not None:
+        readers = [set(table[known // each == group].tolist()) for group in range(kv_heads)]
+        if all(len(read) <= 1 for read in readers):
+            queries.reshape(-1)[known] = np.arange(len(table))
+            return queries.reshape(-1), np.array([next(iter(read), -1) for read in readers])
+    groups = [np.flatnonzero(table == k) for k in range(kv_here)]
+    chunks = [(k, g[i : i + each]) for k, g in enumerate(groups) for i in range(0, len(g), each)]
+    if len(chunks) > kv_heads:
+        return None
+    for at, (k, chunk) in enumerate(chunks):
+        keys[at] = k
+        queries[at, : len(chunk)] = chunk
+    return queries.reshape(-1), keys
+
+
+def _original_indices(match: TemplateMatch, branch: int, name: str, wanted: int) -> np.ndarray | None:
+    """Index that each unit had in the source, if the lineage of a weight tells and all fit into the template."""
+    part, p = match.part(branch), match.program
+    for path, source in part.weights.items() if part is not None else ():
+        if not isinstance(source, Value) or p.op(source.node) not in STORED:
+            continue
+        for axis, term in enumerate(match.terms[path]):
+            first, unit = unit_of(term, match.dims)
+            entries = _lineage(p.weights[p.key(source.node)], axis) if first == name else None
+            if entries is None:
+                continue
+            known = entries[::unit] // unit
+            if len(np.unique(known)) == len(known) and ((known >= 0) & (known < wanted)).all():
+                return known
+    return None
+
+
+def _lineage(variable: Variable, axis: int) -> np.ndarray | None:
+    """Original index of each entry along an axis, -1 for a new one; None if it is not known."""
+    indices, step = np.arange(variable.shape[axis]), variable.lineage
+    while step is not None:
+        back = np.asarray(step.index_maps[axis]) if axis in step.index_maps else np.arange(step.sizes[axis])
+        if len(indices) and indices.max() >= len(back):
+            return None  # the weight was replaced by one of another shape in between
+        indices = np.where(indices < 0, -1, back[indices])
+        step = step.before
+    return indices
+
+
+# -- the weights -------------------------------------------------------------------------------------------------------
+def conform(
+    model: Model, match: TemplateMatch, config: Config, dims: Any, layers: Mapping[int, int] | None = None
+) -> Model:
+    """The model as an instance of the original class: the template's program for `dims`, with the program's weights.
+
+    Args:
+        model: the matched model.
+        match: without unmatched nodes; `index_maps` and `with_eps` accept `dims`.
+        config, dims: config to write, and the dimensions that the family reads from it.
+        layers: layer of the result -> layer of the template; by default the same.
+    """
+    maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
+    params: dict[str, Value] = {}
+    untouched: list[NDArray] = []
+    for path, _, shape, terms in model.arch.weights(dims):
+        origin = path if layers is None else LAYER.sub(lambda m: f"layers.{layers[int(m[1])]}.", path)
+        array, name = maker.weight(origin, shape, terms)
+        key = model.keys[path]
+        params[path] = b.param(path, Parameter(array, True, name or key), key=key)
+        if p.weights.reference_of(array) == SOURCE:
+            untouched.append(array)
+    model.arch.build(b, dims, params, named(model.compute))
+    program = b.build()
+    for array in untouched:
+        program.weights.refer(array)
+    return model.with_program(program, config, dims)
+
+
+class _WeightBuilder:
+    """Builds weights of the template, one at a time."""
+
+    def __init__(self, model: Model, match: TemplateMatch, dims: Any) -> None:
+        self.model, self.match, self.p, self.dims = model, match, model.program, dims
+        self.branch = {path: i for i, part in match.matched() for path in part.weights}
+        self.norms = {path for _, part in match.matched() for path in part.eps}
+        t = match.template
+        self.last = {t.path(uncast(t, v)) for s in match.branches for v in t.operands(s.branch.node)[1:]}
+        self.maps: dict[int, IndexMap] = {}
+
+    def weight(self, path: str, shape: tuple[int, ...], terms: tuple[str, ...]) -> tuple[NDArray, str | None]:
+        """The value of a template's weight; and its name in the source, if the program holds that array unchanged."""
+        branch, kind = self.branch.get(path), self.match.template.spec(path).dtype
+        if branch is None:
+            return self._reremapped(path, shape, kind)
+        part = self.match.part(branch)
+        assert part is not None
+        source, indices = part.weights[path], self._indices(branch, terms)
+        scale, offset = self._norm_scale(path, terms)
+        if isinstance(source, Value) and self.p.op(source.node) in STORED and scale == 1:
+            variable = self.p.weights[self.p.key(source.node)]
+            array = variable.data
+            assert isinstance(array, NDArray)
+            if not indices:
+                return array, variable.name
+            host = remapped(array.to_numpy(bits=True), indices)
+            return from_numpy(np.ascontiguousarray(host), bits=array.dtype), None
+        if isinstance(source, AffineMap):
+            values = source.matrix if len(shape) == 2 else source.bias
+        else:
+            values = constant(self.p, source)
+        return as_array(remapped((values + offset) * scale - offset, indices), kind), None
+
+    def _indices(self, branch: int, terms: tuple[str, ...]) -> dict[int, np.ndarray]:
+        """Axis of a weight -> index in the program of each entry, or -1; axes without a change are omitted."""
+        if branch not in self.maps:
+            found = index_maps(self.match, branch, self.dims)
+            assert isinstance(found, dict), found
+            self.maps[branch] = found
+        indices: dict[int, np.ndarray] = {}
+        for axis, term in enumerate(terms):
+            name, unit = unit_of(term, self.dims)
+            old = self.maps[branch][name]
+            if not np.array_equal(old, np.arange(self.match.sizes[branch][name])):
+                entries = old[:, None] * unit + np.arange(unit)
+                indices[axis] = np.where(old[:, None] < 0, -1, entries).reshape(-1)
+        return indices
+
+    def _norm_scale(self, path: str, terms: tuple[str, ...]) -> tuple[float, float]:
+        """Factor on the weight of a norm that gets more channels, and the offset that the op adds to the weight."""
+        norm, here, t = path.removesuffix(".weight"), self.match.sizes[TRUNK]["hidden"], self.match.template
+        if here == self.dims.hidden or terms != ("hidden",) or norm not in self.norms:
+            return 1.0, 0.0
+        return (here / self.dims.hidden) ** 0.5, float(t.attrs(t.node(norm))["unit_offset"])
+
+    def _reremapped(self, path: str, shape: tuple[int, ...], kind: Any) -> tuple[NDArray, str | None]:
+        """A weight of a removed branch: the old value if it is still there, but zero in the branch's last op."""
+        known = self.p.weights.get(self.model.keys[path])
+        if path not in self.last and known is not None and known.shape == shape:
+            assert isinstance(known.data, NDArray)
+            return known.data, known.name
+        norm = len(shape) == 1 and path.endswith("norm.weight")
+        return as_array(np.full(shape, 1.0 if norm else 0.0), kind), None
+
+
+def computed_weights(match: TemplateMatch, dims: Any) -> list[str]:
+    """Paths of the template's weights that are computed, and so rounded, in a template of sizes `dims`."""
+    p, found = match.program, []
+    for _, part in match.matched():
+        for path, source in part.weights.items():
+            copied = isinstance(source, Value) and p.op(source.node) in STORED
+            norm = path.removesuffix(".weight")
+            wider = norm in part.eps and _over_channels(match, norm) and match.sizes[TRUNK]["hidden"] != dims.hidden
+            if not copied or wider:
+                found.append(path)
+    return found

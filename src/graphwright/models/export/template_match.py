@@ -1,0 +1,458 @@
+"""Match a program with its family's template: each residual branch, its weights and its sizes.
+
+A program that was pruned, factored or gated still computes the template's function of other weights. The matcher walks
+from the output to the embedding and matches each branch of the residual stream, node by node, with a branch of the
+template. Sizes may differ, a weight may be any constant, and a matrix any affine map. Weight payloads are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.array import dtype
+from graphwright.autograd import Parameter
+from graphwright.models.codegen.statements import LAYER
+from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
+from graphwright.ops import traits
+from graphwright.program import Builder, Value
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.kinds import CONST, INPUT, STORED
+from graphwright.program.weights import hollow_array
+
+if TYPE_CHECKING:
+    from graphwright.graph import NodeId
+    from graphwright.models.architectures.architecture import Architecture
+    from graphwright.models.model import Model
+    from graphwright.program import Program
+
+WeightSource = Value | AffineMap
+"""What computes a weight of the template: a constant value, or an affine map whose matrix or bias it is."""
+TRUNK = -1
+"""Branch number of the trunk: embedding, final norm and head."""
+
+
+class _Mismatch(Exception):
+    """A value differs from the template's; `node` is where, `why` is the reason."""
+
+    def __init__(self, node: NodeId, why: str) -> None:
+        super().__init__(why)
+        self.node, self.why = node, why
+
+
+@dataclass(slots=True)
+class MatchedPart:
+    """One branch of the template, or its trunk, with the matching values of the program.
+
+    Attributes:
+        name: of the branch, e.g. `layers.1.attn`; "" for the trunk.
+        weights: template path of a weight -> what computes it.
+        values: value of the template -> value of the program.
+        eps: path of a norm of the template -> its eps in the program.
+        key_head: table of the key head that each query head reads, if the program has one.
+        maps: affine maps of several ops that replace one matrix.
+    """
+
+    name: str
+    weights: dict[str, WeightSource] = field(default_factory=dict)
+    values: dict[Value, Value] = field(default_factory=dict)
+    eps: dict[str, float] = field(default_factory=dict)
+    key_head: Value | None = None
+    maps: list[AffineMap] = field(default_factory=list)
+
+    def saved(self) -> tuple[Any, ...]:
+        """Copies of all facts, for `restore`."""
+        return dict(self.weights), dict(self.values), dict(self.eps), self.key_head, list(self.maps)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Undo everything matched since `saved`."""
+        self.weights, self.values, self.eps, self.key_head, self.maps = saved
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateBranch:
+    """A branch of the template: the junction it enters, the stream it reads, and its value."""
+
+    name: str
+    junction: Value
+    stream: Value
+    branch: Value
+
+    @property
+    def layer(self) -> int | None:
+        """Number of its layer."""
+        found = LAYER.match(f"{self.name}.")
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateMatch:
+    """A program matched with its family's template.
+
+    Attributes:
+        arch, dims: the family, and the dimensions that it reads from the config.
+        program, template: the two programs.
+        branches: branches of the template, in order.
+        parts: the matched part of each branch; None where the program has none.
+        trunk: embedding, final norm and head.
+        sizes: branch number -> dimension name -> size; the trunk is `TRUNK`.
+        unmatched: node of the program -> why no node of the template matches it.
+        mismatched: branches that exist in the program but compute something else.
+        skipped: junctions with one edge, and junctions of the stream.
+        terms: template path of a weight -> dimension names of its axes.
+    """
+
+    arch: Architecture
+    dims: Any
+    program: Program
+    template: Program
+    branches: tuple[TemplateBranch, ...]
+    parts: tuple[MatchedPart | None, ...]
+    trunk: MatchedPart
+    sizes: Mapping[int, Mapping[str, int]]
+    unmatched: Mapping[NodeId, str]
+    mismatched: frozenset[int]
+    skipped: frozenset[NodeId]
+    terms: Mapping[str, tuple[str, ...]]
+
+    def part(self, branch: int) -> MatchedPart | None:
+        """The matched part of a branch or of the trunk."""
+        return self.trunk if branch == TRUNK else self.parts[branch]
+
+    def matched(self) -> Iterator[tuple[int, MatchedPart]]:
+        """(branch number, part) of the trunk and of every matched branch."""
+        yield TRUNK, self.trunk
+        yield from ((i, part) for i, part in enumerate(self.parts) if part is not None)
+
+    def explained(self) -> dict[NodeId, int]:
+        """Nodes of the program that match something of the template -> branch number."""
+        found = dict.fromkeys(self.skipped, TRUNK)
+        for i, part in self.matched():
+            nodes = {v.node for v in part.values.values()}
+            nodes |= {n for m in part.maps for n in (*m.nodes, *m.constants())}
+            nodes |= self.program.reachable(v for v in part.weights.values() if isinstance(v, Value))
+            if part.key_head is not None:
+                nodes |= {part.key_head.node, *self.program.consumers(part.key_head)}
+            found |= {n: i for n in nodes if i != TRUNK or n not in found}
+        return {n: i for n, i in found.items() if n not in self.unmatched}
+
+
+def template(model: Model) -> Program:
+    """Return the template's program for the model's config; its weights have specs and no bytes."""
+    b, params, program = Builder("template"), {}, model.program
+    stored = {program.key(n): program.spec(n).dtype for n in program.params()}
+    shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
+    for path, key in model.keys.items():
+        array = hollow_array(shapes[path], stored.get(key, dtype("float32")))
+        params[path] = b.param(path, Parameter(array, True, key), key=key)
+    model.arch.build(b, model.dims, params, dtype(model.compute))
+    return b.build()
+
+
+def match_template(model: Model) -> TemplateMatch:
+    """Match a model's program with the template of its family."""
+    return _Matcher(model).run()
+
+
+class _Matcher:
+    """One walk along the residual stream, from the output to the embedding."""
+
+    def __init__(self, model: Model) -> None:
+        self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
+        self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
+        self.branches = tuple(self._branches())
+        self.names = {key: path for path, key in model.keys.items()}
+        self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
+        self.unmatched: dict[NodeId, str] = {}
+        self.mismatched: set[int] = set()
+        self.skipped: set[NodeId] = set()
+        self.shared: dict[Value, Value] = {}
+        self.trunk = MatchedPart("")
+        self.parts: list[MatchedPart | None] = [None] * len(self.branches)
+
+    def _branches(self) -> Iterator[TemplateBranch]:
+        """Junctions of the template: operand 0 is the stream, operand 1 the branch."""
+        t = self.t
+        for node in t.order():
+            if t.is_junction(node) and len(operands := t.operands(node)) == 2:
+                yield TemplateBranch(t.path(operands[1]).rpartition(".")[0], Value(node), *operands)
+
+    # -- the residual stream -----------------------------------------------------------------------------------------
+    def run(self) -> TemplateMatch:
+        """Match the trunk from the output, then branch by branch along the stream to the embedding."""
+        p, trunk = self.p, self.trunk
+        top = self.branches[-1].junction if self.branches else None
+        with self._noting():
+            if p.output_names() != self.t.output_names():
+                raise _Mismatch(p.outputs()[0].node, "the outputs have other names")
+            self.match(self.t.output("logits"), p.output("logits"), trunk, top)
+        at, v = len(self.branches) - 1, trunk.values.get(top) if top is not None else None
+        while v is not None and not self._is_base(v):
+            at, v = self._next_junction(v, at)
+        self._refuse_shared_weights()
+        matched = self._matched()
+        sizes = {i: self._sizes(part) for i, part in (*matched[1:], matched[0])}
+        hidden = sizes[TRUNK].get("hidden")
+        for i, part in matched:
+            if (found := sizes[i].get("hidden", hidden)) != hidden:
+                self.unmatched[next(iter(part.values.values())).node] = f"{found} channels where the trunk has {hidden}"
+                self.mismatched.add(i)
+        return TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
+                             self.unmatched, frozenset(self.mismatched), frozenset(self.skipped),
+                             self.terms)  # fmt: skip
+
+    @contextmanager
+    def _noting(self) -> Iterator[None]:
+        """Record a mismatch under its node."""
+        try:
+            yield
+        except _Mismatch as error:
+            self.unmatched[error.node] = error.why
+
+    def _matched(self) -> list[tuple[int, MatchedPart]]:
+        return [(TRUNK, self.trunk), *((i, part) for i, part in enumerate(self.parts) if part is not None)]
+
+    def _refuse_shared_weights(self) -> None:
+        """Mark a value that stands for two weights of the template: writing it twice would untie them."""
+        owner: dict[WeightSource, str] = {}
+        for _, part in self._matched():
+            for path, source in part.weights.items():
+                if isinstance(source, Value) and owner.setdefault(source, path) != path:
+                    self.unmatched[source.node] = f"stands for {owner[source]} and for {path}"
+
+    def _is_base(self, v: Value) -> bool:
+        """True for the embedding, which is matched with the trunk's."""
+        base = self.branches[0].stream
+        if self.p.op(v.node) != self.t.op(base.node):
+            return False
+        with self._noting():
+            self.match(base, v, self.trunk, None)
+        return True
+
+    def _next_junction(self, v: Value, at: int) -> tuple[int, Value | None]:
+        """Match the branches that enter one junction. Returns: the next branch number, and the stream before it."""
+        p = self.p
+        operands = [self.canon(u) for u in p.operands(v.node)] if p.is_junction(v.node) else []
+        base = self.t.op(self.branches[0].stream.node)
+        streams = [u for u in operands if p.is_junction(u.node) or p.op(u.node) == base]
+        if not streams:
+            ends = "the residual stream ends here"
+            self.unmatched[v.node] = ends if p.is_junction(v.node) else f"{p.op(v.node)} on the residual stream"
+            return at, None
+        self.skipped.add(v.node)
+        stream = streams[0]
+        entering = list(operands)
+        entering.remove(stream)
+        for k, branch in enumerate(entering):
+            number = self._match_branch(branch, stream, at) if k == 0 else None
+            if number is None:
+                self._reject(v, branch, stream)
+            else:
+                at = number - 1
+        return at, stream
+
+    def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
+        """Match a branch with its own number if that is still free, else with the nearest number that fits."""
+        own = self._own_number(branch, stream)
+        order = list(range(at, -1, -1))
+        if own in order:
+            order.remove(own)
+            order.insert(0, own)
+        first: _Mismatch | None = None
+        for i in order:
+            part = MatchedPart(self.branches[i].name)
+            part.values[self.branches[i].stream] = stream
+            try:
+                self.match(self.branches[i].branch, branch, part, self.branches[i].stream)
+                self.parts[i] = part
+                return i
+            except _Mismatch as error:
+                first = first or error
+            if own is None and i < order[0] - 1:
+                break  # an unknown branch: one attention and one MLP were tried
+        if first is not None:
+            self.unmatched[first.node] = first.why
+        if own is not None:
+            self.mismatched.add(own)
+        return None
+
+    def _own_number(self, branch: Value, stream: Value) -> int | None:
+        """Number of the template branch whose weights a branch reads."""
+        p = self.p
+        nodes = p.reachable([branch], beyond={stream.node})
+        names = [self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED]
+        names.append(p.path(branch))
+        for i, known in enumerate(self.branches):
+            if any(name.startswith(f"{known.name}.") for name in names):
+                return i
+        return None
+
+    def _reject(self, junction: Value, branch: Value, stream: Value) -> None:
+        """Mark a branch that no branch of the template matches."""
+        p = self.p
+        self.unmatched.setdefault(junction.node, f"reads {p.path(branch)}, which is no branch of the template")
+        upstream = p.reachable([stream])
+        for node in p.reachable([branch], beyond={stream.node}):
+            if node not in upstream and p.op(node) not in STORED:
+                self.unmatched.setdefault(node, f"{p.op(node)} is not in the family's block")
+
+    # -- one value ---------------------------------------------------------------------------------------------------
+    def canon(self, v: Value) -> Value:
+        """Skip junctions of one edge."""
+        while self.p.is_junction(v.node) and len(operands := self.p.operands(v.node)) == 1:
+            self.skipped.add(v.node)
+            v = operands[0]
+        return v
+
+    def match(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
+        """Match a value of the template with a value of the program, and everything that both are computed from.
+
+        Raises: _Mismatch with the first node that differs.
+        """
+        v = self.canon(v)
+        known = part.values.get(t, self.shared.get(t))
+        if known is not None or t == stream:
+            if known is not None and known != v:
+                raise _Mismatch(v.node, f"stands where {self.t.path(t)} is read, which is {self.p.path(known)}")
+            part.values[t] = v
+            return
+        if t.node in self.fixed_in_template:
+            self._match_weight(t, v, part)
+            return
+        before = part.saved()
+        try:
+            self._match_node(t, v, part, stream)
+        except _Mismatch as error:
+            part.restore(before)
+            self._match_affine_map(t, v, part, stream, error)
+        part.values[t] = v
+        if LAYER.match(self.t.path(t)) is None:
+            self.shared[t] = v
+
+    def _match_weight(self, t: Value, v: Value, part: MatchedPart) -> None:
+        p, root = self.p, uncast(self.t, t).node
+        path = self.t.path(root)
+        if v.node not in self.fixed:
+            raise _Mismatch(v.node, f"is computed where {path} is a weight")
+        found = uncast(p, v)
+        if self.t.op(root) == CONST:
+            same = p.op(found.node) == CONST
+            if not same or p.weights.digest(p.key(found.node)) != self.t.weights.digest(self.t.key(root)):
+                raise _Mismatch(v.node, "other numbers than the config gives")
+        elif part.weights.setdefault(path, found) != found:
+            raise _Mismatch(v.node, f"is read where {path} is read too, which is another weight here")
+        part.values[t] = v
+
+    def _match_node(self, t: Value, v: Value, part: MatchedPart, stream: Value | None) -> None:
+        p, op = self.p, self.t.op(t.node)
+        if p.op(v.node) != op or v.port != t.port:
+            raise _Mismatch(v.node, f"{p.op(v.node)} instead of {op}")
+        if op == INPUT:
+            if p.path(v) != self.t.path(t):
+                raise _Mismatch(v.node, f"the input {p.path(v)} instead of {self.t.path(t)}")
+            return
+        self._match_attrs(t, v, part)
+        wanted, given = self.t.operands(t.node), p.operands(v.node)
+        if len(wanted) != len(given):
+            raise _Mismatch(v.node, f"reads {len(given)} values instead of {len(wanted)}")
+        if traits(op).attention:
+            given = self._without_table(given, part)
+        for inner, value in zip(wanted, given, strict=True):
+            self.match(inner, value, part, stream)
+
+    def _match_attrs(self, t: Value, v: Value, part: MatchedPart) -> None:
+        """Compare attributes, except the number of heads and eps, which follow the sizes."""
+        op, here, there = self.p.op(v.node), dict(self.p.attrs(v.node)), dict(self.t.attrs(t.node))
+        if op == "rms_norm":  # the norm of every template; eps of other norms must be equal
+            part.eps[self.t.path(t)] = here.pop("eps")
+            there.pop("eps")
+        if traits(op).splits_axis and len(here["sizes"]) == len(there["sizes"]):
+            here["sizes"], there["sizes"] = here["sizes"][1:], there["sizes"][1:]
+        if found := attr_changes(here, there):
+            raise _Mismatch(v.node, ", ".join(found))
+
+    def _without_table(self, given: list[Value], part: MatchedPart) -> list[Value]:
+        """Operands of attention; a table that selects key heads is removed and recorded in the part."""
+        p, found = self.p, list(given)
+        for port in (1, 2):
+            node = self.canon(given[port]).node
+            if p.op(node) == "index" and p.attrs(node)["axis"] == 1 and p.operands(node)[1].node in self.fixed:
+                found[port], table = p.operands(node)[:2]
+                if part.key_head is not None and part.key_head != table:
+                    raise _Mismatch(node, "keys and values are read by two tables")
+                part.key_head = table
+        if part.key_head is not None and found[1:3] == given[1:3]:
+            raise _Mismatch(given[1].node, "keys and values are read in two ways")
+        return found
+
+    def _match_affine_map(self, t: Value, v: Value, part: MatchedPart, stream: Value | None, error: _Mismatch) -> None:
+        """Where the ops differ: match one linear op of the template with any affine map. Raises: the given error."""
+        wanted = find_affine_map(self.t, self.fixed_in_template, t, lambda u: u if u == stream else None)
+        linear = [n for n in wanted.nodes if traits(self.t.op(n)).contracts == "out_in"] if wanted is not None else []
+        if wanted is None or len(linear) != 1:
+            raise error
+        source = part.values.get(stream) if stream is not None else None
+        stop = lambda u: source if source is not None and self.canon(u) == source else None  # noqa: E731
+        found = find_affine_map(self.p, self.fixed, v, stop)
+        operands = self.t.operands(linear[0])
+        if found is None or (found.biased and len(operands) < 3):
+            raise error
+        try:
+            self.match(wanted.source, found.source, part, stream)
+        except _Mismatch:
+            raise error from None
+        for operand in operands[1:]:
+            if part.weights.setdefault(self.t.path(uncast(self.t, operand)), found) != found:
+                raise error
+        part.maps.append(found)
+
+    # -- sizes -------------------------------------------------------------------------------------------------------
+    def _sizes(self, part: MatchedPart) -> dict[str, int]:
+        """Dimension name -> size in the program; the vocabulary and the entries of a head may not change."""
+        found: dict[str, int] = {}
+        for path, source in part.weights.items():
+            node = source.node if isinstance(source, Value) else source.end.node
+            for term, size in zip(self.terms[path], shape_of(self.p, source, len(self.terms[path])), strict=True):
+                name, unit = unit_of(term, self.dims)
+                if size % unit or found.setdefault(name, size // unit) != size // unit:
+                    self.unmatched[node] = f"{size} along {term} of {path}"
+                if name in ("vocab", "head_dim") and size != getattr(self.dims, name):
+                    self.unmatched[node] = f"{size} along {name} of {path} instead of {getattr(self.dims, name)}"
+        return found
+
+
+def unit_of(term: str, dims: Any) -> tuple[str, int]:
+    """(dimension name, entries per unit) of an axis like `heads*head_dim`."""
+    name, _, each = term.partition("*")
+    return name, int(getattr(dims, each)) if each else 1
+
+
+def attr_changes(here: Mapping[str, Any], there: Mapping[str, Any]) -> list[str]:
+    """Describe each attribute that differs from the template's."""
+    a, b = encode_attrs(here), encode_attrs(there)
+    return [f"{k} {a.get(k)} instead of {b.get(k)}" for k in b | a if a.get(k) != b.get(k)]
+
+
+def uncast(p: Program, value: Value) -> Value:
+    """Skip casts: return the weight that they convert."""
+    while traits(p.op(value.node)).casts:
+        value = p.operands(value.node)[0]
+    return value
+
+
+def shape_of(p: Program, source: WeightSource, rank: int) -> tuple[int, ...]:
+    """Shape of the weight that a value or an affine map computes."""
+    if isinstance(source, Value):
+        return p.spec(source).sizes
+    return source.shape if rank == 2 else source.shape[:1]
+
+
+def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
+    """Key head that each query head reads."""
+    if part.key_head is not None:
+        return constant(p, part.key_head).astype(np.int64)
+    return np.arange(heads) // max(heads // kv_heads, 1)

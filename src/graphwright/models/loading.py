@@ -1,0 +1,98 @@
+"""From the headers of a checkpoint to a program over mapped weights; reads no weight payload."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from graphwright.array import BY_TAG, CPU, NDArray, Storage, dtype, empty
+from graphwright.autograd import Parameter
+from graphwright.models.errors import TensorMismatch, UnsupportedDType
+from graphwright.program import Builder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from graphwright.array import DType
+    from graphwright.models.architectures.architecture import Architecture
+    from graphwright.models.architectures.config import Config
+    from graphwright.program import Program
+    from graphwright.safetensors import Checkpoint
+
+TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
+
+
+def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: Config) -> dict[str, str]:
+    """Param path -> key in this file. Raises: TensorMismatch listing every tensor that does not fit."""
+    have = {key for key in checkpoint if not any(re.search(p, key) for p in family.ignored)}
+    written = _prefixing(family.prefix, have)
+    keys: dict[str, str] = {}
+    missing, misshapen = [], []
+    for path, key, shape, names in family.weights(dims):
+        stored = written(key)
+        if stored not in have:
+            missing.append(stored)
+            continue
+        keys[path] = stored
+        if tuple(checkpoint.info(stored).shape) != shape:
+            fields, found = " x ".join(names), list(checkpoint.info(stored).shape)
+            misshapen.append(f"{stored}: config says {list(shape)} ({fields}), the file has {found}")
+    unexpected = sorted(have - set(keys.values()))
+    if getattr(dims, "tied", False) and written(TIED_HEAD) in unexpected:
+        unexpected.remove(written(TIED_HEAD))  # a copy of the embedding
+    if missing or unexpected or misshapen:
+        lines = [*(f"missing: {k}" for k in missing), *(f"unexpected: {k}" for k in unexpected), *misshapen]
+        shown = "\n  ".join(lines[:20]) + (f"\n  ... {len(lines) - 20} more" if len(lines) > 20 else "")
+        raise TensorMismatch(
+            f"{len(lines)} tensors do not fit the {family.name} architecture:\n  {shown}",
+            where=str(config.path.parent),
+            missing=missing,
+            unexpected=unexpected,
+            misshapen=misshapen,
+            fix="compare config.json with the weights: graphwright inspect DIR --tensors",
+        )
+    return keys
+
+
+def _prefixing(prefix: str, have: set[str]) -> Callable[[str], str]:
+    """How this file writes a family's keys: unchanged, without the base model's prefix, or with a second one."""
+    if prefix and any(key.startswith(prefix * 2) for key in have):
+        return lambda key: prefix + key
+    if prefix and not any(key.startswith(prefix) for key in have):
+        return lambda key: key.removeprefix(prefix)
+    return lambda key: key
+
+
+def build(
+    family: Architecture, dims: Any, keys: dict[str, str], checkpoint: Checkpoint, stored: str, compute: str, name: str
+) -> Program:
+    """Build the program of a model over mapped weights."""
+    b = Builder(name)
+    params, arrays = {}, []
+    for path, key in keys.items():
+        array = mapped(checkpoint, key)
+        arrays.append(array)
+        if stored != "keep" and array.dtype is not dtype(stored):
+            array = empty(array.shape, dtype(stored)).copy_from(array)
+        params[path] = b.param(path, Parameter(array, True, key), key=key)
+    family.build(b, dims, params, dtype(compute))
+    program = b.build()
+    for array in arrays:
+        program.weights.refer(array)
+    return program
+
+
+def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
+    """A tensor of a file, as an array that maps its bytes at the first use. Raises: UnsupportedDType."""
+    info = checkpoint.info(key)
+    kind: DType | None = BY_TAG.get(info.tag)
+    if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
+        raise UnsupportedDType(
+            "this dtype has no arithmetic",
+            where=key,
+            got=info.tag,
+            expected=", ".join(t for t, d in BY_TAG.items() if d.is_float),
+        )
+    file = checkpoint.file_of(key)
+    storage = Storage.mapped(lambda: file.bytes(key), info.nbytes, CPU, file.check_mapped)
+    return NDArray(storage, kind, tuple(info.shape))

@@ -1,0 +1,508 @@
+"""A simulated device for tests: kernels of the CPU over host memory with the rules of a GPU.
+
+Importing this module makes the device kind `sim` available. It computes what the CPU computes, bit for bit. Work is
+queued and runs only when the host waits (`synchronize`, `advance`), each stream in order and after the events that it
+waits for; what a GPU would compute wrongly, such as a missing wait between streams, raises.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+from typing import Any, Never
+
+import numpy as np
+
+from graphwright.array.backend import Attrs, Call, Needs, backend, queued_failure, register_backend
+from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
+from graphwright.array.dtype import DType
+from graphwright.array.layout import span
+from graphwright.array.memory_pool import Block, DeviceFull, DriverError, MemoryPool, Place
+from graphwright.array.ndarray import NDArray, from_numpy
+from graphwright.array.spec import Spec
+from graphwright.array.storage import Storage
+from graphwright.errors import GraphwrightError
+
+Range = tuple[int, int]
+_ALIGN = 512
+
+
+class RuleBroken(DriverError):
+    """An operation that a GPU would run and compute wrongly: a missing wait, use after free, a sync in a capture."""
+
+
+class InjectedFault(DriverError):
+    """The fault that a test injected."""
+
+
+@dataclass(eq=False, slots=True)
+class _Work:
+    """One entry of a stream's queue."""
+
+    call: Callable[[], object]
+    reads: Sequence[Range]
+    writes: Sequence[Range]
+    stream: int
+    at: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A queue; `seen` holds up to which entry of each other stream this one has waited."""
+
+    queue: deque[_Work] = field(default_factory=deque)
+    issued: int = 0
+    ran: int = 0
+    seen: dict[int, int] = field(default_factory=dict)
+    capture: list[_Work] | None = None
+    invalid: bool = False
+
+
+class SimDriver:
+    """The driver of a device in host memory.
+
+    Args:
+        device: its name.
+        capacity: size in bytes.
+        fail_at: number of the driver call that raises InjectedFault, counted from 1.
+
+    Attributes:
+        calls, allocs, frees, syncs, launches, replays: number of calls of each kind.
+    """
+
+    def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
+        self.device, self.capacity, self.fail_at = device or Device("sim"), capacity, fail_at
+        self.calls = self.allocs = self.frees = self.syncs = self.launches = self.replays = 0
+        self._memory: dict[int, np.ndarray] = {}
+        self._starts: list[int] = []
+        self._used = 0
+        self._next = (self.device.index + 1) << 44  # so that addresses of two devices never coincide
+        self._streams: list[_Stream] = [_Stream()]
+        self._events: list[tuple[int, int, dict[int, int]]] = []
+        self._graphs: list[list[_Work]] = []
+        self._ready: list[int] = []
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+    def alloc(self, nbytes: int) -> int:
+        """Allocate memory filled with 0xff, NaN in every float."""
+        self._tick("alloc", outside_capture=True)
+        if nbytes <= 0 or self._used + nbytes > self.capacity:
+            raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
+        address = self._next
+        self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
+        self._memory[address] = _filled(nbytes)
+        insort(self._starts, address)
+        self._used += nbytes
+        self.allocs += 1
+        return address
+
+    def free(self, address: int) -> None:
+        """Free memory."""
+        self._tick("free", outside_capture=True)
+        if address not in self._memory:
+            raise DriverError(
+                "no allocation of this device begins at the address", where=str(self.device), got=hex(address)
+            )
+        whole = (address, address + len(self._memory[address]))
+        for work in (w for s in self._streams for w in s.queue):
+            if _meet([whole], [*work.reads, *work.writes]):
+                raise RuleBroken("memory was freed while queued work uses it", got=hex(address))
+        self._used -= len(self._memory.pop(address))
+        self._starts.remove(address)
+        self.frees += 1
+
+    def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
+        """Queue a copy."""
+        to, of = self._bytes(target, nbytes), self._bytes(source, nbytes)
+        reads = [(source, source + nbytes)] if isinstance(source, int) else []
+        writes = [(target, target + nbytes)] if isinstance(target, int) else []
+        self.enqueue(stream, partial(np.copyto, to, of), reads, writes)
+
+    def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
+        """Queue a fill with one byte value."""
+        self.enqueue(stream, partial(self._bytes(address, nbytes).fill, value), [], [(address, address + nbytes)])
+
+    def mem_info(self) -> tuple[int, int]:
+        """Return (free, total) bytes."""
+        return self.capacity - self._used, self.capacity
+
+    def read(self, address: int, nbytes: int) -> np.ndarray:
+        """Return bytes as the host reads them. Raises: RuleBroken while a queued write would change them."""
+        for work in (w for s in self._streams for w in s.queue):
+            if _meet([(address, address + nbytes)], work.writes):
+                raise RuleBroken("the host reads memory that queued work will write", got=hex(address))
+        return self._bytes(address, nbytes)
+
+    # -- streams -----------------------------------------------------------------------------------------------------
+    def stream(self) -> int:
+        """Return a new stream."""
+        self._tick("stream")
+        self._streams.append(_Stream())
+        return len(self._streams) - 1
+
+    def record(self, stream: int) -> int:
+        """Record an event at the end of a stream's queue."""
+        self._tick("record")
+        s = self._streams[stream]
+        self._events.append((stream, s.issued, {**s.seen, stream: s.issued}))
+        return len(self._events) - 1
+
+    def wait(self, stream: int, event: int) -> None:
+        """Let later work on the stream run after the event."""
+        self._tick("wait")
+        other, at, seen = self._events[event]
+        s = self._streams[stream]
+        s.seen = {k: max(s.seen.get(k, 0), seen.get(k, 0)) for k in {*s.seen, *seen}}
+        self._push(_Work(partial(self._run, other, at), [], [], stream))
+
+    def done(self, event: int) -> bool:
+        """Return True if an event has completed."""
+        stream, at, _ = self._events[event]
+        return self._streams[stream].ran >= at
+
+    def synchronize(self, stream: int | None = None) -> None:
+        """Run the work of a stream, or of all streams."""
+        self._tick("synchronize", outside_capture=True)
+        self.syncs += 1
+        for i in range(len(self._streams)) if stream is None else [stream]:
+            self._run(i, self._streams[i].issued)
+
+    def advance(self, stream: int, count: int = 1) -> None:
+        """Run the next entries of a stream, as a GPU may at any time."""
+        self._run(stream, min(self._streams[stream].ran + count, self._streams[stream].issued))
+
+    def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
+        """Queue a kernel that touches these ranges. Raises: RuleBroken for unallocated memory, or another stream's."""
+        self._tick("launch")
+        kept = self._streams[stream].capture
+        self._check(stream, reads, writes)
+        work = _Work(call, reads, writes, stream)
+        if kept is not None:
+            kept.append(work)
+            return
+        self.launches += 1
+        self._push(work)
+
+    def _check(self, stream: int, reads: Sequence[Range], writes: Sequence[Range]) -> None:
+        """Raises: RuleBroken for unallocated memory, or memory that another stream's queued work uses."""
+        for low, high in (*reads, *writes):
+            self._bytes(low, high - low)
+        if self._streams[stream].capture is not None:
+            return
+        seen = self._streams[stream].seen
+        for i, other in enumerate(self._streams):
+            if i == stream:
+                continue
+            for w in other.queue:
+                if w.at > seen.get(i, 0) and (_meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes)):
+                    raise RuleBroken(
+                        "memory is used by queued work of two streams without a wait between them",
+                        got=f"stream {stream} beside stream {i}",
+                        fix="wait(stream, record(other))",
+                    )
+
+    # -- graphs ------------------------------------------------------------------------------------------------------
+    def begin_capture(self, stream: int) -> None:
+        """Begin to capture the work queued on the stream instead of running it."""
+        self._tick("begin_capture", outside_capture=True)
+        self._streams[stream].capture = []
+
+    def end_capture(self, stream: int) -> int:
+        """Return the captured graph. Raises: RuleBroken if there is no capture, or it was invalidated."""
+        s = self._streams[stream]
+        (kept, s.capture), (invalid, s.invalid) = (s.capture, None), (s.invalid, False)
+        self._tick("end_capture")
+        if kept is None or invalid:
+            raise RuleBroken("the capture was invalidated" if invalid else "the stream does not capture", got=stream)
+        self._graphs.append(kept)
+        return len(self._graphs) - 1
+
+    def invalidate(self, stream: int) -> None:
+        """Invalidate a stream's capture, as a forbidden call does on a GPU."""
+        self._streams[stream].invalid = self._streams[stream].capture is not None
+
+    def instantiate(self, graph: int) -> int:
+        """Prepare the graph for replay."""
+        self._tick("instantiate")
+        self._ready.append(graph)
+        return len(self._ready) - 1
+
+    def replay(self, ready: int, stream: int) -> None:
+        """Queue a graph. Raises: RuleBroken if memory that it touches was freed; then nothing is queued."""
+        self._tick("replay")
+        works = self._graphs[self._ready[ready]]
+        for work in works:
+            self._check(stream, work.reads, work.writes)
+        self.replays += 1
+        for work in works:
+            self._push(_Work(work.call, work.reads, work.writes, stream))
+
+    @property
+    def capturing(self) -> bool:
+        """Return True while a stream captures."""
+        return any(s.capture is not None for s in self._streams)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+    def _tick(self, what: str, outside_capture: bool = False) -> None:
+        self.calls += 1
+        if self.calls == self.fail_at:
+            raise InjectedFault(f"call {self.calls} failed", where=what)
+        if outside_capture and self.capturing:
+            raise RuleBroken(f"{what} while a stream captures", where=str(self.device))
+
+    def _bytes(self, place: Place, nbytes: int) -> np.ndarray:
+        if not isinstance(place, int):
+            return place.reshape(-1).view(np.uint8)[:nbytes]
+        at = bisect_right(self._starts, place) - 1
+        start = self._starts[at] if at >= 0 else place
+        block = self._memory.get(start)
+        if block is None or place + nbytes > start + len(block):
+            raise RuleBroken(
+                "this range is not allocated on the device",
+                where=str(self.device),
+                got=f"{nbytes} bytes at {hex(place)}",
+            )
+        return block[place - start : place - start + nbytes]
+
+    def _push(self, work: _Work) -> None:
+        s = self._streams[work.stream]
+        s.issued += 1
+        work.at = s.issued
+        s.queue.append(work)
+
+    def _run(self, stream: int, until: int) -> None:
+        s = self._streams[stream]
+        while s.queue and s.queue[0].at <= until:
+            work = s.queue.popleft()
+            s.ran = work.at
+            try:
+                work.call()
+            except Exception:
+                s.queue.clear()  # work after a failed kernel never runs
+                s.ran = s.issued
+                raise
+
+
+def _filled(nbytes: int) -> np.ndarray:
+    """Return 0xff bytes aligned to 64, like memory of the CPU backend, on which kernels may rely."""
+    block = np.full(nbytes + 64, 0xFF, np.uint8)
+    start = -block.ctypes.data % 64
+    return block[start : start + nbytes]
+
+
+def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+class SimStorage(Storage):
+    """A block of a pool; freed once, by `close()` or with the last array.
+
+    Attributes:
+        block: the block of the pool.
+        written_on: the stream that last wrote it.
+    """
+
+    __slots__ = ("block", "pool", "written_on")
+
+    def __init__(self, memory: np.ndarray, pool: MemoryPool, block: Block, stream: int) -> None:
+        super().__init__(memory, block.nbytes, pool.driver.device, kind="owned")
+        self.pool, self.block, self.written_on = pool, block, stream
+
+    def close(self) -> None:
+        """Free the block. Raises: UsageError if a captured graph holds it; then it stays open."""
+        if not self.closed:
+            self.pool.free(self.block)
+            super().close()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # a finalizer has no caller to report to
+            with suppress(AttributeError):
+                self.pool.failed += 1
+
+
+class SimBackend:
+    """The backend of the simulated device.
+
+    Attributes:
+        driver, pool: the source of its memory.
+        stream: the stream on which work is queued; see `on`.
+
+    Args:
+        without: kernel name -> dtypes for which the device has no kernel, so that it runs on the host.
+    """
+
+    def __init__(
+        self, device: Device, driver: SimDriver | None = None, without: Mapping[str, frozenset[DType]] | None = None
+    ) -> None:
+        self.device, self.driver, self.without = device, driver or SimDriver(device), without or {}
+        self.pool = MemoryPool(self.driver)
+        self.stream = 0
+        self._cpu: Any = backend(CPU)
+
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Queue the work of the block on another stream."""
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    def allocate(self, nbytes: int) -> Storage:
+        """Return a block of bytes from the pool. Raises: OutOfDeviceMemory."""
+        block = self.pool.alloc(max(nbytes, 1), self.stream)
+        return SimStorage(self.driver._bytes(block.address, max(nbytes, 1)), self.pool, block, self.stream)
+
+    def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
+        """Return an uninitialised array with its own memory."""
+        return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
+
+    def wrap(self, array: NDArray) -> NDArray:
+        """Return the array as the CPU's kernels take it."""
+        host = array.storage.views.get("host")
+        if host is None:
+            host = array.storage.views["host"] = Storage(array.storage.memory, array.storage.nbytes, CPU)
+        return NDArray(host, array.dtype, array.shape, array.strides, array.offset)
+
+    def copy(self, target: NDArray, source: NDArray) -> None:
+        """Queue a copy; host memory is read now, even inside a capture. Copies to the host wait."""
+        if target.device != self.device:
+            host = self.to_host(source)
+            self._cpu.copy(target, from_numpy(host, bits=source.dtype))
+            return
+        staged = source.copy() if source.device == CPU else source.impl
+        call = partial(self._cpu.copy, target.impl, staged)
+        self._launch([call], [target], [source] if source.device == self.device else [])
+
+    def to_host(self, array: NDArray) -> np.ndarray:
+        """Return the elements as numpy, after the stream that wrote them."""
+        host = np.empty(array.shape, array.dtype.numpy)
+        storage = _mine(array)
+        if storage.written_on != self.stream:
+            self.driver.wait(self.stream, self.driver.record(storage.written_on))
+        self._launch([lambda: np.copyto(host, self._cpu.to_host(array.impl))], [], [array])
+        self.driver.synchronize(self.stream)
+        return host
+
+    def adopt(self, other: Any) -> Never:
+        """Raises: DeviceUnavailable: other libraries do not know this device."""
+        raise DeviceUnavailable("the simulated device cannot share memory", got=type(other).__name__)
+
+    def address(self, array: NDArray) -> Never:
+        """Raises: DeviceUnavailable: its memory has no host address."""
+        raise DeviceUnavailable("memory of the simulated device has no host address", got=array.spec)
+
+    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+        """Return the specs of the scratch buffers that a kernel needs."""
+        return self._cpu.workspace(name, outs, ins, attrs)
+
+    def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
+        """Return the host requirements of the CPU's kernel, or the reason why it runs on the host."""
+        missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
+        if missing:
+            return Needs(fallback=f"no kernel for {', '.join(sorted(d.name for d in missing))} on {self.device}")
+        return self._cpu.needs(name, outs, ins, attrs)
+
+    def bind(
+        self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
+    ) -> list[Call]:
+        """Return one call that queues the CPU's calls; values that the host must know are read at the call."""
+        needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
+        given = {i: a for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
+        seen = {i: a.copy() for i, a in given.items()}
+        there = [a for i, a in enumerate(ins) if i not in given]
+        inputs = [seen[i] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
+        calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
+        waits = bool(needs.fallback) or needs.answers  # results that the host reads must follow the queue's order
+        if not waits:  # otherwise the caller sees a failure at once
+            calls = [_Kernel(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
+        pairs = [(seen[i], a) for i, a in given.items()]
+
+        def launch() -> None:
+            if waits:
+                self.driver.synchronize(self.stream)
+            staged = [(buffer, source.copy()) for buffer, source in pairs]
+            steps = [partial(self._cpu.copy, buffer, value) for buffer, value in staged]
+            self._launch([*steps, *calls], [*outs, *work], there)
+            if needs.answers or needs.fallback:
+                self.driver.synchronize(self.stream)
+
+        return [launch if waits or pairs else partial(self._launch, calls, [*outs, *work], there)]
+
+    def _here(self, name: str, array: NDArray) -> NDArray:
+        """Return an operand as the CPU's kernels take it. Raises: DeviceMismatch for another device."""
+        if array.device != self.device:
+            raise DeviceMismatch(
+                "an operand is on another device",
+                where=name,
+                expected=self.device,
+                got=f"{array.spec} on {array.device}",
+            )
+        return array.impl
+
+    def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
+        """Return None: no separate allocation is saved."""
+
+    def has_kernel(self, name: str) -> bool:
+        """Return True if the CPU has a kernel of this name."""
+        return self._cpu.has_kernel(name)
+
+    def kernels(self) -> frozenset[str]:
+        """Return the names of the CPU's kernels."""
+        return self._cpu.kernels()
+
+    def _launch(self, calls: Sequence[Call], writes: Sequence[NDArray], reads: Sequence[NDArray]) -> None:
+        for array in (*writes, *reads):
+            _mine(array).block.streams.add(self.stream)
+        for array in writes:
+            _mine(array).written_on = self.stream
+        self.driver.enqueue(self.stream, partial(_all, calls), [_range(a) for a in reads], [_range(a) for a in writes])
+
+
+class _Kernel:
+    """The CPU's calls of one kernel; they run when the host waits, and failures use the binder's error."""
+
+    __slots__ = ("calls", "failure")
+
+    def __init__(self, calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> None:
+        self.calls, self.failure = calls, failure
+
+    def __call__(self) -> None:
+        try:
+            for call in self.calls:
+                call()
+        except Exception as error:
+            raise self.failure(error) from error
+
+
+def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
+    """Return the error of a kernel that was not bound by a plan."""
+    if isinstance(error, GraphwrightError):
+        return error
+    return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))
+
+
+def _all(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _mine(array: NDArray) -> SimStorage:
+    assert isinstance(array.storage, SimStorage), f"{array.spec} lies on {array.device}"
+    return array.storage
+
+
+def _range(array: NDArray) -> Range:
+    low, high = span(array.layout)
+    base, size = _mine(array).block.address, array.dtype.itemsize
+    return base + low * size, base + high * size
+
+
+register_backend("sim", SimBackend)

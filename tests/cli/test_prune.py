@@ -1,0 +1,60 @@
+"""`graphwright prune` and `verify A B`: the API's plan, one JSON document, nothing written by a dry run."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import graphwright as gw
+from graphwright.surgery import Calibration, Ratio
+
+SMALL = ("--recipe", "units", "--tokens", 512, "--context", 128, "--no-time")
+
+
+@pytest.mark.deep
+def test_dry_run_matches_the_api_and_writes_nothing(call, tmp_path):
+    facts = json.loads(call("prune", "bundled", tmp_path / "out", "--target", 0.2, *SMALL, "--dry-run", "--json"))
+    assert facts["schema"] == 1
+    assert not (tmp_path / "out").exists()
+    model = gw.open("bundled")
+    cal = Calibration.of(model, max_tokens=512, context=128)
+    plan = model.prune(Ratio(0.2), cal, recipe="units", timed=False, dry_run=True)
+    assert facts["plan"]["layers"] == json.loads(json.dumps(plan.to_json()))["layers"]
+    keys = {
+        "target",
+        "reached",
+        "before",
+        "after",
+        "rung",
+        "calibration",
+        "settings",
+        "attempts",
+        "warnings",
+        "journal",
+    }
+    assert keys | {"schema", "seconds", "layers"} == set(facts["plan"])
+
+
+def test_smaller_model_is_written_and_differs(call, tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "smaller"
+    text.write_text("The value of an expression is the value of its last operand. " * 200)
+    options = ("--round-to", 8, "--text", text, "--of", "flops", "--check", "none", "--quiet")
+    said = call("prune", "bundled", out, "--target", 0.1, *options, *SMALL)
+    assert "flops" in said
+    assert "wrote" in said
+    assert (out / "receipt.json").exists()
+    assert "OUT is missing" in call("prune", "bundled", code=2)
+    assert "params, flops, bytes" in call("prune", "bundled", out, "--of", "weight", code=2)
+
+
+@pytest.mark.deep
+def test_two_models_compared(call, tmp_path):
+    facts = json.loads(call("verify", "bundled", "bundled", "--json"))
+    assert facts["equal"] is True
+    assert facts["outputs"]["top1"] == 1.0
+    out = tmp_path / "saved"
+    call("prune", "bundled", out, "--method", "magnitude", "--save", "--quiet", *SMALL)
+    model = gw.open(out)
+    assert model.program.journal[-1].author == "pass"
+    assert "of another shape" in call("verify", "bundled", out, code=1)
