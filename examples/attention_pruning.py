@@ -60,7 +60,7 @@ def toy() -> tuple[np.ndarray, list[str], list[bool]]:
     assert planted <= kept, "edges that carry signal stay"
     assert len(kept) <= PLANTED + 1
     assert p.journal[-1] is done.entry
-    why = p.blame(done.cut[0])[-1].remarks(done.cut[0])[0]
+    why = p.blame(done.cut[0])[-1].annotations(done.cut[0])[0]
     print(f"{done.cut[0]} went at step {why['step']}: p {why['p']:.3f}, gradient {why['gradient']:.2g}\n")
     p.undo()
     assert len(p.gates()) == len(edges)

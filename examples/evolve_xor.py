@@ -22,7 +22,7 @@ def train(program: gw.Program, steps: int) -> tuple[float, float]:
     @gw.compile
     def step(x: gw.Tensor, y: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()
-        loss = ((program(x=x) - y) ** 2).mean()
+        loss = ((program(x=x)[program.output_names()[0]] - y) ** 2).mean()
         loss.backward()
         opt.step()
         return loss

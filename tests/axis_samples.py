@@ -66,7 +66,7 @@ def masked(p: Program, units: Units) -> Program:
 
 def said(found: Any, atom: Any) -> list[tuple[Any, int, int]]:
     """(node, operand, dimension) of the first operand of each sum over an axis."""
-    about = found.solution.said.get(atom)
+    about = found.solution.notes.get(atom)
     return [] if about is None else [(node, *ends[0]) for node, ends in about.summed]
 
 

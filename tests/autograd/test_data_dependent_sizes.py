@@ -34,7 +34,7 @@ def test_nonzero_with_size_can_be_traced() -> None:
     x = gw.tensor([[0.0, 2.0, 3.0], [4.0, 0.0, 0.0]])
     p = gw.trace(lambda x: x.nonzero(size=4), x)
     for values in (x, x * 0, x + 1):
-        found = p(x=values).tolist()
+        found = p(x=values)["out"].tolist()
         assert found == torch.nonzero_static(torch.from_numpy(values.numpy().copy()), size=4).tolist()
         assert p.compile(x=(2, 3))({"x": values})["out"].to_numpy().tolist() == found
     with pytest.raises(TraceError):
@@ -59,13 +59,13 @@ def test_repeat_interleave_by_counts(data: st.DataObject, shape: tuple[int, ...]
 
     total = made.shape[0 if axis is None else axis]
     p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, axis, total=total), host, np.array(counts))
-    np.testing.assert_array_equal(p(x=host, c=np.array(counts)).numpy(), made.numpy())
+    np.testing.assert_array_equal(p(x=host, c=np.array(counts))["out"].numpy(), made.numpy())
 
 
 def test_traced_counts_need_the_right_total() -> None:
     x, counts = np.arange(3.0), np.array([1, 0, 2])
     p = gw.trace(lambda x, c: gw.repeat_interleave(x, c, 0, total=3), x, counts)
-    assert p(x=x, c=np.array([0, 3, 0])).tolist() == [1, 1, 1]
+    assert p(x=x, c=np.array([0, 3, 0]))["out"].tolist() == [1, 1, 1]
     for other in ([1, 0, 1], [2, 0, 2], [0, 0, 0]):
         with pytest.raises(IndexOutOfRange):
             p(x=x, c=np.array(other))

@@ -189,7 +189,7 @@ def test_a_factory_in_a_trace_writes_to_a_traced_out() -> None:
 
     given = gw.tensor([1.0, 2.0, 3.0])
     program = gw.trace(step, given)
-    assert program(a=given).numpy().tolist() == [2, 3, 4]
+    assert program(a=given)["out"].numpy().tolist() == [2, 3, 4]
 
 
 def test_sizes_may_be_separate_or_a_tuple() -> None:

@@ -331,7 +331,7 @@ def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypa
         (("edit", "bundled", "--apply", "/no/such/journal", "--out", "x"), "/no/such/journal"),
         (("edit", "bundled", "y", "--out", "x"), "y and --out x"),
         (("export", "bundled", "/proc/nowhere/out"), "/proc/nowhere"),
-        (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node of this name"),
+        (("edit", "bundled", "--cut", "a -> b", "--out", "x"), "no node has this name"),
         (("run", "bundled", "--text", "x", "--watch", "layers.9.out"), "layers.9.out"),
         (("inspect", "bundled", "--nonsense"), "nonsense"),
     ],

@@ -163,7 +163,9 @@ def test_gradients_are_correct_after_random_mutations(start):
     for v in p.parameters():
         v.grad = None
     # Σ sin y, so that zeros of growth are no stationary points
-    p(**{p.input_names()[0]: gw.tensor(np.resize(X, p.spec(p.input_names()[0]).shape))}).sin().sum().backward()
+    p(**{p.input_names()[0]: gw.tensor(np.resize(X, p.spec(p.input_names()[0]).shape))})[
+        p.output_names()[0]
+    ].sin().sum().backward()
     for v in list(p.parameters()):
         if v.grad is None or not v.data.size:
             continue
@@ -196,7 +198,9 @@ def test_new_parts_receive_gradients():
 def _gradients(p) -> dict[str, Any]:
     for q in p.parameters():
         q.grad = None
-    (p(**{p.input_names()[0]: gw.tensor(X.reshape(p.spec(p.input_names()[0]).shape))}) ** 2).sum().backward()
+    (
+        p(**{p.input_names()[0]: gw.tensor(X.reshape(p.spec(p.input_names()[0]).shape))})[p.output_names()[0]] ** 2
+    ).sum().backward()
     return {key: None if v.grad is None else v.grad.numpy() for key, v in p.variables().items()}
 
 

@@ -125,7 +125,9 @@ def test_training_a_population_is_training_each_program():
         opt = gw.optim.Adam(p.parameters(), lr=0.05)
         for _ in range(50):
             opt.zero_grad()
-            loss = gw.nn.functional.binary_cross_entropy_with_logits(p(x=gw.tensor(x)), gw.tensor(y))
+            loss = gw.nn.functional.binary_cross_entropy_with_logits(
+                p(x=gw.tensor(x))[p.output_names()[0]], gw.tensor(y)
+            )
             loss.backward()
             gw.optim.clip_grad_norm_([q for q in p.parameters() if q.grad is not None], 1.0)
             opt.step()

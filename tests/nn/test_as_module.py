@@ -104,7 +104,7 @@ def test_the_torch_module_follows_an_edit_and_undo() -> None:
     with p.edit("halve") as e:
         e.set_weight(key, lambda w: 0.5 * w)
     half = m(torch.from_numpy(X))
-    np.testing.assert_allclose(half.detach().numpy(), p(x=X).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(half.detach().numpy(), p(x=X)["out"].numpy(), rtol=1e-6)
     half.sum().backward()
     torch.optim.SGD(m.parameters(), lr=1.0).step()
     p.undo()

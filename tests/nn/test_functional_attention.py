@@ -142,7 +142,7 @@ def test_q_start_may_be_a_traced_tensor() -> None:
     ours = dict(zip("qkv", hosts, strict=True))
     p = gw.trace(lambda q, k, v, at: attention(q, k, v, causal=True, q_start=at, softcap=2.0), *hosts, np.asarray(0))
     for start in (0, 2, 6):
-        found = p(**ours, at=np.asarray(start)).numpy()
+        found = p(**ours, at=np.asarray(start))["out"].numpy()
         truth = attention(*map(gw.tensor, hosts), causal=True, q_start=start, softcap=2.0)
         np.testing.assert_allclose(found, truth.numpy(), rtol=1e-10)
 

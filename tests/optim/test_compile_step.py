@@ -65,7 +65,7 @@ class Eager:
         if self.at % self.k == 0:
             self.opt.zero_grad()
         with amp.autocast(self.amp) if self.amp else nullcontext():
-            value = loss(self.p(x=x), gw.tensor(y))
+            value = loss(self.p(x=x)["out"], gw.tensor(y))
         root = value / float(self.k) if self.k > 1 else value
         (root if self.scaler is None else self.scaler.scale(root)).backward()
         self.at += 1
@@ -360,7 +360,7 @@ def test_a_loss_may_be_an_output_or_have_parameters() -> None:
     opt2 = optim.AdamW([*twin.parameters(), *head2.parameters()], lr=1e-2)
     for x, y in batches(5):
         opt2.zero_grad()
-        value = F.cross_entropy(head2(twin(x=x)), gw.tensor(y))
+        value = F.cross_entropy(head2(twin(x=x)["out"]), gw.tensor(y))
         value.backward()
         opt2.step()
         assert other(x=x, y=y).item() == value.item()

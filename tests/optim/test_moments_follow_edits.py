@@ -30,7 +30,7 @@ def test_parameters_added_by_an_edit_are_trained():
 
     def step():
         opt.zero_grad()
-        y = p(x=x)
+        y = p(x=x)["y"]
         (y * y).sum().backward()
         opt.step()
 
@@ -56,7 +56,7 @@ def test_a_weight_set_to_another_shape_resets_its_moments():
 
     def step():
         opt.zero_grad()
-        p(x=x).sum().backward()
+        p(x=x)["y"].sum().backward()
         opt.step()
 
     step()
@@ -90,7 +90,7 @@ def run_of(p: gw.Program, opt: Optimizer, compiled: bool) -> Callable[[], Any]:
 
     def step(x: gw.Tensor) -> gw.Tensor:
         opt.zero_grad()
-        y = p(x=x)
+        y = p(x=x)["y"]
         loss = (y * y).sum()
         loss.backward()
         opt.step()
@@ -185,7 +185,7 @@ def test_a_restored_parameter_has_its_moments():
     opt = AdamW(p, 0.1)
     with p.edit("add") as e:
         e.link("x", "sum", np.full((3, 3), 0.5, np.float32), name="new")
-    p(x=np.ones((2, 3), np.float32)).sum().backward()
+    p(x=np.ones((2, 3), np.float32))["y"].sum().backward()
     opt.step()
     added = next(q for q in p.parameters() if q.name == "new.weight")
     held = opt.state_of(added).moments["m"].numpy().copy()

@@ -83,7 +83,7 @@ def test_after_an_edit_padding_is_checked_again() -> None:
         e.set_outputs(y=e.add("mul", "matmul_2", e.input("z", ("B", "T", 6))))
     assert run(x=feed(5), z=feed(5)).shape == (2, 5, 6)
     with p.edit("a state") as e:
-        e.carry(e.add("tanh", e.state("s", np.zeros(3, np.float32))), "s")
+        e.assign("s", e.add("tanh", e.state("s", np.zeros(3, np.float32))))
     with pytest.raises(UsageError, match="writes state"):
         run(x=feed(5), z=feed(5))
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_padded_is_refused() -> None:
             gw.compile(p, buckets=sizes, mask=mask)
     b = Builder("step")
     total, x = b.state("total", np.zeros(3, np.float32)), b.input("x", ("T", 3))
-    b.carry(b.add(total, b.sum(x, axes=(0,))), total)
+    b.assign(total, b.add(total, b.sum(x, axes=(0,))))
     with pytest.raises(UsageError, match="writes state"):
         gw.compile(b.build(), buckets=SIZES)
     run = gw.compile(p, buckets=SIZES, mask="seen")

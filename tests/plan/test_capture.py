@@ -245,7 +245,7 @@ def test_twenty_captured_tokens_are_those_of_the_cpu(sim: SimBackend) -> None:
 def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
     b = Builder("lengths")
     x, n = b.input("x", ("T", 3)), b.state("n", np.zeros((), np.float32))
-    b.carry(b.add(n, b.sum(x, axes=(0, 1))), n)
+    b.assign(n, b.add(n, b.sum(x, axes=(0, 1))))
     b.output(b.mul(b.tanh(x), n), "y")
     p = b.build()
     oracle, run = p.fork(), gw.compile(p, device="sim", executor="capture")
@@ -265,7 +265,7 @@ def counter() -> Program:
     h = b.add(a, x)
     for _ in range(5):
         h = b.tanh(b.mul(h, x))
-    b.carry(b.add(a, b.op("assert_finite", x)), a)
+    b.assign(a, b.add(a, b.op("assert_finite", x)))
     b.output(h, "y")
     return b.build()
 

@@ -201,7 +201,7 @@ def test_a_weight_that_comes_to_be_written_is_copied_in_the_run() -> None:
     p = turned()
     plan = plan_of(p)
     with p.edit("train it") as e:
-        e.carry(e.add("neg", "w"), "w")
+        e.assign("w", e.add("neg", "w"))
     plan = plan_of(p, plan)
     assert "copy" in ops(plan)
     assert not plan.folds

@@ -106,7 +106,7 @@ def test_a_weight_that_a_step_writes_is_read_before_it_is_written() -> None:
     b = Builder()
     w = b.param("w", weight())
     b.output(b.linear(b.input("x", (3, 6)), b.cast(w, dtype=float32)), "y")
-    b.carry(b.neg(w), w)
+    b.assign(w, b.neg(w))
     plan = plan_of(b.build())
     assert narrow(plan) == 1
     space = Executable(plan)

@@ -26,7 +26,7 @@ def mlp() -> tuple[Program, dict[str, np.ndarray]]:
     x, w = b.input("x", (3, 4)), b.param("w", rng.normal(size=(4, 4)).astype("f4"))
     total = b.state("total", np.zeros((3, 4), np.float32))
     h = b.tanh(b.matmul(x, w))
-    b.carry(b.add(total, h), total)
+    b.assign(total, b.add(total, h))
     b.output(b.mul(h, h), "y")
     return b.build(), {"x": rng.normal(size=(3, 4)).astype("f4")}
 

@@ -278,7 +278,7 @@ def test_a_failed_or_stopped_step_leaves_states_alone() -> None:
         with hooked(name, stop), in_time():
             b = Builder("step")
             a, x = b.state("a", np.zeros(2, np.float32)), b.input("x", (2,))
-            b.carry(b.add(a, x), a)
+            b.assign(a, b.add(a, x))
             b.output(b.neg(b.op(name, x)), "y")
             p, feeds = b.build(), {"x": np.ones(2, np.float32)}
             space = ParallelExecutable(plan_of(p, feeds), threads=2)
@@ -298,7 +298,7 @@ def test_a_cancelled_run_whose_state_was_updated_early_is_torn() -> None:
         cache = b.state("cache", np.zeros((1, 1, 4, 2), np.float32))
         rows, at = b.input("rows", (1, 1, 1, 2)), b.input("at", (), "int64")
         new = b.op("kv_append", cache, rows, at)
-        b.carry(new, cache)
+        b.assign(cache, new)
         b.output(b.neg(b.op("cancels", b.tanh(new))), "y")
         p = b.build()
         plan = p.compile(rows=(1, 1, 1, 2), at=())

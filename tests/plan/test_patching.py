@@ -24,7 +24,7 @@ def net() -> Program:
     b.output(b.junction(left, right, h, name="sum"), name="y")
     grown = b.add(total, b.const("one", np.ones(1, np.float32)), name="grown")
     b.output(grown, name="count")
-    b.carry(grown, total)
+    b.assign(total, grown)
     return b.build()
 
 

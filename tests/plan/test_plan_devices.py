@@ -158,7 +158,7 @@ def scaled(both: bool) -> Program:
     b = Builder()
     tau, x = b.input("tau", (), "float64"), b.input("x", (3,))
     slow = b.state("slow", np.zeros(3, np.float32))
-    b.carry(b.op("ema_step", tau, x, slow), slow)
+    b.assign(slow, b.op("ema_step", tau, x, slow))
     b.output(b.mul(b.cast(tau, dtype="float32"), x) if both else b.neg(x), "y")
     return b.build()
 
@@ -227,7 +227,7 @@ def test_a_failure_on_the_device_leaves_states_alone(sim: SimBackend) -> None:
     b = Builder()
     table, ids, x = b.param("table", np.ones((4, 2), np.float32)), b.input("ids", (1,), "int64"), b.input("x", (2,))
     a = b.state("a", np.zeros(2, np.float32))
-    b.carry(b.add(a, x), a)
+    b.assign(a, b.add(a, x))
     b.output(b.embedding(table, ids), "y")
     p = b.build()
     plan = p.compile(ids=(1,), x=(2,), device="sim")

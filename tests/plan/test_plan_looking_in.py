@@ -82,7 +82,7 @@ def _model() -> Program:
     for i in range(4):
         h = b.tanh(b.linear(h, b.param(f"l{i}.w", rng.normal(size=(8, 8)).astype("f4"))), name=f"l{i}")
     b.output(h, "y")
-    b.carry(b.add(s, b.const("one", np.float32(1))), s)
+    b.assign(s, b.add(s, b.const("one", np.float32(1))))
     return b.build()
 
 

@@ -117,8 +117,8 @@ def carried(n: int) -> Program:
     for i in range(1, n):
         h = b.tanh(b.add(h, t), name=f"h{i}")
     b.output(h, "y")
-    b.carry(b.mul(s, h), s)
-    b.carry(s, t)
+    b.assign(s, b.mul(s, h))
+    b.assign(t, s)
     return b.build()
 
 
@@ -261,7 +261,7 @@ def test_a_view_that_shows_a_copy_as_it_lies_may_be_an_output_beside_a_state() -
     x, s = b.input("x", (2, 3)), b.state("s", np.zeros(3, np.float32))
     flat = b.reshape(b.permute(x, axes=(1, 0)), shape=(6,))
     b.output(b.reshape(flat, shape=(3, 2)), "turned")
-    b.carry(b.add(s, s), s)
+    b.assign(s, b.add(s, s))
     p, feed = b.build(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     assert_bits(plan_of(p)(feed)["turned"], p.run(feed)["turned"])
 

@@ -190,8 +190,8 @@ def test_updates_are_never_merged() -> None:
     caches = [b.state(n, np.zeros((1, 1, 4, 2), np.float32)) for n in "kv"]
     rows, start = b.input("rows", (1, 1, 1, 2)), b.const("start", np.asarray(0))
     one, two = (b.kv_append(caches[0], rows, start) for _ in range(2))
-    b.carry(one, caches[0])
-    b.carry(two, caches[1])
+    b.assign(caches[0], one)
+    b.assign(caches[1], two)
     p = b.build()
     plan = make_plan(p, {"rows": p.spec("rows")})
     assert plan.rewrites == ()
@@ -289,12 +289,12 @@ def test_a_fold_that_outgrows_its_source_is_left() -> None:
 def test_a_constant_that_is_written_does_not_fold() -> None:
     b = Builder()
     s = b.state("s", np.ones(3, np.float32))
-    b.carry(b.tanh(s), s)
+    b.assign(s, b.tanh(s))
     b.output(b.exp(s), "y")
     p = b.build()
     assert not make_plan(p, {}).folds
     w = b.param("w", np.ones(3, np.float32))
-    b.carry(b.tanh(w), w)
+    b.assign(w, b.tanh(w))
     assert not make_plan(b.build(), {}, freeze=True).folds
 
 

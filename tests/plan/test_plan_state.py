@@ -58,43 +58,43 @@ def two_states(write) -> Program:
 FEEDS = {"x": np.ones((2, 2), np.float32) * 0.5}
 
 CASES = {
-    "swap": lambda b, a, c, x: (b.carry(c, a), b.carry(a, c)),
-    "shift": lambda b, a, c, x: (b.carry(c, a), b.carry(x, c)),
+    "swap": lambda b, a, c, x: (b.assign(a, c), b.assign(c, a)),
+    "shift": lambda b, a, c, x: (b.assign(a, c), b.assign(c, x)),
     "read after its update": lambda b, a, c, x: (
-        b.carry(b.add(a, x, name="new"), a),
+        b.assign(a, b.add(a, x, name="new")),
         b.output(b.mul(b.tanh(b.exp(x)), a), "y"),
     ),
-    "old value is an output": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.output(a, "y")),
+    "old value is an output": lambda b, a, c, x: (b.assign(a, b.add(a, x)), b.output(a, "y")),
     "view of the old value is an output": lambda b, a, c, x: (
-        b.carry(b.add(a, x), a),
+        b.assign(a, b.add(a, x)),
         b.output(b.permute(a, axes=(1, 0)), "y"),
     ),
     "old and new are outputs": lambda b, a, c, x: (b.output(_carry_new(b, a, x), "new"), b.output(a, "old")),
-    "its own transpose": lambda b, a, c, x: b.carry(b.permute(a, axes=(1, 0)), a),
-    "itself": lambda b, a, c, x: (b.carry(a, a), b.output(b.add(a, x), "y")),
-    "sum with its transpose": lambda b, a, c, x: b.carry(b.add(a, b.permute(a, axes=(1, 0))), a),
-    "sum with a row of itself": lambda b, a, c, x: b.carry(b.add(b.slice(a, axis=0, start=1, size=1), x), a),
-    "twice itself": lambda b, a, c, x: b.carry(b.add(a, a), a),
-    "old value becomes another's": lambda b, a, c, x: (b.carry(b.add(a, x), a), b.carry(a, c)),
+    "its own transpose": lambda b, a, c, x: b.assign(a, b.permute(a, axes=(1, 0))),
+    "itself": lambda b, a, c, x: (b.assign(a, a), b.output(b.add(a, x), "y")),
+    "sum with its transpose": lambda b, a, c, x: b.assign(a, b.add(a, b.permute(a, axes=(1, 0)))),
+    "sum with a row of itself": lambda b, a, c, x: b.assign(a, b.add(b.slice(a, axis=0, start=1, size=1), x)),
+    "twice itself": lambda b, a, c, x: b.assign(a, b.add(a, a)),
+    "old value becomes another's": lambda b, a, c, x: (b.assign(a, b.add(a, x)), b.assign(c, a)),
     "new value becomes both": lambda b, a, c, x: _both(b, a, c, x),
-    "the input": lambda b, a, c, x: (b.carry(x, a), b.output(a, "y")),
-    "a constant": lambda b, a, c, x: (b.carry(b.const("k", B * 2), a), b.output(a, "y")),
-    "through an op that cannot run in place": lambda b, a, c, x: b.carry(b.matmul(a, x), a),
-    "two that read each other": lambda b, a, c, x: (b.carry(b.add(a, c), a), b.carry(b.mul(c, a), c)),
+    "the input": lambda b, a, c, x: (b.assign(a, x), b.output(a, "y")),
+    "a constant": lambda b, a, c, x: (b.assign(a, b.const("k", B * 2)), b.output(a, "y")),
+    "through an op that cannot run in place": lambda b, a, c, x: b.assign(a, b.matmul(a, x)),
+    "two that read each other": lambda b, a, c, x: (b.assign(a, b.add(a, c)), b.assign(c, b.mul(c, a))),
     "new value is read in the step": lambda b, a, c, x: _read_new(b, a, x),
-    "nothing else": lambda b, a, c, x: b.carry(b.add(a, x), a),
+    "nothing else": lambda b, a, c, x: b.assign(a, b.add(a, x)),
 }
 
 
 def _carry_new(b, a, x):
     new = b.add(a, x)
-    b.carry(new, a)
+    b.assign(a, new)
     return new
 
 
 def _both(b, a, c, x) -> None:
     new = _carry_new(b, a, x)
-    b.carry(new, c)
+    b.assign(c, new)
 
 
 def _read_new(b, a, x) -> None:
@@ -118,7 +118,7 @@ def test_updates_that_nobody_reads_are_in_place_at_the_end(name: str) -> None:
 
 
 def test_a_read_of_the_old_value_after_the_update_forces_a_copy() -> None:
-    p = two_states(lambda b, a, c, x: (b.carry(b.add(a, x), a), b.carry(b.mul(c, a), c), b.output(b.tanh(x), "y")))
+    p = two_states(lambda b, a, c, x: (b.assign(a, b.add(a, x)), b.assign(c, b.mul(c, a)), b.output(b.tanh(x), "y")))
     plan = check(p, FEEDS)
     assert [why for why in plan.commits.values()] == ["the old value is read after the new one is made"]
 
@@ -144,7 +144,7 @@ def stateful(draw) -> Program:
             }[kind](one, two)
         )
     for s in draw(st.lists(st.sampled_from(states), unique=True, min_size=1)):
-        b.carry(draw(st.sampled_from(pool)), s)
+        b.assign(s, draw(st.sampled_from(pool)))
     for i in range(draw(st.integers(0, 2))):
         b.output(draw(st.sampled_from(pool)), f"y{i}")
     return b.build()
@@ -211,7 +211,7 @@ def _cache(read_new: bool) -> Program:
     cache = b.state("cache", np.zeros((1, 1, 4, 2), np.float32))
     rows, start = b.input("rows", (1, 1, 2, 2)), b.input("start", (), int64)
     new = b.kv_append(cache, rows, start)
-    b.carry(new, cache)
+    b.assign(cache, new)
     b.output(b.sum(new if read_new else cache, axes=(0, 1, 2, 3)), "y")
     return b.build()
 
@@ -252,7 +252,7 @@ def test_a_read_only_weight_is_copied_before_its_first_write() -> None:
     host.flags.writeable = False
     b = Builder()
     w = b.param("w", Parameter(from_numpy(host), name="w"))
-    b.carry(b.add(w, w), w)
+    b.assign(w, b.add(w, w))
     b.output(b.sum(w, axes=(0, 1)), "y")
     p = b.build()
     plan = make_plan(p, {})
@@ -266,8 +266,8 @@ def test_one_value_for_two_states_that_it_reads() -> None:
     b = Builder()
     one, two = b.state("one", A), b.state("two", A + 1)
     total = b.add(one, two)
-    b.carry(total, one)
-    b.carry(total, two)
+    b.assign(one, total)
+    b.assign(two, total)
     p = b.build()
     plan = make_plan(p, {})
     plan({})
@@ -306,7 +306,7 @@ def test_every_run_is_a_new_version_of_what_it_writes_and_of_nothing_else() -> N
     b = Builder()
     x, s = b.input("x", (2, 2)), b.state("s", A)
     k = b.const("k", A)
-    b.carry(b.add(s, b.mul(x, k)), s)
+    b.assign(s, b.add(s, b.mul(x, k)))
     p = b.build()
     storage, other = (p.weights.array(key).storage for key in ("s", "k"))
     plan = make_plan(p, {"x": p.spec("x")})

@@ -14,7 +14,7 @@ def net():
     x = b.input("x", (8, 16))
     h = b.linear(x, b.param("a.w", np.ones((32, 16), np.float32)), name="a.linear")
     count = b.state("count", np.zeros(1, np.float32))
-    b.carry(b.add(count, b.const("one", np.ones(1, np.float32)), name="b.grown"), count)
+    b.assign(count, b.add(count, b.const("one", np.ones(1, np.float32)), name="b.grown"))
     b.output(b.tanh(h, name="a.tanh"), name="y")
     return b.build()
 

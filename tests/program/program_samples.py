@@ -7,7 +7,7 @@ import numpy as np
 import graphwright.plan  # noqa: F401  # registers the planner behind Program.compile
 from graphwright.autograd import Parameter, Variable
 from graphwright.program import Builder, Program, Value
-from graphwright.program.kinds import SOURCES, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, SOURCES, STORED
 
 ROWS, COLS = 2, 4
 UNARY = ("tanh", "relu", "neg", "sigmoid", "exp")
@@ -57,7 +57,7 @@ def random_program(seed: int) -> Program:
             made = b.junction(one, two, *full[: rng.integers(2)], name=name)
         full.append(made)
     total = b.junction(full[-1], memory, name="total")
-    b.carry(b.tanh(total, name="next_memory"), memory)
+    b.assign(memory, b.tanh(total, name="next_memory"))
     b.output(total, "y")
     b.output(full[int(rng.integers(3, len(full)))], "side")
     return b.build()
@@ -75,8 +75,8 @@ def rebuilt(p: Program) -> Program:
                 maker = Parameter if isinstance(old, Parameter) else Variable
                 fresh.weights.add(p.key(node), maker(p.weights.array(p.key(node)).copy(), old.requires_grad, old.name))
             made = fresh.add_source(op, path, p.spec(node), p.attrs(node))
-        elif op == WRITE:
-            made = fresh.add_write(operands[0], operands[1], path)
+        elif op == ASSIGN:
+            made = fresh.add_assign(operands[0], operands[1], path)
         elif not operands:
             made = fresh.insert_node(op, p.attrs(node), path, p.specs(node))
         else:
@@ -101,7 +101,7 @@ def fingerprint(p: Program) -> tuple:
     """All that an edit which failed, or was undone, must leave as it was. Ports given out are not taken back."""
     structure = {n: (p.path(n), p.op(n), p.specs(n), [(e, p.edge_port(e)) for e in p.in_edges(n)]) for n in p.nodes()}
     lists = {n: (p.graph.out_edges(n), p.graph.in_edges(n)) for n in p.nodes()}
-    kinds = [p.inputs(), p.params(), p.states(), p.writes()]
+    kinds = [p.inputs(), p.params(), p.states(), p.assigns()]
     return p.hash(), weight_bytes(p), labels(p), structure, lists, kinds, p.valid, p.outputs(), p.output_names()
 
 

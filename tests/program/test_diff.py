@@ -63,7 +63,7 @@ def test_a_renamed_node_is_renamed_and_nothing_else():
     assert (d.added, d.removed, d.edges_added, d.edges_removed, d.outputs) == ((), (), (), (), {})
     assert d.changed == (NodeChange("block.project.weight", {"attrs.key": ("w", "u")}),)
     assert not d.identical
-    assert "~ h is renamed block.project" in str(d).splitlines()
+    assert "~ h was renamed to block.project" in str(d).splitlines()
     assert d.to_json()["renamed"]["r"] == "last"
     assert then.diff(p).renamed == {new: old for old, new in d.renamed.items()}
 

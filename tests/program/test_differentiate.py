@@ -122,7 +122,7 @@ def recurrent():
     h = b.state("h", np.array([0.3, 0.5]))
     grown = b.add(b.mul(a, h, name="scaled"), x, name="grown")
     b.output(grown, "y")
-    b.carry(grown, h)
+    b.assign(h, grown)
     return b.build()
 
 
@@ -153,7 +153,7 @@ def test_a_gradient_by_way_of_a_state_alone_needs_the_steps():
     x, w = b.input("x", (2,), "float64"), b.param("w", np.array([2.0, 3.0]))
     kept = b.state("kept", np.zeros(2))
     b.output(b.mul(kept, b.const("two", np.full(2, 2.0)), name="y"), "y")
-    b.carry(b.mul(x, w, name="new"), kept)
+    b.assign(kept, b.mul(x, w, name="new"))
     p, x = b.build(), RNG.normal(size=(2, 2))
     assert_bits(p.grad("y", ["w"]).run(x=x[0])["grad.w"], np.zeros(2))
     np.testing.assert_allclose(p.grad("y", ["w"], steps=2).run(x=x)["grad.w"].to_numpy(), 2 * x[0])

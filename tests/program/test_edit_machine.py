@@ -47,7 +47,9 @@ def pick(items, n: int):
 
 
 def edge_of_full_spec(p: Program, n: int):
-    found = [e for e in p.graph.edges() if p.spec(p.edge_value(e)).shape == FULL and p.op(p.graph.target(e)) != "write"]
+    found = [
+        e for e in p.graph.edges() if p.spec(p.edge_value(e)).shape == FULL and p.op(p.graph.target(e)) != "assign"
+    ]
     return pick(found, n) if found else None
 
 
@@ -65,7 +67,7 @@ def add(e: Transaction, a: int, b: int) -> None:
 
 def remove(e: Transaction, a: int, b: int) -> None:
     p = e.program
-    unread = [n for n in p.nodes() if not p.consumers(n) and p.op(n) != "write" and Value(n) not in p.outputs()]
+    unread = [n for n in p.nodes() if not p.consumers(n) and p.op(n) != "assign" and Value(n) not in p.outputs()]
     e.remove(pick(unread if unread and b % 4 else list(p.nodes()), a))
 
 

@@ -37,7 +37,7 @@ def block() -> Program:
 def slopes(p: Program, x: np.ndarray) -> dict[str, np.ndarray]:
     """Gradients of Σ y² by all that is trained."""
     wanted = {k: w for k, w in p.weights.items() if w.requires_grad}
-    y = p(x=gw.tensor(x))
+    y = p(x=gw.tensor(x))["y"]
     found = gw.autograd.grad((y * y).sum(), list(wanted.values()))
     return {k: g.numpy() for k, g in zip(wanted, found, strict=True)}
 

@@ -170,10 +170,10 @@ def test_unknown_and_given_up_states():
     p = lived()
     with pytest.raises(UsageError, match="m0, m1, m2, m3"):
         p.at("nowhere")
-    with pytest.raises(UsageError, match="no such entry"):
+    with pytest.raises(UsageError, match="no such journal entry"):
         p.at(99)
     p.undo()
     with p.edit("another way") as e:
         e.rename("h", "other")
-    with pytest.raises(NotUndoable, match="given up"):
+    with pytest.raises(NotUndoable, match="a new edit ended"):
         p.at(3)

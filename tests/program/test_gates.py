@@ -146,7 +146,7 @@ def test_a_slot_that_is_given_out_again_begins_anew_and_the_others_keep_their_no
     made = p.gates()[new]
     assert made.port == first.port
     assert made.generation == first.generation + 1
-    assert p.gates().logits()[made.places] == [-1.25]
+    assert p.gates().logits()[made.span] == [-1.25]
     run = p.run(feeds())
     for h in handles[1:]:
         again = run.value(gw.program.Value(p.node("gates"), p.gates()[h].port)).to_numpy()
@@ -194,13 +194,13 @@ def test_a_choice_is_a_softmax_over_its_open_options() -> None:
 def test_gates_stand_only_where_zero_is_removal() -> None:
     p = random_dag(0)
     fc = p.in_edges("n0.fc")[0]
-    with p.edit("no") as e, pytest.raises(GateNotAllowed, match="port"):
+    with p.edit("no") as e, pytest.raises(GateNotAllowed, match="an op needs every operand"):
         e.gate(fc)
     with p.edit("no") as e, pytest.raises(DeadGate):
         e.gate(junction_edges(p)[0], "sigmoid", init=np.inf)
     with p.edit("closed from the start") as e:
         e.gate(junction_edges(p)[0], "ste", init=-1.0)
-    assert any("begins closed" in warning for warning in p.journal[-1].warnings)
+    assert any("closed at first" in warning for warning in p.journal[-1].warnings)
     with p.edit("no") as e, pytest.raises(UsageError, match="nothing to gate"):
         e.gate([])
     with p.edit("no") as e, pytest.raises(UsageError, match="two or more"):

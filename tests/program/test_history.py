@@ -15,7 +15,7 @@ from program_samples import random_program, tiny
 from test_edit_machine import PICK, VERBS
 
 import graphwright as gw
-import graphwright.program.editing.transaction as atomic_module
+import graphwright.program.editing.transaction as transaction_module
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EditBusy
 from graphwright.program import Builder, NotUndoable, load
@@ -30,8 +30,8 @@ def test_steps_on_leaving_come_in_order(monkeypatch):
         real = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a, **k: (seen.append(label), real(*a, **k))[1])
 
-    spy(atomic_module, "check_ports", "ports")
-    spy(atomic_module, "infer", "infer")
+    spy(transaction_module, "check_ports", "ports")
+    spy(transaction_module, "infer", "infer")
     spy(p.journal, "append", "journal")
     p.on_edit(lambda entry: seen.append(f"listener at version {p.version}"))
     with p.edit("add") as e:
@@ -76,8 +76,8 @@ def test_a_step_of_training_inside_an_edit_pays_for_no_check(monkeypatch):
     for steps in (1, 100):
         p, calls = tiny(), []
         for name in ("infer", "check_ports"):
-            real = getattr(atomic_module, name)
-            monkeypatch.setattr(atomic_module, name, lambda *a, real=real, to=calls: (to.append(1), real(*a))[1])
+            real = getattr(transaction_module, name)
+            monkeypatch.setattr(transaction_module, name, lambda *a, real=real, to=calls: (to.append(1), real(*a))[1])
         real_hash = p.state_hash
         p.state_hash = lambda real=real_hash, calls=calls: (calls.append(1), real())[1]
         step = gw.compile(p)
@@ -210,7 +210,7 @@ def test_blame_tells_nodes_from_edges():
 def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
     """Written down as each edit is made, by the handles it has, through renames, deletions and undo."""
     p, books, now = random_program(seed), {}, []
-    do = atomic_module.Atomic.do
+    do = transaction_module.Transaction.do
 
     def noted(self, edit):
         at = getattr(edit, "node", getattr(edit, "dst", None))
@@ -218,7 +218,7 @@ def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
         do(self, edit)
         now.append(at)
 
-    atomic_module.Atomic.do = noted
+    transaction_module.Transaction.do = noted
     try:
         for verb, a, b in script:
             now.clear()
@@ -233,7 +233,7 @@ def test_blame_equals_bookkeeping_of_each_primitive(seed, script):
             if len(p.journal) > count:
                 books[count] = {n for n in now if n is not None}
     finally:
-        atomic_module.Atomic.do = do
+        transaction_module.Transaction.do = do
     for node in {n for nodes in books.values() for n in nodes} | set(p.nodes()):
         assert [entry.seq for entry in p.blame(node)] == [seq for seq, nodes in books.items() if node in nodes]
 
@@ -292,7 +292,7 @@ def test_a_mark_is_a_state_not_a_depth():
         p.rollback("here")
     with p.edit("other") as e:
         e.rename("h", "b")
-    with pytest.raises(NotUndoable, match="not on the present branch"):
+    with pytest.raises(NotUndoable, match="not on the current branch"):
         p.rollback("here")
     with pytest.raises(UsageError, match="here"):
         p.rollback("there")

@@ -14,7 +14,7 @@ from program_samples import counters, fingerprint, tiny
 
 import graphwright as gw
 from graphwright.program import Program
-from graphwright.program.editing.interrupts import held_back
+from graphwright.program.editing.interrupts import defer_interrupts
 from seeds import deep
 
 PACKAGE = str(Path(gw.__file__).parent)
@@ -113,7 +113,7 @@ def test_what_is_held_back_comes_when_the_block_is_left():
     seen = []
 
     def work() -> None:
-        with held_back(), held_back():
+        with defer_interrupts(), defer_interrupts():
             signal.raise_signal(signal.SIGINT)
             seen.append("to its end")
 
@@ -121,7 +121,7 @@ def test_what_is_held_back_comes_when_the_block_is_left():
         work()
     assert seen == ["to its end"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    thread = threading.Thread(target=lambda: seen.append(held_back().__enter__()))
+    thread = threading.Thread(target=lambda: seen.append(defer_interrupts().__enter__()))
     thread.start()
     thread.join()
     assert seen == ["to its end", None]

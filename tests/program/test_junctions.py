@@ -78,7 +78,7 @@ def test_without_an_edge_it_is_zero_of_its_dtype_and_its_inputs_get_no_gradient(
     p = b.build()
     with p.edit("empty") as e:
         e.cut("t -> sum")
-    assert p.journal[-1].warnings == ("sum has no edge left and is zero",)
+    assert p.journal[-1].warnings == ("sum has no edges left, so its value is zero",)
     feed = ones((5, 3), dtype(kind))
     for result in (p.run(x=feed)["y"], p.compile(x=(5, 3))(x=feed)["y"]):
         assert result.spec == p.spec("sum").bind({"B": 5})

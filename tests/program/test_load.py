@@ -84,7 +84,7 @@ def forged(folder, change) -> None:
 
 def test_a_newer_schema_is_named(saved):
     forged(saved, lambda body: body.update(schema=99))
-    with pytest.raises(ProgramFileError, match="newer graphwright") as caught:
+    with pytest.raises(ProgramFileError, match="newer version of graphwright") as caught:
         load(saved)
     assert "pip install" in str(caught.value.fix)
 
@@ -160,5 +160,5 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
 
 def test_what_was_never_a_saved_program_is_told_so(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ProgramFileError, match=r"no program\.json\n.*graphwright\.open"):
+        with pytest.raises(ProgramFileError, match=r"program\.json is missing\n.*graphwright\.open"):
             load(place)

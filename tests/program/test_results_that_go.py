@@ -41,7 +41,7 @@ def test_a_reader_of_a_result_that_goes_is_a_mismatch() -> None:
         e.add("neg", p.output("last"), name="n")
         e.set_outputs(y="n")
     before = p.hash()
-    with pytest.raises(SpecMismatch, match="n: a result that is read is not there"), p.edit("cut it") as e:
+    with pytest.raises(SpecMismatch, match="n: a node reads a result that no longer exists"), p.edit("cut it") as e:
         e.cut(p.in_edges("u")[-1])
     assert p.hash() == before
 

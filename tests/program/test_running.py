@@ -15,7 +15,7 @@ import graphwright as gw
 from graphwright.array import from_numpy
 from graphwright.autograd import grad
 from graphwright.errors import UsageError
-from graphwright.program import Builder, Program, Released, StaleRun
+from graphwright.program import Builder, Program, StaleRun, ValueReleased
 from graphwright.testing.oracle import assert_bits
 from values import array_of, grad_of
 
@@ -89,7 +89,7 @@ def test_values_die_after_their_last_reader(monkeypatch):
     run = p.run(x=np.ones(4, "f4"), keep=["n3"])
     assert max(alive) == 3  # n3, what is read and what is made
     assert run.value("n3").to_numpy().tolist() == [0] * 4
-    with pytest.raises(Released, match="n4") as found:
+    with pytest.raises(ValueReleased, match="n4") as found:
         run.value("n4")
     assert "keep='all'" in str(found.value)
     alive.clear()
@@ -110,7 +110,7 @@ def test_a_closed_run_lets_go_and_leaves_what_was_taken():
     assert p.weights.array("w").tobytes() == weight
     assert "closed" in repr(run)
     for use in (lambda: run.value("h"), lambda: run["y"], lambda: run.grad("y", ["w"])):
-        with pytest.raises(Released, match="closed"):
+        with pytest.raises(ValueReleased, match="closed"):
             use()
 
 
@@ -163,7 +163,7 @@ def test_a_const_that_the_loss_does_not_need_is_not_taken_for_one_of_the_gradien
     """A mean's gradient makes a const of its own, whose name is free where the source's const is not mirrored."""
     b = Builder("counted")
     count = b.state("count", np.zeros((), np.int64))
-    b.carry(b.add(count, b.const("const", np.ones((), np.int64))), count)
+    b.assign(count, b.add(count, b.const("const", np.ones((), np.int64))))
     b.output(b.mean(b.mul(b.input("x", (4,)), b.param("w", np.ones(4, "f4"))), axes=None, keepdims=False), "loss")
     (found,) = b.build().run(x=np.arange(4, dtype="f4")).grad("loss", ["w"])
     np.testing.assert_array_equal(found.to_numpy(), np.arange(4) / 4)
@@ -214,7 +214,7 @@ def squares() -> Program:
     b = Builder("squares")
     x, total = b.input("x", (2,)), b.state("total", np.asarray([2, 3], "f4"))
     b.output(b.mul(total, x, name="weighed"), "y")
-    b.carry(b.add(total, b.mul(x, x, name="square"), name="grown"), total)
+    b.assign(total, b.add(total, b.mul(x, x, name="square"), name="grown"))
     return b.build()
 
 
@@ -228,7 +228,7 @@ def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
 
 
 def test_a_seed_for_each_output():
-    with pytest.raises(UsageError, match="one seed per output"):
+    with pytest.raises(UsageError, match="wrong number of seeds"):
         tiny().run(x=X).grad("y", ["w"], [])
 
 

@@ -144,7 +144,7 @@ def test_what_undo_needs_is_moved_out_too():
 def test_another_shape_is_refused():
     p = tiny()
     before, counts = fingerprint(p), counters(p)
-    with pytest.raises(ShapeError, match="in place keeps the spec") as caught, p.edit("grow") as e:
+    with pytest.raises(ShapeError, match="cannot change the shape or dtype") as caught, p.edit("grow") as e:
         e.set_weight("w", np.ones((2, 4), "f4"), inplace=True)
     assert caught.value.where == "w"
     assert (fingerprint(p), counters(p)) == (before, counts)

@@ -12,7 +12,6 @@ import graphwright as gw
 import graphwright.program.editing.undo_storage as spill_module
 from graphwright.array import bfloat16
 from graphwright.program import Builder, NotUndoable, Program, load, replay
-from graphwright.program.editing.edits import payloads
 
 LIMIT = 1 << 20
 SIZE = 400  # 640 kB in float32
@@ -36,7 +35,7 @@ def held(p: Program) -> int:
         for entry in p.journal
         if entry.undo is not None
         for edit in (*entry.undo.forward, *entry.undo.inverse)
-        for a in payloads(edit)
+        for a in edit.payloads
         if not a.storage.readonly and id(a) not in live
     }
     return sum(a.nbytes for a in arrays.values())

@@ -240,7 +240,7 @@ def test_only_what_is_whole_is_folded():
         e.unfold("o", "in")
     with p.edit("look at a head") as e:
         e.add("neg", "o.1", name="look")
-    with pytest.raises(UsageError, match="read elsewhere") as caught, p.edit("fold") as e:
+    with pytest.raises(UsageError, match="another node reads a unit") as caught, p.edit("fold") as e:
         e.fold("o")
     assert caught.value.got == "look"
     p.undo()

@@ -112,7 +112,7 @@ def test_ports_weights_names_and_outputs():
         ("name", "r"),
         ("output", "y"),
     }
-    with pytest.raises(InvalidProgram, match="do not fit"):
+    with pytest.raises(InvalidProgram, match="the program is invalid"):
         report.check("tiny")
 
 
@@ -123,21 +123,17 @@ def test_words_name_only_what_is_known():
     assert str(p.validate()).splitlines()[1] == "  h: a port has no edge (expected an edge at port 1)"
     with p.edit("and a cycle", check=False) as e:
         e.connect("r", "j")
-    assert str(p.validate()).splitlines()[2] == "  j: nodes depend on each other (got j -> r -> j)"
+    assert str(p.validate()).splitlines()[2] == "  j: the nodes form a cycle (got j -> r -> j)"
     assert "None" not in str(p.validate())
 
 
 FAULTS = {
-    ("spec", "r", "has another number of results"): lambda p: p.update_node(
-        p.node("r"), specs=2 * p.specs(p.node("r"))
-    ),
-    ("spec", "w", "has another number of results"): lambda p: p.update_node(p.node("w"), specs=()),
-    ("spec", "x", "has another number of results"): lambda p: p.update_node(
-        p.node("x"), specs=2 * p.specs(p.node("x"))
-    ),
-    ("op", "h", "no such op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
+    ("spec", "r", "wrong number of results"): lambda p: p.update_node(p.node("r"), specs=2 * p.specs(p.node("r"))),
+    ("spec", "w", "wrong number of results"): lambda p: p.update_node(p.node("w"), specs=()),
+    ("spec", "x", "wrong number of results"): lambda p: p.update_node(p.node("x"), specs=2 * p.specs(p.node("x"))),
+    ("op", "h", "unknown op"): lambda p: p.update_node(p.node("h"), op="no_such_op"),
     ("weight", "w", "no weight has its key"): lambda p: p.update_node(p.node("w"), attrs={"key": "other"}),
-    ("port", "j", "reads a result that is not there"): lambda p: p.update_node(p.node("h"), specs=()),
+    ("port", "j", "reads a result that does not exist"): lambda p: p.update_node(p.node("h"), specs=()),
 }
 
 
@@ -151,11 +147,11 @@ def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
 def test_a_state_that_is_written_twice():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
-    b.carry(b.tanh(state, name="t"), state)
+    b.assign(state, b.tanh(state, name="t"))
     p = b.build()
-    p.add_write(p.value("s"), p.value("s"), "again")
+    p.add_assign(p.value("s"), p.value("s"), "again")
     (found,) = p.validate().mismatches
-    assert (found.kind, found.where, found.what) == ("weight", "s", "is written twice in a step")
+    assert (found.kind, found.where, found.what) == ("weight", "s", "is assigned twice in a step")
 
 
 def test_a_write_fits_what_it_writes():
@@ -165,7 +161,7 @@ def test_a_write_fits_what_it_writes():
         b.output(b.tanh(target, name="t"), "y")
         p = b.build()
         with p.edit("write") as e:
-            e.carry(e.add("full_like", e.param("v", np.zeros(shape, "f4")), value=1.0), "s")
+            e.assign("s", e.add("full_like", e.param("v", np.zeros(shape, "f4")), value=1.0))
 
     program("state", (2,))
     with pytest.raises(SpecMismatch, match=r"f32\[3\]"):
@@ -200,11 +196,11 @@ def test_a_cycle_enters_is_found_and_mended():
     assert p.valid
     assert p.validate().ok
     broken = p.at(0)
-    assert (broken.valid, broken.loose) == (False, {closing})
+    assert (broken.valid, broken.back_edges) == (False, {closing})
     p.undo(2)
     assert fingerprint(p) == whole
     p.redo()
-    assert (p.valid, p.loose) == (False, {closing})
+    assert (p.valid, p.back_edges) == (False, {closing})
 
 
 def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere():
@@ -220,11 +216,11 @@ def test_an_edge_that_closed_a_cycle_is_ordinary_once_the_cycle_is_cut_elsewhere
         back = e.connect("second", "first")
     with p.edit("open elsewhere") as e:
         e.cut(p.in_edges("second")[0])
-    assert (p.valid, p.loose) == (True, set())
+    assert (p.valid, p.back_edges) == (True, set())
     assert p.order_labels.key(p.node("second")) < p.order_labels.key(p.node("first"))
     assert p.validate().ok
     p.undo()
-    assert (p.valid, p.loose) == (False, {back})
+    assert (p.valid, p.back_edges) == (False, {back})
     p.undo()
     assert fingerprint(p) == before
 
@@ -235,7 +231,7 @@ def test_self_loops_and_rewires_close_cycles_too():
     with p.edit("loops", check=False) as e:
         own = e.connect("j", "j")
         e.rewire(p.in_edges("h")[0], "r")
-    assert len(p.loose) == 2
+    assert len(p.back_edges) == 2
     with p.edit("half", check=False) as e:
         e.cut(own)
     assert not p.valid
@@ -260,13 +256,13 @@ def test_a_failed_edit_and_an_inner_one_put_loose_edges_back():
 
     with pytest.raises(ZeroDivisionError):
         fail("alone")
-    assert (p.loose, fingerprint(p)) == ({closing}, before)
+    assert (p.back_edges, fingerprint(p)) == ({closing}, before)
     with p.edit("inner fails", check=False) as e:
         e.rename("r", "last")
         with pytest.raises(ZeroDivisionError):
             fail("inner")
-        assert p.loose == {closing}
-    assert (p.valid, p.loose) == (False, {closing})
+        assert p.back_edges == {closing}
+    assert (p.valid, p.back_edges) == (False, {closing})
 
 
 def test_a_cycle_goes_through_files(tmp_path):
@@ -277,7 +273,7 @@ def test_a_cycle_goes_through_files(tmp_path):
     with pytest.raises(InvalidProgram):
         load(tmp_path / "broken")
     q = load(tmp_path / "broken", check=False)
-    assert (q.valid, q.loose, q.validate()) == (False, {closing}, p.validate())
+    assert (q.valid, q.back_edges, q.validate()) == (False, {closing}, p.validate())
     with q.edit("mend") as e:
         e.cut(closing)
     assert q.hash() == tiny().hash()

@@ -418,7 +418,7 @@ def test_online_cuts_record_step_probability_and_gradient() -> None:
     while not made.edits:
         made = opt.step(problem.batch())
     name = made.edits[0]
-    (said,) = problem.program.blame(name)[-1].remarks(name)
+    (said,) = problem.program.blame(name)[-1].annotations(name)
     assert (said["decision"], said["step"]) == ("cut", opt.steps)
     assert said["p"] < 0.72
     assert said["gradient"] > 0  # to open it would cost

@@ -48,19 +48,19 @@ def test_a_branch_at_the_end_and_what_is_refused() -> None:
         return b.build()
 
     p, x = built(), np.ones((2, 4))
-    plain = p(x=x).numpy()
+    plain = p(x=x)["y"].numpy()
     assert np.abs(plain - x @ w.T).max() <= 1e-12
     sg.lora(p, "fc", 2, seed=5)
-    assert np.array_equal(p(x=x).numpy(), plain)
+    assert np.array_equal(p(x=x)["y"].numpy(), plain)
     with p.edit("trained") as e:
         e.set_weight("fc.lora.outer.weight", np.ones((3, 2)))
     a = p.weights["fc.lora.inner.weight"].data.to_numpy()
     branched = x @ w.T + x @ a.T @ np.ones((2, 3))
-    assert np.abs(p(x=x).numpy() - branched).max() <= 1e-12
+    assert np.abs(p(x=x)["y"].numpy() - branched).max() <= 1e-12
     with pytest.raises(EmptySelection):
         sg.densify(p)
     sg.merge_lora(p)
-    assert np.abs(p(x=x).numpy() - branched).max() <= 1e-12
+    assert np.abs(p(x=x)["y"].numpy() - branched).max() <= 1e-12
     assert p.path(p.output("y")) == "fc"
     q = built()
     sg.lora(q, "fc", 2, seed=6)

@@ -94,7 +94,7 @@ def test_a_bias_stays_after_both_factors() -> None:
         b.output(b.linear(*operands, name="fc"), "y")
         p = b.build()
         sg.orthogonalize(p, "fc", fold="insert")
-        assert np.abs(p(x=x).numpy() - (x @ w.T + bias)).max() <= 1e-12
+        assert np.abs(p(x=x)["y"].numpy() - (x @ w.T + bias)).max() <= 1e-12
 
 
 def test_heads_are_made_orthonormal_one_by_one() -> None:

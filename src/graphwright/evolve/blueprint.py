@@ -17,7 +17,7 @@ from graphwright.program.draw.shapes import Shape, label, shape
 from graphwright.program.draw.shapes import picture as document
 from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
-from graphwright.program.kinds import CONST, INPUT, PARAM, STATE, WRITE
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -89,7 +89,7 @@ def structure(program: Program, *, fold: bool = True) -> str:
 
 def node_label(program: Program, node: SceneNode) -> tuple[str, ...]:
     """The lines of a label: name, op, shapes with `?` for symbolic sizes, number of params, results."""
-    members = [n for n in node.members if program.op(n) != WRITE]
+    members = [n for n in node.members if program.op(n) != ASSIGN]
     params = {v.node for n in members for v in program.operands(n) if program.op(v.node) == PARAM}
     if node.op == PARAM:
         params = set(members)
@@ -114,7 +114,7 @@ def _kind(made: Composition, i: int) -> str:
         return "target" if (True, 1) in readers else "input"
     if node.op in (PARAM, CONST):
         return "param"
-    if node.op in (STATE, WRITE):
+    if node.op in (STATE, ASSIGN):
         return "state"
     if node.junction:
         return "junction"

@@ -48,7 +48,7 @@ def blocked_links(genes: Any, inputs: int, outputs: int) -> np.ndarray:
 
 def blocked_params(program: Program) -> list[str]:
     """Find the keys of trainable weights with an effect on an output but no gradient."""
-    after = {program.operands(w)[0].node: program.operands(w)[1].node for w in program.writes()}
+    after = {program.operands(w)[0].node: program.operands(w)[1].node for w in program.assigns()}
 
     def above(passes: Callable[[NodeId], bool]) -> set[NodeId]:
         found: set[NodeId] = set()

@@ -27,7 +27,7 @@ from graphwright.models.generation.sequence import Sequence
 from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
 from graphwright.models.open import inspect_path, open, resolve
-from graphwright.program import Released
+from graphwright.program import ValueReleased
 
 __all__ = [
     "Architecture",
@@ -45,7 +45,6 @@ __all__ = [
     "NonFinite",
     "PagedCache",
     "PromptError",
-    "Released",
     "Sampling",
     "SamplingRequest",
     "Sequence",
@@ -55,6 +54,7 @@ __all__ = [
     "TokenizerMismatch",
     "UnsupportedArchitecture",
     "UnsupportedDType",
+    "ValueReleased",
     "VerificationFailed",
     "WeightKey",
     "architectures",

@@ -205,8 +205,8 @@ def _needed(p: Program) -> list[NodeId]:
 
 def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
     """A copy in which ops without an ONNX form are expanded. Raises: ExportError."""
-    if (p.states() or p.writes()) and not caches:
-        held = ", ".join(p.path(n) for n in (*p.states(), *p.writes())[:3])
+    if (p.states() or p.assigns()) and not caches:
+        held = ", ".join(p.path(n) for n in (*p.states(), *p.assigns())[:3])
         raise ExportError("an ONNX graph cannot carry state from run to run", where=held)
     twin = p.fork()
     while True:

@@ -40,6 +40,11 @@ def as_module(target: Module | Program, *, share: bool = True) -> Any:
     return _TorchAdapter(target, variables, names, share).torch()
 
 
+def _only(outputs: dict[str, Tensor]) -> Tensor | dict[str, Tensor]:
+    """Return the output of a program that has one, as torch modules do; several by name."""
+    return next(iter(outputs.values())) if len(outputs) == 1 else outputs
+
+
 class _TorchAdapter:
     """Runs a target for torch; `arrays` are the memory of torch's parameters."""
 
@@ -51,7 +56,7 @@ class _TorchAdapter:
         self.call = self.infer = target
         if isinstance(target, Program):
             program, planned = target, compile(target)
-            self.call = lambda *xs: program(**dict(zip(names, xs, strict=True)))
+            self.call = lambda *xs: _only(program(**dict(zip(names, xs, strict=True))))
             self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
         self.keys: list[Any] | None = None
 

@@ -16,8 +16,10 @@ from graphwright.program.errors import (
     BadName,
     BoundaryMismatch,
     ConstraintViolated,
+    CountMismatch,
     DeadGate,
     EmptyAxis,
+    EmptySelection,
     FeedError,
     ForeignNode,
     FrozenAxis,
@@ -32,26 +34,29 @@ from graphwright.program.errors import (
     PortTaken,
     ProgramFileError,
     RaggedUnit,
-    Released,
     ReplayConflict,
     SoftGates,
     SpecMismatch,
     StaleRun,
+    StaleSelection,
     UnitRange,
     UnknownAxis,
     UnknownEdge,
     UnknownGate,
     UnknownNode,
+    ValueReleased,
 )
 from graphwright.program.files.load import load
 from graphwright.program.files.parameters import ParameterMismatch
 from graphwright.program.files.save import save
 from graphwright.program.gates import Gate, Gates
-from graphwright.program.program import Program, Value
+from graphwright.program.op_graph import OpGraph, Value
+from graphwright.program.program import Program
+from graphwright.program.recorder import TraceRecorder
 from graphwright.program.run import Run, check_feeds, evaluate, run
-from graphwright.program.selection import CountMismatch, EmptySelection, Selection, StaleSelection
+from graphwright.program.selection import Selection
 from graphwright.program.state import State
-from graphwright.program.trace import TraceRecorder, record, trace
+from graphwright.program.trace import record, trace
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
 
@@ -83,6 +88,7 @@ __all__ = [
     "NotConvex",
     "NotUndoable",
     "NotZeroPreserving",
+    "OpGraph",
     "ParameterMismatch",
     "PortEmpty",
     "PortTaken",
@@ -90,7 +96,6 @@ __all__ = [
     "ProgramDiff",
     "ProgramFileError",
     "RaggedUnit",
-    "Released",
     "ReplayConflict",
     "Replayed",
     "Run",
@@ -109,6 +114,7 @@ __all__ = [
     "UnknownGate",
     "UnknownNode",
     "Value",
+    "ValueReleased",
     "Weights",
     "apply_recipe",
     "check_feeds",

@@ -1,14 +1,13 @@
-"""Constraints of a program: conditions that go with it, and that every commit is held to if they are enforced.
+"""Constraints of a program: conditions that are saved with it; every commit checks the enforced ones.
 
-What a constraint demands is written in a layer above; here it is anything that names what violates it.
+The kinds of constraint are defined in `graphwright.surgery.constraints`; here one is anything that lists violations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from graphwright import verbs
 from graphwright.errors import UsageError
 from graphwright.program.errors import ConstraintViolated
 
@@ -21,65 +20,60 @@ class Constraint(Protocol):
     """A condition on a program."""
 
     def violations(self, p: Program) -> Sequence[Mismatch]:
-        """Each way in which a program breaks it; none if it holds."""
+        """Return every violation by a program; none if the constraint holds."""
         ...
 
     def to_json(self) -> dict[str, Any]:
-        """What `graphwright.surgery` makes it again from. Raises: UsageError if it cannot be written down."""
+        """Return the JSON form that `surgery.constraints.from_json` reads. Raises: UsageError if it has none."""
         ...
 
 
 class Constraints:
-    """The constraints of one program, in the order in which they were added; part of it, not of its journal."""
+    """The constraints of one program, in the order of adding; the journal does not record them."""
 
     def __init__(self) -> None:
         self._held: dict[Constraint, bool] = {}
 
     def add(self, constraint: Constraint, enforce: bool = False) -> None:
-        """Attach a constraint; with `enforce` an edit that leaves it violated is rolled back."""
+        """Attach a constraint; with `enforce`, an edit that violates it is rolled back."""
         if not callable(getattr(constraint, "violations", None)):
             raise UsageError("not a constraint", got=repr(constraint)[:80], expected="one of graphwright.surgery")
         self._held[constraint] = enforce
 
     def remove(self, constraint: Constraint) -> None:
-        """Take a constraint off. Raises: UsageError if it is not attached."""
+        """Detach a constraint. Raises: UsageError if it is not attached."""
         if constraint not in self._held:
             raise UsageError("the constraint is not attached", got=repr(constraint)[:80])
         del self._held[constraint]
 
     def enforced(self, constraint: Constraint) -> bool:
-        """Whether commits are held to it."""
+        """Return True if commits check the constraint."""
         return self._held.get(constraint, False)
 
     def violations(self, p: Program) -> list[Mismatch]:
-        """What violates any of them."""
+        """Return the violations of all constraints."""
         return [v for constraint in self._held for v in constraint.violations(p)]
 
     def check(self, p: Program) -> None:
-        """Raises: ConstraintViolated with all that violates an enforced one."""
+        """Raises: ConstraintViolated with all violations of enforced constraints."""
         found = [v for constraint, enforce in self._held.items() if enforce for v in constraint.violations(p)]
         if found:
             raise ConstraintViolated(
-                "the edit breaks what the program is held to:\n  " + "\n  ".join(map(str, found)),
+                "the edit violates constraints of the program:\n  " + "\n  ".join(map(str, found)),
                 where=p.name,
                 findings=tuple(found),
-                fix="make an edit that keeps it, or program.constraints.remove(constraint)",
+                fix="change the edit, or program.constraints.remove(constraint)",
             )
 
     def copy(self) -> Constraints:
-        """Those of a fork."""
+        """Return the constraints for a fork."""
         twin = Constraints()
         twin._held = dict(self._held)
         return twin
 
     def to_json(self) -> list[dict[str, Any]]:
-        """All of them, for a saved program."""
+        """Return all constraints for a saved program."""
         return [{"constraint": c.to_json(), "enforce": enforce} for c, enforce in self._held.items()]
-
-    def load(self, forms: Sequence[Mapping[str, Any]]) -> None:
-        """Attach what `to_json` wrote. Raises: UsageError for what is no constraint here."""
-        for form in forms:
-            self.add(verbs.verb("constraint")(form["constraint"]), bool(form["enforce"]))
 
     def __iter__(self) -> Iterator[Constraint]:
         return iter(self._held)

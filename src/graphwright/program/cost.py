@@ -1,7 +1,6 @@
-"""What a program takes: parameters, bytes, and operations of a run by the cost rule of each op.
+"""The cost of a program: parameters, bytes, and operations of a run by the cost rule of each op.
 
-All that is counted anywhere is counted here: a weight once however often it is used, an op where an output or a write
-needs it.
+Every weight counts once, however often it is read; an op counts if an output or an assignment needs it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """Parameters, bytes as stored, and floating-point operations of one run."""
 
     params: int | float
@@ -29,33 +28,33 @@ class Size:
     flops: int | float
 
 
-def size(p: Program, nodes: Collection[NodeId] | None = None) -> Size:
-    """Of a program, or of some of its nodes; operations of one token (or sample), all named sizes at 1."""
+def size(p: Program, nodes: Collection[NodeId] | None = None) -> ModelSize:
+    """Return the size of a program or of some nodes; operations are for one token (or sample), all named sizes 1."""
     weights, ops = counted(p, nodes)
     specs, dims = [p.spec(n) for n in weights], ones(p)
-    return Size(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
+    return ModelSize(sum(s.size for s in specs), sum(s.nbytes for s in specs), sum(op_flops(p, n, dims) for n in ops))
 
 
 def flops(p: Program, dims: Mapping[str, int]) -> int:
-    """Floating-point operations of one run with these sizes; what no output and no write needs is not run."""
+    """Return the floating-point operations of one run with these sizes, without dead ops."""
     return sum(op_flops(p, node, dims) for node in counted(p)[1])
 
 
 def parameters(p: Program) -> int:
-    """Numbers in its weights."""
+    """Return the number of entries of all params."""
     return sum(p.spec(n).size for n in counted(p)[0])
 
 
 def counted(p: Program, nodes: Collection[NodeId] | None = None) -> tuple[list[NodeId], list[NodeId]]:
-    """Among some nodes (all by default): one param node for each weight, and the ops that a run needs, in order."""
+    """Return, among some nodes (all by default), one param node per weight, and the ops a run needs, in order."""
     inside = set(p.nodes() if nodes is None else nodes)
-    needed = p.reachable([*p.outputs(), *p.writes()]) & inside
+    needed = p.reachable([*p.outputs(), *p.assigns()]) & inside
     keyed = {p.key(n): n for n in reversed(p.params()) if n in inside}
     return list(reversed(keyed.values())), [n for n in p.order() if n in needed and p.op(n) not in KINDS]
 
 
 def ones(p: Program) -> dict[str, int]:
-    """All named sizes as 1: one token, or one sample."""
+    """Return 1 for every named size: one token, or one sample."""
     return dict.fromkeys((d for n in p.nodes() for s in p.specs(n) for d in s.shape if isinstance(d, str)), 1)
 
 
@@ -66,7 +65,7 @@ def op_flops(
     spec: Callable[[Value], Spec] | None = None,
     attrs: Mapping[str, Any] | None = None,
 ) -> int:
-    """Operations of one op; with `spec` and `attrs` as if its values and attributes were those."""
+    """Return the operations of one op; `spec` and `attrs` replace its specs and attributes."""
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]
     outs = [spec(Value(node, i)).bind(dict(dims)) for i in range(len(p.specs(node)))]

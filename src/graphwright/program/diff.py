@@ -1,4 +1,4 @@
-"""What differs between two programs: nodes, edges, attributes and outputs by path, weights by checkpoint key."""
+"""The difference of two programs: nodes, edges, attributes and outputs by path, weights by checkpoint key."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.program.hashing import encode_attrs
+from graphwright.program.op_graph import OpGraph
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -20,13 +21,13 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 _PRINTED = 10
-"""Weights that are printed, those that differ most first."""
+"""Number of weights that are printed, those with the largest difference first."""
 _CHUNK = 1 << 20  # elements compared at once in float64
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChange:
-    """A node that both programs have: `facts` maps `op`, `specs`, `operands`, `attrs.<name>` to (before, after)."""
+    """A node that differs: `facts` maps `op`, `specs`, `operands` and `attrs.<name>` to (before, after)."""
 
     path: str
     facts: dict[str, tuple[Any, Any]]
@@ -34,10 +35,10 @@ class NodeChange:
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """A weight that both programs have under one key, with other bytes.
+    """A weight of both programs whose bytes differ.
 
     Attributes:
-        before, after: specs; where they differ in shape nothing is measured.
+        before, after: specs; if the shapes differ, there are no measures.
         max_abs: largest |after - before|.
         relative: ‖after - before‖₂ / ‖before‖₂.
         cosine: of the two as flat vectors.
@@ -53,16 +54,16 @@ class WeightChange:
 
 @dataclass(frozen=True, slots=True)
 class ProgramDiff:
-    """What `program.diff(other)` found, told as a change from `other` to `program`.
+    """Result of `program.diff(other)`, as the change from `other` to `program`.
 
     Attributes:
-        added, removed, changed: nodes by path, the one they have in `program`.
-        renamed: path before -> path now, of nodes that both have under one handle.
+        added, removed, changed: nodes by their path in `program`.
+        renamed: old path -> new path, of nodes with the same handle in both.
         edges_added, edges_removed: `source.port -> target.port`; edges into a junction have `*` for a port.
-        outputs: name -> (before, after), None for one that was not there.
-        weights: changed ones; missing: keys that only `other` has; extra: keys that only `program` has.
+        outputs: name -> (before, after), None where there is no such output.
+        weights: changed ones; missing: keys of `other` alone; extra: keys of `program` alone.
         equal: number of weights with equal bytes.
-        resized: axis that both have -> size before and now.
+        resized: axis of both -> (size before, size after).
     """
 
     added: tuple[str, ...]
@@ -81,45 +82,23 @@ class ProgramDiff:
     @property
     def identical(self) -> bool:
         """True if the two programs are equal in structure and in every byte."""
-        return not (
-            self.added
-            or self.removed
-            or self.renamed
-            or self.changed
-            or self.edges_added
-            or self.edges_removed
-            or self.outputs
-            or self.weights
-            or self.missing
-            or self.extra
-        )
+        return not any(getattr(self, name) for name in self.__slots__ if name not in ("equal", "resized"))
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON; numbers that are not finite become null."""
+        """Return the diff as JSON values; numbers that are not finite become null."""
         changed = [{"path": c.path, **{k: list(v) for k, v in c.facts.items()}} for c in self.changed]
         weights = [{n: _finite(getattr(w, n)) for n in WeightChange.__slots__} for w in self.weights]
-        return {
-            "identical": self.identical,
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "renamed": dict(self.renamed),
-            "changed": changed,
-            "edges_added": list(self.edges_added),
-            "edges_removed": list(self.edges_removed),
-            "outputs": {name: list(pair) for name, pair in self.outputs.items()},
-            "weights": weights,
-            "missing": list(self.missing),
-            "extra": list(self.extra),
-            "equal": self.equal,
-            "resized": {name: list(sizes) for name, sizes in self.resized.items()},
-        }
+        found = {name: getattr(self, name) for name in self.__slots__}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        pairs = {n: {key: list(pair) for key, pair in found[n].items()} for n in ("outputs", "resized")}
+        return {"identical": self.identical, **plain, "changed": changed, "weights": weights, **pairs}
 
     def __str__(self) -> str:
         if self.identical:
             return f"identical ({self.equal} weights)"
         lines = [f"+ {path}" for path in self.added] + [f"- {path}" for path in self.removed]
         lines += [f"~ axis {name}: {before} -> {after}" for name, (before, after) in self.resized.items()]
-        lines += [f"~ {old} is renamed {new}" for old, new in self.renamed.items()]
+        lines += [f"~ {old} was renamed to {new}" for old, new in self.renamed.items()]
         lines += [f"~ {c.path}: {name} {a} -> {b}" for c in self.changed for name, (a, b) in c.facts.items()]
         lines += [f"+ edge {e}" for e in self.edges_added] + [f"- edge {e}" for e in self.edges_removed]
         lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
@@ -132,12 +111,14 @@ class ProgramDiff:
             )
             lines.append(f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "") + facts)
         if len(self.weights) > _PRINTED:
-            lines.append(f"... {len(self.weights) - _PRINTED} more weights that differ less")
+            lines.append(f"... {len(self.weights) - _PRINTED} more weights with smaller differences")
         return "\n".join(lines)
 
 
 def diff(p: Program, other: Program) -> ProgramDiff:
-    """What changed from `other` to `p`. Weights that both share as one array are equal without being read."""
+    """Return the change from `other` to this program. Weights that both share as one array are not read."""
+    if not isinstance(other, OpGraph):
+        raise UsageError("not a program", got=repr(other)[:80], expected="a program to compare with")
     renamed = renames(p, other)
     here, there = _paths(p, {}), _paths(other, renamed)
     common = [path for path in there if path in here]
@@ -166,7 +147,7 @@ def diff(p: Program, other: Program) -> ProgramDiff:
 
 
 def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
-    """Axes of another size, by the name that they have in both; none of a program that is left broken."""
+    """Return the axes of both programs whose size differs; none for a broken program."""
     try:
         now, before = p.axes(), other.axes()
     except UsageError:
@@ -176,10 +157,10 @@ def _resized(p: Program, other: Program) -> dict[str, tuple[int, int]]:
 
 
 def renames(p: Program, other: Program) -> dict[str, str]:
-    """Path in `other` -> path in `p` of nodes that were renamed between two states of one program.
+    """Return path in `other` -> path in `p` of nodes that were renamed between two states of one program.
 
-    Handles say which, but those of strangers mean nothing to each other: so most nodes that both have by one path must
-    have one handle in both, and a renamed node the same op, and the same attributes or the same specs.
+    Handles identify nodes only within one history. So most common paths must have the same handle in both programs, and
+    a renamed node the same op, and the same attributes or specs.
     """
     handles, others = ({q.path(n): n for n in q.nodes()} for q in (p, other))
     common = handles.keys() & others.keys()
@@ -196,7 +177,7 @@ def renames(p: Program, other: Program) -> dict[str, str]:
 
 
 Names = Mapping[str, str]
-"""Path in the program -> path by which it is told of, where that is another."""
+"""Path in the program -> path to report, for renamed nodes."""
 
 
 def _path(p: Program, ref: NodeId | Value, names: Names) -> str:
@@ -229,7 +210,7 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 
 
 def _edges(p: Program, names: Names) -> Counter[str]:
-    """Edges as text. Ports of a junction are numbers without meaning; the order of its sum shows in `operands`."""
+    """Return edges as text, without the ports of junctions, which only order the sum."""
     found: Counter[str] = Counter()
     for path, node in _paths(p, names).items():
         for i, v in enumerate(p.operands(node)):
@@ -242,7 +223,7 @@ def _outputs(p: Program, names: Names) -> dict[str, str]:
 
 
 def _order_of(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """Outputs that are the same but declared in another order."""
+    """Return the two orders of outputs that are equal but for their order."""
     moved = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
     return {"(order)": (", ".join(before), ", ".join(after))} if moved else {}
 
@@ -256,7 +237,7 @@ def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
 
 
 def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
-    """Largest difference, relative L2 distance and cosine, in float64."""
+    """Return the largest difference, relative L2 distance and cosine, in float64."""
     x, y = (_flat(v) for v in (a, b))
     largest = delta = xx = yy = xy = 0.0
     for i in range(0, len(x), _CHUNK):

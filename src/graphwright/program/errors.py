@@ -1,4 +1,4 @@
-"""What can be wrong with a graph of ops, or with a change of one."""
+"""Errors of programs: unknown names, invalid edits, conflicts, and unreadable files."""
 
 from __future__ import annotations
 
@@ -12,111 +12,138 @@ if TYPE_CHECKING:
 
 
 class UnknownNode(UsageError, KeyError):
-    """No node of this name or handle."""
-
-
-class UnknownAxis(UsageError, KeyError):
-    """No axis of this name."""
-
-
-class UnknownGate(UsageError, KeyError):
-    """A node that is no gate, or a gate that opens nothing of this name."""
-
-
-class GateNotAllowed(UsageError):
-    """A place where a value may not be multiplied by a gate."""
-
-
-class NotZeroPreserving(GateNotAllowed):
-    """An axis on which a unit that is zero is something else than a unit that is gone."""
-
-
-class SoftGates(UsageError):
-    """Gates that are neither cut nor open, where only a finished structure will do."""
-
-
-class DeadGate(UsageError):
-    """A gate that begins where it has no gradient."""
-
-
-class FrozenAxis(UsageError):
-    """An axis whose size is bound: to an input, an output, or an op that has no rule for it."""
-
-
-class RaggedUnit(UsageError):
-    """A unit that can't go alone: the others of its kind would differ in number."""
-
-
-class UnitRange(UsageError, IndexError):
-    """No unit of this number."""
-
-
-class EmptyAxis(UsageError):
-    """Cutting the last unit of an axis."""
+    """No node, output or weight has this name."""
 
 
 class UnknownEdge(UsageError, KeyError):
-    """No edge between these nodes, or several."""
+    """No edge connects these nodes, or several do."""
 
 
-class NameTaken(UsageError):
-    """A node of this name exists."""
+class UnknownAxis(UsageError, KeyError):
+    """No axis has this name."""
 
 
-class BadName(UsageError):
-    """A name that cannot be a dotted path."""
-
-
-class PortTaken(UsageError):
-    """A port takes exactly one edge, and has it."""
-
-
-class PortEmpty(UsageError):
-    """A port would be left without its edge."""
-
-
-class NotAJunction(UsageError):
-    """Edges are added and cut at junctions only."""
+class UnknownGate(UsageError, KeyError):
+    """The node is not a gate, or no gate has this slot."""
 
 
 class ForeignNode(UsageError):
-    """A node of another program."""
+    """The node or selection belongs to another program."""
 
 
-class InvalidProgram(UsageError):
-    """The program is open for repair and cannot run; `findings` says why, one `Mismatch` each."""
+class BadName(UsageError):
+    """The name is not a dotted path."""
 
+
+class NameTaken(UsageError):
+    """Another node, output, weight or axis has this name."""
+
+
+class PortTaken(UsageError):
+    """The port already has its edge."""
+
+
+class PortEmpty(UsageError):
+    """The port has no edge."""
+
+
+class NotAJunction(UsageError):
+    """Edges can be added and cut only at junctions."""
+
+
+class SpecMismatch(UsageError):
+    """Shapes or dtypes along edges do not match; `mismatches` lists all of them."""
+
+    def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
+        self.mismatches = mismatches
+        first, one = mismatches[0], len(mismatches) == 1
+        lines = "\n".join(f"    {_line(m)}" for m in mismatches)
+        super().__init__(
+            first.what if one else f"shapes or dtypes of {len(mismatches)} nodes do not match\n{lines}",
+            where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
+            expected=first.expected if one else None,
+            got=first.got if one else None,
+            fix=fix or first.fix,
+        )
+
+
+def _line(error: GraphwrightError) -> str:
+    facts = [f"{n} {v}" for n, v in (("expected", error.expected), ("got", error.got)) if v is not None]
+    return f"{error.where}: {error.what}" + (f" ({', '.join(facts)})" if facts else "")
+
+
+class _WithFindings(UsageError):
     def __init__(self, what: str = "", *, findings: tuple[Mismatch, ...] = (), **facts: Unpack[Facts]) -> None:
         super().__init__(what, **facts)
         self.findings = findings
 
 
-class ConstraintViolated(UsageError):
-    """An edit would leave a constraint violated that the program is held to; `findings` says where."""
-
-    def __init__(self, what: str = "", *, findings: tuple[Mismatch, ...] = (), **facts: Unpack[Facts]) -> None:
-        super().__init__(what, **facts)
-        self.findings = findings
+class InvalidProgram(_WithFindings):
+    """The program was left broken and cannot run; `findings` has one `Mismatch` per defect."""
 
 
-class ProgramFileError(GraphwrightError, ValueError):
-    """A saved program that is incomplete, damaged, newer than this package, or was never one."""
+class ConstraintViolated(_WithFindings):
+    """The edit would violate an enforced constraint of the program; `findings` has one `Mismatch` per violation."""
+
+
+class FrozenAxis(UsageError):
+    """The axis cannot be resized: an input, an output or an op fixes its size."""
+
+
+class EmptyAxis(UsageError):
+    """The edit would remove all units of an axis."""
+
+
+class RaggedUnit(UsageError):
+    """The unit cannot be removed alone: groups would have unequal numbers of units."""
+
+
+class UnitRange(UsageError, IndexError):
+    """The unit number is out of range."""
+
+
+class EmptySelection(UsageError):
+    """The selection is empty where at least one element is needed."""
+
+
+class StaleSelection(UsageError):
+    """Selected nodes were deleted, or selected axes resized, since the selection was made."""
+
+
+class CountMismatch(UsageError):
+    """The selection does not have the asserted size."""
+
+
+class GateNotAllowed(UsageError):
+    """A gate cannot be put here."""
+
+
+class NotZeroPreserving(GateNotAllowed):
+    """Setting a unit of the axis to zero is not the same as removing it."""
+
+
+class SoftGates(UsageError):
+    """The program has gates where only a fixed structure is allowed."""
+
+
+class DeadGate(UsageError):
+    """The gate has no gradient at its initial value."""
 
 
 class FeedError(UsageError):
-    """Missing, unknown or misshapen inputs of a run; all are listed."""
+    """Inputs of a run are missing, unknown or have another shape or dtype; all are listed."""
 
 
-class Released(UsageError):
-    """A value that a run did not keep, or any of a run that was closed."""
+class ValueReleased(UsageError):
+    """The run did not keep this value, or was closed."""
 
 
 class StaleRun(UsageError):
-    """The program or a weight changed after a run, so its values are no longer what the program computes."""
+    """The program or a weight changed after the run."""
 
 
 class BoundaryMismatch(UsageError):
-    """A subprogram does not fit where it is put."""
+    """A subprogram does not fit the boundary of the selection that it replaces."""
 
 
 class NotConvex(UsageError):
@@ -124,31 +151,12 @@ class NotConvex(UsageError):
 
 
 class NotUndoable(UsageError):
-    """There is nothing to undo, or the bytes to undo it with are gone."""
+    """Nothing to undo, or the bytes needed to undo are gone."""
 
 
 class ReplayConflict(UsageError):
-    """A journal entry does not fit the program it is replayed on."""
+    """A journal entry or recipe step does not fit the program."""
 
 
-def _line(error: GraphwrightError) -> str:
-    known = [
-        f"{name} {value}" for name, value in (("expected", error.expected), ("got", error.got)) if value is not None
-    ]
-    return f"{error.where}: {error.what}" + (f" ({', '.join(known)})" if known else "")
-
-
-class SpecMismatch(UsageError):
-    """Shapes or dtypes do not fit along edges; `mismatches` lists every one."""
-
-    def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
-        self.mismatches = mismatches
-        first, one = mismatches[0], len(mismatches) == 1
-        places = "\n".join(f"    {_line(m)}" for m in mismatches)
-        super().__init__(
-            first.what if one else f"{len(mismatches)} places do not fit\n{places}",
-            where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
-            expected=first.expected if one else None,
-            got=first.got if one else None,
-            fix=fix or first.fix,
-        )
+class ProgramFileError(GraphwrightError, ValueError):
+    """The saved program is incomplete, damaged, not a program, or written by a newer version."""

@@ -1,8 +1,8 @@
-"""The gates of a program as they are: a view of the one node `gates`, its logits and its table. Nothing is kept twice.
+"""The gates of a program: a view of the node `gates`, its logits and its table, which hold all of their data.
 
-A gate is a part of the logits and the products that it stands in, its sites: an edge gate has one, a gate of units one
-per sum over them, the gate of a layer one per branch. In front of a softmax the site is a sum, scores + ln g: a unit's
-weight is multiplied by g before all of them are divided by their sum. The node of the first site is the handle.
+A gate is a part of the logits and its sites, the products it takes part in: one for the gate of an edge, one per sum
+over the axis for a gate of units, one per branch for the gate of a layer. Before a softmax the site is a sum,
+scores + ln g: a unit's weight is multiplied by g before normalization. The node of the first site is the handle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
+from graphwright.ops.axes import atoms
 from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import SoftGates, UnknownGate
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 NODE = "gates"
-LOGARITHM = ("clamp", "log")  # the ops by which `set_gate` takes a logarithm: a pattern of this package
+LOGARITHM = ("clamp", "log")  # the ops by which `gate` takes a logarithm: a pattern of this package
 LEAST = 1.2e-38
-"""Of a gate whose logarithm is taken, the least normal number of float32: a weight that no sum of others feels."""
+"""Least gate whose logarithm is taken, the smallest normal float32: a softmax weight of this size changes no sum."""
 LOGITS, TABLE, TEMPERATURE, RUN = (f"{NODE}.{name}" for name in ("logits", "table", "temperature", "run"))
 RESERVED = frozenset({LOGITS, TABLE, TEMPERATURE, RUN})
 KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, COST = range(len(COLUMNS))
@@ -45,12 +46,12 @@ class Gate:
 
     Attributes:
         handle: the node of its first site.
-        sites: the products it stands in.
-        port: its part among the results of the node `gates`, its slot.
-        offset, length: where its logits lie.
+        sites: the products it takes part in.
+        port: its slot, a result number of the node `gates`.
+        offset, length: of its logits in the vector.
         kind: see `graphwright.ops.gate.KINDS`.
         group: name of its temperature.
-        owner: what it opens: `source -> junction`, the name of an axis, or the path of a node.
+        owner: what it gates: `source -> junction`, the name of an axis, or the path of a node.
         over: `edges`, `units`, `nodes`, `layers` or `choice`.
         rows: its rows of the table, int64 [length, 7].
     """
@@ -67,13 +68,13 @@ class Gate:
     rows: np.ndarray
 
     @property
-    def places(self) -> slice:
-        """Of its logits in the vector."""
+    def span(self) -> slice:
+        """The slice of its logits in the vector."""
         return slice(self.offset, self.offset + self.length)
 
     @property
     def generation(self) -> int:
-        """How often its slot was given out before."""
+        """How often its slot was used before."""
         return int(self.rows[0, GENERATION])
 
     @property
@@ -83,22 +84,22 @@ class Gate:
 
     @property
     def cost(self) -> np.ndarray:
-        """What an element costs, int64 [length]."""
+        """Cost of each element, int64 [length]."""
         return self.rows[:, COST]
 
     def names(self) -> list[str]:
-        """A name per element: of units with their place."""
+        """A name per element, with its index if there are several."""
         return [self.owner] if self.length == 1 else [f"{self.owner}[{i}]" for i in range(self.length)]
 
 
 class Gates(Mapping[NodeId, Gate]):
-    """All gates of one state of a program by handle, in order of their logits."""
+    """All gates of one state of a program by handle, in the order of their logits."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.version = program, program.version
         self._gates: dict[NodeId, Gate] = {}
         self._named: dict[str, tuple[Gate, int]] | None = None
-        if there(program):
+        if has_gates(program):
             self._read()
 
     def _read(self) -> None:
@@ -124,7 +125,7 @@ class Gates(Mapping[NodeId, Gate]):
         try:
             return self._gates[handle]
         except KeyError:
-            raise UnknownGate("the node is no gate", where=self.program.path(handle)) from None
+            raise UnknownGate("the node is not a gate", where=self.program.path(handle)) from None
 
     def __iter__(self) -> Iterator[NodeId]:
         return iter(self._gates)
@@ -133,10 +134,10 @@ class Gates(Mapping[NodeId, Gate]):
         return len(self._gates)
 
     def at(self, port: int) -> Gate:
-        """The gate in a slot. Raises: UnknownGate."""
+        """Return the gate in a slot. Raises: UnknownGate."""
         found = next((g for g in self._gates.values() if g.port == port), None)
         if found is None:
-            raise UnknownGate("no gate has this slot", got=port)
+            raise UnknownGate("no gate uses this slot", got=port)
         return found
 
     @property
@@ -145,10 +146,10 @@ class Gates(Mapping[NodeId, Gate]):
         return sum(g.length for g in self.values())
 
     def named(self) -> dict[str, tuple[Gate, int]]:
-        """Name of an element -> its gate, and which one of it; parallel edges are told apart by a number."""
+        """Return name of an element -> (gate, element number); elements of the same name get a number."""
         if self._named is None:
             found: dict[str, tuple[Gate, int]] = {}
-            last: dict[str, int] = {}  # the number that was given last: a hub may have many edges of one name
+            last: dict[str, int] = {}  # the last number: a hub may have many edges of one name
             for gate in self._gates.values():
                 for i, name in enumerate(gate.names()):
                     n, unique = last.get(name, 1), name
@@ -159,13 +160,13 @@ class Gates(Mapping[NodeId, Gate]):
         return dict(self._named)
 
     def logits(self) -> np.ndarray:
-        """All logits, those of free slots included; a copy."""
-        return self.program.weights[LOGITS].data.to_numpy().copy() if there(self.program) else np.zeros(0)
+        """Return a copy of all logits, those of free slots included."""
+        return self.program.weights[LOGITS].data.to_numpy().copy() if has_gates(self.program) else np.zeros(0)
 
     @property
     def mode(self) -> str:
-        """What a run of the program does with the gates: `eval` but inside `using`."""
-        run = self.program.weights[RUN].data.to_numpy() if there(self.program) else np.zeros(3, np.int64)
+        """How a run of the program treats the gates: `eval`, except inside `using`."""
+        run = self.program.weights[RUN].data.to_numpy() if has_gates(self.program) else np.zeros(3, np.int64)
         return MODES[run[2]]
 
     def __repr__(self) -> str:
@@ -173,13 +174,13 @@ class Gates(Mapping[NodeId, Gate]):
         return f"Gates({len(self)} of {self.program.name!r}, {self.count} elements, {', '.join(kinds) or 'none'})"
 
 
-def there(p: Program) -> bool:
-    """Whether the program has gates, or had them and keeps their slots."""
+def has_gates(p: Program) -> bool:
+    """Return True if the program has gates, or slots of removed ones."""
     return bool(p.of_kind("gate"))
 
 
 def gates(p: Program) -> Gates:
-    """The gates of a program's present state, changes of an open edit included."""
+    """Return the gates of the program's present state by handle, changes of an open edit included."""
     known: Any = p.derived.get("gates")
     if p.history.open is None and isinstance(known, Gates) and known.program is p and known.version == p.version:
         return known
@@ -190,32 +191,37 @@ def gates(p: Program) -> Gates:
 
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
-    """The products that a reader of a part of the gates is or leads to, over what gives the part their shape."""
-    if traits(p.op(reader)).multiplies or traits(p.op(reader)).sums:
+    """Yield the sites of a gate downstream of a reader, through nodes that reshape or cast the gate."""
+    if _may_be_site(p, reader):
         yield reader
-    elif p.op(reader) not in KINDS_OF_NODES and _carries(p, reader):
+    elif p.op(reader) not in KINDS_OF_NODES and _passes(p, reader):
         for after in p.consumers(reader):
             yield from _sites(p, after)
 
 
-def _carries(p: Program, node: NodeId) -> bool:
-    """Whether a node may stand between a gate and its site: gives it another shape or dtype, or takes its logarithm."""
+def _may_be_site(p: Program, node: NodeId) -> bool:
+    """Return True for ops that multiply a value by a gate, or add its logarithm to scores."""
+    return traits(p.op(node)).multiplies or traits(p.op(node)).sums
+
+
+def _passes(p: Program, node: NodeId) -> bool:
+    """Return True for a node that may be between a gate and its site: a view, a cast, or its logarithm."""
     row = get(p.op(node))
     return row.view is not None or row.traits.convert or p.op(node) in LOGARITHM
 
 
 def of_site(p: Program, site: NodeId) -> Value | None:
-    """The part of the gates that multiplies at a site; None if the node is none."""
-    if not (traits(p.op(site)).multiplies or traits(p.op(site)).sums):
+    """Return the gate that multiplies at a site; None if the node is not a site."""
+    if not _may_be_site(p, site):
         return None
     value = p.operands(site)[1]
-    while p.op(value.node) not in KINDS_OF_NODES and _carries(p, value.node):
+    while p.op(value.node) not in KINDS_OF_NODES and _passes(p, value.node):
         value = p.operands(value.node)[0]
     return value if traits(p.op(value.node)).gates else None
 
 
-def carrier(p: Program, site: NodeId) -> list[NodeId]:
-    """The nodes between the gates and a site, which serve it alone: those nearest to the site first."""
+def between(p: Program, site: NodeId) -> list[NodeId]:
+    """Return the nodes between the node `gates` and a site, which only it uses, nearest to the site first."""
     found, value = [], p.operands(site)[1]
     while not traits(p.op(value.node)).gates:
         found.append(value.node)
@@ -224,25 +230,25 @@ def carrier(p: Program, site: NodeId) -> list[NodeId]:
 
 
 def refuse_soft(p: Program, what: str) -> None:
-    """Raises: SoftGates naming the gates of a program that is to leave with a finished structure."""
+    """Raises: SoftGates listing the gates, if a program has any where only a fixed structure is allowed."""
     names = [gate.owner for gate in gates(p).values()]
     if names:
         raise SoftGates(
-            f"{what} takes a finished structure",
+            f"{what} needs a program without gates",
             where=p.name,
             got=", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
-            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to keep them as they are',
+            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights',
         )
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
-    """The one edge that leaves a site, if it enters a junction."""
+    """Return the only edge out of a site if it enters a junction, else None."""
     edges = p.out_edges(site)
     return edges[0] if len(edges) == 1 and p.is_junction(p.graph.target(edges[0])) else None
 
 
 def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tuple[str, str]:
-    """What a gate stands over, and its name."""
+    """Return what kind of thing a gate gates, and its name."""
     site = sites[0]
     plain = p.path(site).removesuffix(".gate")
     if kind == "choice":
@@ -256,26 +262,23 @@ def _owner(p: Program, sites: tuple[NodeId, ...], kind: str, length: int) -> tup
 
 
 def axis_of(p: Program, gate: Gate) -> AxisGroup:
-    """The axis whose units a gate opens."""
-    from graphwright.ops.axes import atoms
-
+    """Return the axis whose units a gate gates."""
     axes = p.axes()
-    term = axes.solution.dims[Value(p.node(NODE), gate.port)][0]
-    mine = tuple(atoms(term))
+    mine = tuple(atoms(axes.solution.dims[Value(p.node(NODE), gate.port)][0]))
     found = next((g for g in axes.values() if g.atoms == mine), None)
     if found is None:
-        raise UnknownGate("the axis of the gate is gone, or its units were gated alone", where=gate.owner)
+        raise UnknownGate("no axis has exactly the units of this gate", where=gate.owner)
     return found
 
 
-MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gated axis, a permute would move it
+_MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gated axis, a permute would move it
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Site -> the one product that reads it, as its x, behind nothing but reshapes that nobody else looks at.
+    """Return site -> the linear op that is its only reader, directly or through reshapes with no other reader.
 
     Args:
-        kept: values that are asked for.
+        kept: values that the caller needs.
     """
     if not grad_enabled():
         return {}
@@ -288,14 +291,14 @@ def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
             reader = p.graph.target(edges[0])
             if traits(p.op(reader)).contracts == "out_in" and p.operands(reader)[0] == value:
                 found[site] = reader
-            if p.op(reader) not in MERGES:
+            if p.op(reader) not in _MERGES:
                 break
             value = Value(reader)
     return found
 
 
-def worth(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
-    """Whether the weight is trained, has fewer rows than x, and its columns are the last dimensions of x in order."""
+def folding_pays(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tensor]) -> bool:
+    """Return True if the weight is trained, has fewer rows than x, and its columns are the last dimensions of x."""
     weight = origin(p, p.operands(product)[1])
     x, g = (values[v] for v in p.operands(site))
     if weight is None or not p.weights[p.key(weight)].requires_grad:
@@ -306,7 +309,7 @@ def worth(p: Program, site: NodeId, product: NodeId, values: Mapping[Value, Tens
 
 
 def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
-    """The weight [out, in] with its columns multiplied by gates that stood over x, float [out, in]."""
+    """Return the weight [out, in] with its columns multiplied by the gates of x, whose shape is given."""
     rows, columns = weight.shape
     lead = _lead(x, columns)
     assert lead is not None
@@ -315,7 +318,7 @@ def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
 
 
 def _lead(shape: tuple[int, ...], columns: int) -> int | None:
-    """How many dimensions stand before those that make up so many columns."""
+    """Return the number of leading dimensions of `shape` before those whose sizes multiply to `columns`."""
     for lead in range(len(shape) - 1, -1, -1):
         if prod(shape[lead:]) >= columns:
             return lead if prod(shape[lead:]) == columns else None

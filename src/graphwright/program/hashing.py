@@ -1,4 +1,4 @@
-"""Hashes of a program: kept up to date node by node, so that hashing after an edit costs the edit and not the graph."""
+"""Hashes of a program, updated node by node: hashing after an edit costs the edit, not the graph."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from graphwright.array import DType, Spec
+from graphwright.array import DType, Spec, dtype
 from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
-    from graphwright.program.program import Program
+    from graphwright.program.op_graph import OpGraph
+    from graphwright.program.weights import Weights
 
 _MODULUS = 1 << 256
 
 
 def encode_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes as JSON values: dtypes by name, specs and tuples as lists. Raises: UsageError for what has no form."""
+    """Return attributes as JSON values, tuples as lists. Raises: UsageError for values without a JSON form."""
     return {name: _encode(value) for name, value in attrs.items()}
 
 
@@ -41,20 +42,20 @@ def _encode(value: Any) -> Any:
     if isinstance(value, float) and value in (float("inf"), float("-inf")):
         return {"float": "inf" if value > 0 else "-inf"}
     if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
-        raise UsageError("a text of an attribute is half a character", got=repr(value))
+        raise UsageError("an attribute contains an unpaired surrogate", expected="valid Unicode", got=repr(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UsageError("an attribute is a number, a text, None, a dtype, a spec, or a tuple of these", got=repr(value))
+    raise UsageError(
+        "unsupported type of an attribute", expected="a number, text, None, dtype, spec, or tuple", got=repr(value)
+    )
 
 
 def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inverse of `encode_attrs`, read-only; lists become tuples."""
+    """Inverse of `encode_attrs`; read-only, lists become tuples."""
     return MappingProxyType({name: _decode(value) for name, value in data.items()})
 
 
 def _decode(value: Any) -> Any:
-    from graphwright.array import dtype
-
     if isinstance(value, dict):
         if "dtype" in value:
             return dtype(value["dtype"])
@@ -65,37 +66,37 @@ def _decode(value: Any) -> Any:
 
 
 class StructureHash:
-    """Sum modulo 2²⁵⁶ of one digest per node, so that a changed node is subtracted and added again.
+    """Sum modulo 2²⁵⁶ of one digest per node; a changed node is subtracted and added again.
 
-    A node's digest covers its name, op, attributes, specs and, in port order, the names and ports of what it reads.
-    Handles, port numbers and creation numbers do not enter: two programs that compute the same by the same names agree.
+    A node's digest covers its name, op, attributes, specs and, in port order, the names and ports of its operands.
+    Handles, port numbers and creation numbers are left out: programs of the same structure and names have one hash.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: OpGraph) -> None:
         self._program = program
         self._digests: dict[NodeId, int] = {}
         self._dirty: set[NodeId] = set()
         self._sum = 0
         self._structure: str | None = None
 
-    def copy(self, program: Program) -> StructureHash:
-        """The same for a copy of the program."""
+    def copy(self, program: OpGraph) -> StructureHash:
+        """Return the same hash state for a copy of the graph."""
         twin = StructureHash(program)
         twin._digests, twin._dirty = dict(self._digests), set(self._dirty)
         twin._sum, twin._structure = self._sum, self._structure
         return twin
 
     def touch(self, node: NodeId) -> None:
-        """Note that a node changed."""
+        """Mark a node as changed."""
         self._dirty.add(node)
         self._structure = None
 
     def touch_outputs(self) -> None:
-        """Note that the outputs changed."""
+        """Mark the outputs as changed."""
         self._structure = None
 
     def forget(self, node: NodeId) -> None:
-        """Note that a node is about to go."""
+        """Subtract a node that is about to be removed."""
         self._sum = (self._sum - self._digests.pop(node, 0)) % _MODULUS
         self._dirty.discard(node)
         self._structure = None
@@ -113,12 +114,12 @@ class StructureHash:
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 
     def node_digest(self, node: NodeId) -> bytes:
-        """Digest of one node, up to date."""
+        """Return the digest of one node."""
         self.structure()
         return self._digests[node].to_bytes(32, "little")
 
     def structure(self) -> str:
-        """sha256 of the structure."""
+        """Return the sha256 of the structure."""
         if self._structure is None:
             for node in self._dirty:
                 fresh = self._digest(node)
@@ -131,29 +132,27 @@ class StructureHash:
             self._structure = sha256(text.encode()).hexdigest()
         return self._structure
 
-    def full(self, *, mapped_by_reference: bool = False) -> str:
-        """sha256 of structure and weights.
+    def full(self, weights: Weights, *, mapped_by_reference: bool = False) -> str:
+        """Return the sha256 of structure and weights.
 
         Args:
-            mapped_by_reference: leave out the bytes of weights that still lie untouched in an opened file, and of
-                slices of these, which their places name, so that no payload is read; the journal uses it to name
-                states relative to the source.
+            mapped_by_reference: hash references in place of the bytes of weights that are still unread in an opened
+                file, and of slices of these, so that no payload is read; the journal names states this way.
         """
         state = sha256(self.structure().encode())
-        p = self._program
-        keys = p.weight_keys()
-        state.update((p.weights.references(keys) if mapped_by_reference else p.weights.digests(keys)).encode())
+        keys = self._program.weight_keys()
+        state.update((weights.references(keys) if mapped_by_reference else weights.digests(keys)).encode())
         return state.hexdigest()
 
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 LARGE = 1 << 20
-"""Bytes from which on an array is worth handing to a thread."""
+"""Smallest array, in bytes, for which a thread of its own pays."""
 
 
 def side_by_side(call: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """`call` of each item, in order, on as many threads as there are cores; the first error is raised."""
+    """Return `call(item)` for each item, in order, on one thread per core; the first error is raised."""
     given = list(items)
     if len(given) < 2:
         return [call(item) for item in given]

@@ -1,70 +1,76 @@
-"""Program: a graph of op nodes and its weights. The one representation of a model, built, imported, traced or evolved.
+"""Program: a graph of ops with its weights and its history. Every model is one, built, opened, traced or evolved.
 
-Invariant: outside an open edit every port has its edge, every spec is the one its op infers, and there is no cycle.
+Invariant: outside an open edit every port has its edge, every spec is what its op infers, and there is no cycle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, overload
 
+from graphwright.array import CPU
 from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
+from graphwright.program.axes.axes import axes
 from graphwright.program.constraints import Constraints
+from graphwright.program.derived.gradient import differentiate
+from graphwright.program.diff import diff
+from graphwright.program.editing.history import History
+from graphwright.program.editing.journal import Journal
+from graphwright.program.editing.replace import expand, extract
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.errors import FeedError
-from graphwright.program.hashing import StructureHash
-from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED
-from graphwright.program.op_graph import Editable, Value
+from graphwright.program.files.parameters import load_parameters, save_parameters
+from graphwright.program.files.save import save
+from graphwright.program.fork import at, fork
+from graphwright.program.gates import gates
+from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
+from graphwright.program.op_graph import OpGraph, Ref, Value
+from graphwright.program.run import evaluate, run
+from graphwright.program.selection import Selection
+from graphwright.program.validate import validate
 from graphwright.program.weights import Weights
-from graphwright.verbs import verb
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
+    from graphwright.array import Device, NDArray
+    from graphwright.autograd import Tensor, Variable
     from graphwright.files import StrPath
     from graphwright.graph import EdgeId
-    from graphwright.program.axes.axes import Axes
+    from graphwright.plan import Plan
     from graphwright.program.axes.units import Units
-    from graphwright.program.diff import ProgramDiff
+    from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.draw import NodeNote, PictureOptions
-    from graphwright.program.editing.journal import Entry, Journal
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.gates import Gates
+    from graphwright.program.editing.journal import Entry
     from graphwright.program.run import Run
-    from graphwright.program.selection import Selection
-    from graphwright.program.validate import AssemblyReport
 
 
-class Program(Editable):
-    """A directed graph of operations that is edited while it runs. How it is read is said by `Structure`.
+class Program(OpGraph):
+    """A directed graph of ops and its weights, edited while it runs. `OpGraph` has the methods that read the graph.
 
     Attributes:
-        graph: nodes and edges; read it freely, change it through `edit` only.
+        graph: nodes and edges; read it freely, change it only through `edit`.
         weights: variables by checkpoint key.
-        history_bytes: of arrays that undo keeps in memory; beyond it the oldest lie in a temporary file, none is lost.
-        version: rises with every committed edit; a plan belongs to one version.
-        derived: what layers above keep with the program and can make again (plans); it goes with it.
-        journal: every edit that was made, undone and redone.
-        valid: False while an edit with `check=False` left it broken; `validate()` says where.
-        constraints: conditions that go with it; enforced ones are checked at every commit.
-        checkpoints: subgraphs whose inner values gradients compute again; see `checkpoint`.
-        readonly: True for a past state given by `at`; fork it to go on from there.
-        source: for a program derived from another by rewriting: that one and the version it had.
+        history_bytes: limit of the arrays that undo keeps in memory; the oldest beyond it go to a temporary file.
+        version: increases with every committed edit; a plan belongs to one version.
+        derived: what upper layers cache with the program and can rebuild, plans for example.
+        journal: every edit, undo and redo.
+        valid: False while an edit with `check=False` left the program broken; `validate()` reports where.
+        constraints: conditions on the program; every commit checks the enforced ones.
+        checkpoints: subgraphs whose inner values the backward recomputes; see `checkpoint`.
+        readonly: True for a past state returned by `at`; fork it to continue from there.
+        source: for a derived program, the program it was derived from and the version of that.
     """
 
     def __init__(self, name: str = "program") -> None:
-        from graphwright.program.editing.history import History
-        from graphwright.program.editing.journal import Journal
-
         super().__init__()
         self.name = name
         self.weights = Weights()
         self.version = 0
-        self.journal: Journal = Journal()
+        self.journal = Journal()
         self.history_bytes = 4 << 30
         self.valid = True
         self.readonly = False
@@ -72,13 +78,16 @@ class Program(Editable):
         self.source: tuple[Program, int] | None = None
         self.constraints = Constraints()
         self.checkpoints: tuple[frozenset[NodeId], ...] = ()
-        self._structure = StructureHash(self)
         self.history = History(self)
         self.graph.describe = self.history.describe
 
+    def empty(self, name: str) -> Self:
+        """Return a new program without nodes; code below this class makes programs by it."""
+        return type(self)(name)
+
     @property
     def version(self) -> int:
-        """Rises with every edit."""
+        """The number of committed edits, undos and redos, counted on from the program this one was forked from."""
         return self._version
 
     @version.setter
@@ -86,106 +95,79 @@ class Program(Editable):
         self._version = value
         changes.rise()
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- inspection --------------------------------------------------------------------------------------------------
+    axes = axes
+    gates = gates
+    validate = validate
+    diff = diff
+
+    @overload
+    def select(
+        self, pattern: str = "**", *, units: None = None, op: str | None = None, kind: str | None = None,
+        dtype: object = None, where: Callable[[NodeId], bool] | None = None, regex: str | None = None,
+    ) -> Selection: ...  # fmt: skip
+
+    @overload
+    def select(
+        self, pattern: str = "**", *, units: str, op: str | None = None, kind: str | None = None,
+        dtype: object = None, where: Callable[[NodeId], bool] | None = None, regex: str | None = None,
+    ) -> Units: ...  # fmt: skip
+
+    def select(
+        self,
+        pattern: str = "**",
+        *,
+        units: str | None = None,
+        op: str | None = None,
+        kind: str | None = None,
+        dtype: object = None,
+        where: Callable[[NodeId], bool] | None = None,
+        regex: str | None = None,
+    ) -> Selection | Units:
+        """Select nodes by path pattern and filters, see `Selection.of`.
+
+        Args:
+            units: `heads`, `neurons`, ...: return the units of this kind that the selected nodes produce.
+        """
+        selection = Selection.of(self, pattern, op=op, kind=kind, dtype=dtype, where=where, regex=regex)
+        return selection if units is None else selection.units(units)
+
     def constants(self) -> dict[str, NDArray]:
-        """The arrays of all params and consts by checkpoint key, each once, in order of their nodes."""
+        """Return the arrays of all params and consts by checkpoint key, in topological order."""
         stored = [n for n in self.order() if self.op(n) in (PARAM, CONST)]
         return {key: self.weights.array(key) for key in dict.fromkeys(self.key(n) for n in stored)}
 
-    @overload
-    def select(self, pattern: str = "**", *, units: None = None, **filters: Any) -> Selection: ...
+    def parameters(self) -> list[Parameter]:
+        """Return the trainable variables for an optimizer, in creation order, each tied one once."""
+        found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
+        return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
 
-    @overload
-    def select(self, pattern: str = "**", *, units: str, **filters: Any) -> Units: ...
-
-    def select(self, pattern: str = "**", *, units: str | None = None, **filters: Any) -> Selection | Units:
-        """Nodes by path pattern and filters; with `units`, the heads, neurons, ... that they make; see `Selection`."""
-        from graphwright.program.selection import Selection
-
-        selection = Selection.of(self, pattern, **filters)
-        return selection if units is None else selection.units(units)
-
-    def axes(self) -> Axes:
-        """Dimensions that are resized together, by name; see `program.axes`."""
-        from graphwright.program.axes.axes import axes
-
-        return axes(self)
-
-    def gates(self) -> Gates:
-        """Its gates by handle; see `program.gates`."""
-        from graphwright.program.gates import gates
-
-        return gates(self)
+    def variables(self) -> dict[str, Variable]:
+        """Return the variables of params and states by key, the contents of a saved training."""
+        nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
+        return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
 
     def hash(self) -> str:
-        """sha256 over structure and the bytes of all weights; equal programs have equal hashes."""
-        return self._structure.full()
+        """Return the sha256 of the structure and the bytes of all weights; equal programs have equal hashes."""
+        return self._structure.full(self.weights)
 
     def state_hash(self) -> str:
-        """As `hash`, with weights that lie untouched in an opened file, and slices of them, by reference."""
-        return self._structure.full(mapped_by_reference=True)
+        """Return a hash as `hash` does, but of weights still unread in an opened file hash their reference."""
+        return self._structure.full(self.weights, mapped_by_reference=True)
 
-    # -- beside others -----------------------------------------------------------------------------------------------
-    def fork(self, name: str | None = None) -> Program:
-        """A program of its own that starts as this one is and shares weights until written; see `program.fork`."""
-        from graphwright.program.fork import fork
-
-        return fork(self, name)
-
-    def at(self, ref: str | int) -> Program:
-        """A past state as a read-only program: of a mark, or after a journal entry; see `program.fork`."""
-        from graphwright.program.fork import at
-
-        return at(self, ref)
-
-    def diff(self, other: Program) -> ProgramDiff:
-        """What changed from `other` to this program; see `program.diff`."""
-        from graphwright.program.diff import diff
-
-        if not isinstance(other, Program):
-            raise UsageError("a program is compared with a program", got=repr(other)[:80])
-        return diff(self, other)
-
-    def validate(self) -> AssemblyReport:
-        """Check everything against everything else and report all that does not fit; see `program.validate`."""
-        from graphwright.program.validate import validate
-
-        return validate(self)
-
-    def extract(self, selection: Selection | Sequence[NodeId]) -> Program:
-        """A selection as a program that shares weights; see `program.replace`."""
-        from graphwright.program.editing.replace import extract
-
-        return extract(self, self.nodes_of(selection))
-
-    def save(
-        self,
-        directory: StrPath,
-        history: Literal["full", "edits", "none"] = "full",
-        overwrite: bool = False,
-        max_shard_size: int | str = "5GB",
-        companions: Mapping[str, bytes] | None = None,
-    ) -> Path:
-        """Save into a directory that appears whole or not at all; see `program.save`."""
-        from graphwright.program.files.save import save
-
-        return save(self, directory, history, overwrite, max_shard_size, companions)
+    # -- other programs and files ------------------------------------------------------------------------------------
+    fork = fork
+    at = at
+    extract = extract
+    save = save
+    save_parameters = save_parameters
+    load_parameters = load_parameters
 
     def to_onnx(self, path: StrPath, *, overwrite: bool = False, opset: int = 20, cache: bool = False) -> Path:
-        """Write an ONNX file, named sizes left open; see `graphwright.models.onnx.save_onnx`."""
-        return verb("to_onnx")(self, path, overwrite=overwrite, opset=opset, cache=cache)
+        """Write an ONNX file with symbolic sizes left open; see `graphwright.models.onnx.save_onnx`."""
+        from graphwright.models.onnx import save_onnx
 
-    def save_parameters(self, path: StrPath) -> None:
-        """Write the params to a safetensors file; see `program.parameters`."""
-        from graphwright.program.files.parameters import save_parameters
-
-        save_parameters(self, path)
-
-    def load_parameters(self, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
-        """Take the values of params from a safetensors file, all or none; see `program.parameters`."""
-        from graphwright.program.files.parameters import load_parameters
-
-        return load_parameters(self, path, strict)
+        return save_onnx(self, path, overwrite=overwrite, opset=opset, cache=cache)
 
     # -- drawing -----------------------------------------------------------------------------------------------------
     def to_dot(
@@ -233,113 +215,117 @@ class Program(Editable):
         return notebook(self)
 
     # -- running -----------------------------------------------------------------------------------------------------
+    grad = differentiate
+
     def run(
         self,
         feeds: Mapping[str, Any] | None = None,
         *,
-        keep: str | Sequence[Any] = "all",
-        capture: Any = (),
-        patch: Mapping[Any, Any] | None = None,
+        keep: str | Sequence[Ref] = "all",
+        capture: Sequence[PatchPoint] = (),
+        patch: Mapping[PatchPoint, Any] | None = None,
         state: Mapping[str, Variable] | None = None,
         **named: Any,
     ) -> Run:
-        """Run node by node, so that every value can be read; see `graphwright.program.run.run`."""
-        from graphwright.program.run import run
-
-        if not isinstance(feeds, Mapping | None):
-            raise FeedError("inputs come by name", where=self.name, expected=self.input_names(), got=repr(feeds)[:80])
-        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
-
-    def __call__(self, **feeds: Any) -> Any:
-        """Run on tensors, differentiable and traceable; one tensor, or a dict if there are several outputs."""
-        from graphwright.program.run import evaluate
-
-        results = evaluate(self, feeds)
-        return next(iter(results.values())) if len(results) == 1 else results
-
-    def parameters(self) -> list[Parameter]:
-        """The trainable variables, in order of creation, tied ones once: what an optimizer takes."""
-        found = (self.weights[self.key(n)] for n in self.params() if self.attrs(n).get("trainable", True))
-        return list(dict.fromkeys(v for v in found if isinstance(v, Parameter)))
-
-    def variables(self) -> dict[str, Variable]:
-        """Params and states by key: what a saved training holds."""
-        nodes = (n for n in self.nodes() if self.op(n) in (PARAM, STATE))
-        return {key: self.weights[key] for key in dict.fromkeys(map(self.key, nodes))}
-
-    def grad(
-        self,
-        outputs: Any,
-        wrt: Sequence[Any],
-        sizes: Mapping[str, int] | None = None,
-        *,
-        seeded: bool = False,
-        mode: Literal["full", "one_step"] = "full",
-        steps: int = 1,
-    ) -> Program:
-        """The program of d Σ outputs / d wrt; see `graphwright.program.derived.gradient`."""
-        from graphwright.program.derived.gradient import differentiate
-
-        return differentiate(self, outputs, wrt, sizes or {}, seeded=seeded, mode=mode, steps=steps)
-
-    def checkpoint(self, selection: Selection | Sequence[NodeId | str] | None) -> None:
-        """Mark a subgraph: gradients compute its inner values again from what it reads, instead of keeping them.
-
-        Results and gradients keep their bits; the memory of a step falls, each inner operation runs once more. It
-        holds for `grad`, `run.grad` and steps compiled with `gw.compile`; it is no edit, and is not saved.
+        """Run node by node, so that every value can be read; see `graphwright.program.run.run`.
 
         Args:
-            selection: op nodes; None takes all marks back.
-        Raises: UsageError for no op node, or for one that is marked already.
+            feeds, named: arrays or tensors by input name.
+        """
+        if not isinstance(feeds, Mapping | None):
+            raise FeedError(
+                "inputs must be a mapping", where=self.name, expected=self.input_names(), got=repr(feeds)[:80]
+            )
+        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
+
+    def __call__(self, **feeds: Any) -> dict[str, Tensor]:
+        """Run on tensors, differentiable and traceable; returns the outputs by name."""
+        return evaluate(self, feeds)
+
+    def checkpoint(self, selection: Selection | Sequence[NodeId | str] | None) -> None:
+        """Mark a subgraph whose inner values gradients recompute instead of keeping them.
+
+        Results and gradients are bit-equal; a step needs less memory and runs each inner op once more. The mark holds
+        for `grad`, `run.grad` and steps compiled with `gw.compile`; it is no edit and is not saved.
+
+        Args:
+            selection: op nodes; None removes all marks.
+        Raises: UsageError for nodes that are not ops or are already marked.
         """
         nodes = frozenset(() if selection is None else self.nodes_of(selection))
         marked = frozenset[NodeId]().union(*self.checkpoints)
         wrong = sorted(self.path(n) for n in nodes if n in marked or self.op(n) in KINDS)
         if wrong or (selection is not None and not nodes):
             raise UsageError(
-                "a checkpoint is made of op nodes that no other one has",
+                "these nodes cannot be a gradient checkpoint",
                 where=self.name,
+                expected="op nodes that no other checkpoint contains",
                 got=", ".join(wrong[:5]) or "an empty selection",
-                fix="checkpoint(None) takes all marks back",
+                fix="checkpoint(None) removes all checkpoints",
             )
         self.checkpoints = () if selection is None else (*self.checkpoints, nodes)
         self.derived.pop("gradients", None)
         changes.rise()
 
-    def compile(self, *args: Any, **options: Any) -> Any:
-        """A plan for given input shapes; see `graphwright.plan.compile`."""
-        return verb("compile_program")(self, *args, **options)
+    def compile(
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+        freeze: bool = False,
+        rewrites: str = "exact",
+        layout: str = "reuse",
+        watch: Sequence[str] = (),
+        executor: str = "aten",
+        patch: Sequence[PatchPoint] = (),
+        device: Device | str = CPU,
+        remat: int | None = None,
+        poison: bool = False,
+        **named: Any,
+    ) -> Plan:
+        """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
+        from graphwright.plan import compile_program
+
+        return compile_program(
+            self,
+            inputs,
+            outputs=outputs,
+            freeze=freeze,
+            rewrites=rewrites,
+            layout=layout,
+            watch=watch,
+            executor=executor,
+            patch=patch,
+            device=device,
+            remat=remat,
+            poison=poison,
+            **named,
+        )
 
     # -- editing -----------------------------------------------------------------------------------------------------
+    expand = expand
+
     def edit(
         self, why: str, *, author: str = "human", tool: str | None = None, check: bool = True, keep_undo: bool = True
     ) -> Transaction:
         """Open an edit: `with program.edit("drop a branch") as e: ...` is one undo step.
 
         Args:
-            why: what the journal says.
+            why: reason, for the journal.
             author: `human`, `gate`, `evolution` or `pass`.
             tool: name of the program that edits, if one does.
-            check: False admits a broken state, a cycle too (`program.valid` is False then), so that it can be repaired.
-            keep_undo: False keeps nothing to undo it with: `undo` stops there.
-        Raises: on exit PortEmpty, SpecMismatch or CycleError; with any error the program is as before, bit for bit.
+            check: False admits a broken state, even a cycle, so that it can be repaired; `valid` is False until then.
+            keep_undo: False stores nothing for undo: `undo` stops at this edit.
+        Raises: on exit PortEmpty, SpecMismatch or CycleError; after any error the program is as before, bit for bit.
         """
-        from graphwright.program.editing.transaction import Transaction
-
         return Transaction(self, why, author, tool, check, keep_undo)
 
-    def expand(self, nodes: Iterable[NodeId], why: str = "expand fused ops") -> list[NodeId]:
-        """Replace fused ops by primitives that compute the same, in one edit; see `program.editing.expand`."""
-        from graphwright.program.editing.replace import expand
-
-        return expand(self, nodes, why)
-
     def undo(self, n: int = 1) -> None:
-        """Take back the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""
+        """Undo the last `n` edits: structure and weight bytes. Raises: NotUndoable, and nothing is undone."""
         self.history.walk(n, back=True)
 
     def redo(self, n: int = 1) -> None:
-        """Make the last `n` undone edits again. Raises: NotUndoable, and nothing is redone."""
+        """Redo the last `n` undone edits. Raises: NotUndoable, and nothing is redone."""
         self.history.walk(n, back=False)
 
     def mark(self, name: str) -> None:
@@ -347,20 +333,20 @@ class Program(Editable):
         self.history.mark(name)
 
     def rollback(self, name: str) -> int:
-        """Undo to a mark; returns the number of entries undone."""
+        """Undo to a mark; returns the number of undone entries."""
         return self.history.rollback(name)
 
     def blame(self, ref: NodeId | Value | EdgeId | str) -> list[Entry]:
-        """Journal entries that made or changed a node, an edge, a path or a checkpoint key; also of deleted ones."""
+        """Return the journal entries that made or changed a node, edge, path or checkpoint key, also a deleted one."""
         if isinstance(ref, str):
             return self.history.blame(self._names.get(ref), ref)
         return self.history.blame(ref.node if isinstance(ref, Value) else ref, None)
 
     def on_edit(self, listener: Callable[[Entry], object]) -> Callable[[], None]:
-        """Call `listener(entry)` after each commit, undo and redo; returns the call that stops it.
+        """Call `listener(entry)` after each commit, undo and redo; returns a function that unregisters the listener.
 
-        `entry.edits` is what was done, `entry.cone` the nodes that inference looked at. The commit stands whatever the
-        listener does: its exception is logged by `graphwright.program`.
+        `entry.edits` lists the primitive edits, `entry.cone` the nodes that inference visited. An exception of the
+        listener does not affect the commit; the logger `graphwright.program` records it.
         """
         self.history.listeners.append(listener)
         return lambda: self.history.listeners.remove(listener)
@@ -370,12 +356,3 @@ class Program(Editable):
             f"Program({self.name!r}, {len(self)} nodes, {self.graph.edge_count} edges, "
             f"{len(self.params())} params, version {self.version})"
         )
-
-    def sort_weights(self, edits: Sequence[object]) -> None:
-        """After edits that put nodes in or out: list the weights by creation of the first node that stands for each."""
-        if not any(getattr(edit, "op", None) in STORED for edit in edits):
-            return
-        ranks: dict[str, int] = {}
-        for node in (n for kind in STORED for n in self.of_kind(kind)):
-            ranks[self.key(node)] = min(ranks.get(self.key(node), self.seq(node)), self.seq(node))
-        self.weights.sort(ranks)

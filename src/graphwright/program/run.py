@@ -1,6 +1,6 @@
-"""Running a program node by node on arrays: every value can be read, and the gradient taken, after the run.
+"""Running a program node by node on arrays: afterwards every value can be read, and the gradient taken.
 
-This is the slow, plain meaning of a program; a plan must agree with it bit for bit.
+This is the slow reference semantics of a program; a plan must agree with it bit for bit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import call
 from graphwright.program.derived.rewrite import feed_name, patch_point
-from graphwright.program.errors import FeedError, Released, StaleRun
-from graphwright.program.gates import fold, foldable, worth
-from graphwright.program.kinds import CONST, INPUT, STORED, WRITE
-from graphwright.program.op_graph import Value
+from graphwright.program.errors import FeedError, StaleRun, ValueReleased
+from graphwright.program.gates import fold, foldable, folding_pays
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, STORED
+from graphwright.program.op_graph import Ref, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, int]]:
-    """Feeds as tensors of the declared dtypes, and the numbers behind named sizes.
+    """Return the inputs as tensors of the declared dtypes, and the numbers of named sizes.
 
-    Raises: FeedError listing every missing, unknown, misshapen or mistyped feed.
+    Raises: FeedError listing every input that is missing, unknown or has another shape or dtype.
     """
     dims: dict[str, int] = {}
     result: dict[str, Any] = {}
@@ -49,31 +49,30 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
             wrong.append(f"{name}: {error.what}, got {error.got}")
             continue
         if tensor.dtype is not spec.dtype:
-            if not _exact(tensor, spec):
+            if not _converts_exactly(tensor, spec):
                 wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
                 continue
             tensor = tensor.to(spec.dtype)
         if not spec.match(tensor.shape, dims):
-            bound = spec.bind(dims)
-            wrong.append(f"{name}: expected {bound}, got {tensor.spec}")
+            wrong.append(f"{name}: expected {spec.bind(dims)}, got {tensor.spec}")
         result[name] = tensor
     if wrong:
         raise FeedError(
-            "inputs do not fit:\n  " + "\n  ".join(wrong),
+            "the inputs do not match their declaration:\n  " + "\n  ".join(wrong),
             where=p.name,
             expected=", ".join(f"{n}: {s}" for n, s in declared.items()),
         )
     return result, dims
 
 
-def _exact(tensor: Tensor, spec: Spec) -> bool:
-    """True if a conversion to the declared dtype cannot change a value: within the kind, to at least the width."""
+def _converts_exactly(tensor: Tensor, spec: Spec) -> bool:
+    """Return True if the conversion to the declared dtype keeps all values: same kind, and at least the width."""
     have, want = tensor.dtype, spec.dtype
     return have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64")
 
 
 def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
-    """The results of one node on arrays or tensors. Raises: ComputeError or UsageError with its path and origin."""
+    """Return the results of one node on arrays or tensors. Raises: the op's error with the node's path and origin."""
     if not ins and p.is_junction(node):
         spec = p.spec(node).bind(dims)
         zero = empty(spec.sizes, spec.dtype)
@@ -88,28 +87,28 @@ def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, i
 
 
 def origin(p: Program, node: NodeId) -> str:
-    """Where a node that failed comes from: what it reads, and the edit that last touched it."""
+    """Describe a failed node: its operands, and the edit that changed it last."""
     reads = ", ".join(f"{p.path(v)}: {p.spec(v)}" for v in p.operands(node)) or "nothing"
     entries = sorted([*p.blame(node), *p.blame(p.path(node))], key=lambda entry: entry.seq)
-    edit = f'; edit "{entries[-1].why}" touched it last' if entries else ""
+    edit = f'; edit "{entries[-1].why}" changed it last' if entries else ""
     return f"{p.path(node)} reads {reads}{edit}"
 
 
 def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Run on tensors: taped if gradients are wanted, recorded under the nodes' names inside a trace.
+    """Run on tensors: taped if gradients are needed, and recorded under the nodes' names inside a trace.
 
-    Returns: the outputs by name. Params are the program's own variables, so gradients land on them.
+    Returns: the outputs by name. Params are the program's own variables, which receive the gradients.
     """
     recorder: Any = active_recorder.get()
     checked, dims = check_feeds(p, feeds)
-    values = tensors(p, checked, dims, [*p.outputs(), *p.writes()], trained=True)
+    values = tensors(p, checked, dims, [*p.outputs(), *p.assigns()], trained=True)
     outputs = {name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
-    if p.writes():
-        pairs = [p.operands(node) for node in p.order() if p.op(node) == WRITE]
-        written = [p.weights[p.key(target.node)] for target, _ in pairs]
-        now = recorder.resolved if recorder is not None else lambda t: _apart(t, written)
+    if p.assigns():
+        pairs = [p.operands(node) for node in p.order() if p.op(node) == ASSIGN]
+        assigned = [p.weights[p.key(target.node)] for target, _ in pairs]
+        now = recorder.resolved if recorder is not None else lambda t: _detached(t, assigned)
         outputs = {name: now(t) for name, t in outputs.items()}
-        for variable, value in zip(written, [now(values[v]) for _, v in pairs], strict=True):
+        for variable, value in zip(assigned, [now(values[v]) for _, v in pairs], strict=True):
             variable.assign(value)
     return outputs
 
@@ -123,13 +122,13 @@ def tensors(
     *,
     trained: bool = False,
 ) -> dict[Value, Tensor]:
-    """Every value that the roots need, as tensors; writes nothing.
+    """Return every value that the roots need, as tensors; no variable is written.
 
     Args:
-        feeds, dims: as `check_feeds` gives them.
-        states: values by key that stand for those of variables.
-        trained: gradients by weights are wanted: gates may multiply these instead (`gates.folded`), so that what is
-            between a gate and its product is without the gate.
+        feeds, dims: as `check_feeds` returns them.
+        states: values by key to use in place of variables.
+        trained: gradients of weights are needed: gates may multiply these instead (`gates.fold`), and values between
+            such a gate and its product are then without the gate.
     """
     refuse_broken(p)
     recorder: Any = active_recorder.get()
@@ -137,17 +136,17 @@ def tensors(
     if recorder is not None:
         recorder.depends(p)
         recorder.assume(lambda: p.checkpoints)
-        here = object()  # another run in the same trace has subgraphs of its own
+        here = object()  # each run in one trace has its own checkpoint groups
         groups = {node: (here, k) for k, group in enumerate(p.checkpoints) for node in group}
     values: dict[Value, Tensor] = {}
     needed = p.reachable(roots)
     late = foldable(p, {v for v in roots if isinstance(v, Value)}) if trained else {}
-    folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate its weight takes
+    folded: dict[NodeId, NodeId] = {}  # product -> the site whose gate multiplies its weight
     for node in p.order():
         op = p.op(node)
-        if node not in needed or op == WRITE:
+        if node not in needed or op == ASSIGN:
             continue
-        if node in late and worth(p, node, late[node], values):
+        if node in late and folding_pays(p, node, late[node], values):
             values[Value(node)], folded[late[node]] = values[p.operands(node)[0]], node
             continue
         if op in STORED:
@@ -174,27 +173,24 @@ def tensors(
     return values
 
 
-def _apart(tensor: Tensor, written: Sequence[Variable]) -> Tensor:
-    """A tensor whose value stays when the given variables are written to."""
-    assert isinstance(tensor.data, NDArray)  # nothing is traced here
-    memory = {id(w.data.storage) for w in written}
+def _detached(tensor: Tensor, assigned: Sequence[Variable]) -> Tensor:
+    """Return the tensor, or a copy if its memory is that of a variable that is about to be assigned."""
+    assert isinstance(tensor.data, NDArray)  # not inside a trace
+    memory = {id(w.data.storage) for w in assigned}
     return tensor.clone() if id(tensor.data.storage) in memory else tensor
-
-
-Ref = NodeId | Value | str
 
 
 class Run:
     """The values of one run; `with program.run(...) as run:` frees them at the end.
 
     Attributes:
-        program, version: what ran.
-        values: arrays by value; every node's, or those asked for.
-        keep: which those are: `all`, `outputs` or `some`.
-        seconds: how long the run took.
+        program, version: the state that ran.
+        values: the arrays that were kept, by value.
+        keep: which values those are: `all`, `outputs` or `some`.
+        seconds: duration of the run.
         times: seconds by node, of every node that ran.
-        patched: True if a value was put in the place of a computed one.
-        closed: True once the values were let go.
+        patched: True if a value was replaced by a patch.
+        closed: True once the values are freed.
     """
 
     def __init__(self, program: Program, keep: str, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> None:
@@ -208,7 +204,7 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values kept, each block of memory once; weights and feeds among them are not counted."""
+        """Bytes of the kept values, each block of memory once; weights and inputs are not counted."""
         foreign = [v.data for v in self.program.weights.values() if isinstance(v.data, NDArray)]
         foreign += self._feeds.values()
         own = {id(array.storage) for array in foreign}
@@ -216,10 +212,10 @@ class Run:
         return sum(blocks.values())
 
     def value(self, ref: Ref) -> NDArray:
-        """The array of a node or value. Raises: Released if it was not kept, or the run is closed."""
+        """Return the array of a node or value. Raises: ValueReleased if it was not kept, or the run is closed."""
         wanted = self.program.value(ref)
         if wanted not in self.values:
-            raise Released(
+            raise ValueReleased(
                 "the run is closed" if self.closed else "this value was freed after its last reader",
                 where=self.program.path(wanted),
                 fix="read values before close()" if self.closed else "run(..., keep='all')",
@@ -229,26 +225,26 @@ class Run:
     def grad(
         self, outputs: Ref | Sequence[Ref], wrt: Sequence[Ref], seed: Sequence[Any] | None = None
     ) -> list[NDArray]:
-        """Gradients of Σ outputs (with seeds: Σ seed · output), by `program.grad` on the values of this run.
+        """Return the gradients of Σ outputs (with seeds: Σ seed · output), by `program.grad` on the values of this run.
 
         Args:
             outputs: floating values, or names of nodes or outputs.
             wrt: params, inputs or inner values.
             seed: an array per output, of its shape and dtype; ones by default.
         Returns: an array per `wrt`, in order.
-        Raises: StaleRun if the program or a weight changed since; Released after `close()`; as `program.grad`.
+        Raises: StaleRun if the program or a weight changed since; ValueReleased after `close()`; as `program.grad`.
         """
         self._check_fresh()
-        roots = [outputs] if isinstance(outputs, Value | NodeId | str) else list(outputs)
+        roots = [outputs] if isinstance(outputs, Ref) else list(outputs)
         if seed is not None and len(seed) != len(roots):
-            raise UsageError("one seed per output", where=self.program.name, expected=len(roots), got=len(seed))
+            raise UsageError("wrong number of seeds", where=self.program.name, expected=len(roots), got=len(seed))
         gradient = self.program.grad(outputs, wrt, self._dims, seeded=seed is not None)
         seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
         known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
         given = {}
         for node in gradient.nodes():
             if gradient.op(node) == CONST:
-                continue  # it has the gradient's own as well, under names that are free there
+                continue  # a const of the gradient itself may have a path of the program
             path, several = gradient.path(node), len(gradient.specs(node)) > 1
             if path in known and not several and gradient.op(node) == self.program.op(known[path][0].node):
                 given[Value(node)] = known[path][1]
@@ -258,10 +254,10 @@ class Run:
     def _check_fresh(self) -> None:
         p = self.program
         if self.closed:
-            raise Released("the run is closed", where=p.name, fix="take gradients before close()")
+            raise ValueReleased("the run is closed", where=p.name, fix="take gradients before close()")
         if self.patched:
             raise UsageError(
-                "a patched run has no gradient: what it computed is not what the program says",
+                "a patched run has no gradient: its values are not those of the program",
                 where=p.name,
                 fix="make the patch an edit, or run without it",
             )
@@ -283,7 +279,7 @@ class Run:
             raise StaleRun("weights changed after this run", where=p.name, got=", ".join(changed[:5]), fix="run again")
 
     def close(self) -> None:
-        """Let go of the values; weights, feeds and arrays that were taken out stay. May be called again."""
+        """Free the values; weights, inputs and arrays that the caller holds stay. May be called again."""
         self.values, self._feeds, self._weights, self.closed = {}, {}, {}, True
 
     def __enter__(self) -> Self:
@@ -317,40 +313,40 @@ def run(
     state: Mapping[str, Variable] | None = None,
     whole: bool = True,
 ) -> Run:
-    """Run node by node on arrays; states and params are written together at the end.
+    """Run node by node on arrays; states and params are assigned together at the end.
 
-    A value that is not kept is let go after its last reader; memory shared by views goes with the last of them.
-    It runs where the feeds lie. What is stored elsewhere, as a state that a plan moved to its device, is read by a copy
-    and written where it is.
+    A value that is not kept is freed after its last reader; memory that views share is freed with the last of them. The
+    run is on the device of the inputs: a variable on another device, such as a state that a plan moved, is copied to
+    be read and assigned where it is.
 
     Args:
         feeds: arrays or tensors by input name.
         keep: "all", "outputs", or the values to keep beside the outputs.
-        capture: more values (or what edges carry) to keep.
-        patch: arrays to put in place of a node's first result, a value, or what one edge carries; of its spec.
-        given: values known already: their nodes do not run, nor what only these need.
-        state: variables by key to run on instead of the program's own, see `State`.
-        whole: False runs what the values to keep need and no more: neither outputs nor writes.
-    Raises: FeedError before anything runs; ComputeError with the node's path; a failed run writes nothing.
+        capture: more values (or values of edges) to keep.
+        patch: arrays that replace a node's first result, a value, or the value of one edge, with the same spec.
+        given: known values: their nodes do not run, nor those that only these need.
+        state: variables by key to use instead of the program's own, see `State`.
+        whole: False runs only what the kept values need, and assigns nothing.
+    Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
     """
     start = perf_counter()
     refuse_broken(p)
     checked, dims = check_feeds(p, feeds)
     arrays: dict[str, Any] = {name: t.data for name, t in checked.items()}
     wanted = {p.value(r) for r in (keep if not isinstance(keep, str) else ())}
-    places = [patch_point(p, r) for r in capture]
-    wanted |= {p.edge_value(at) if isinstance(at, EdgeId) else at for at in places}
-    here = next((a.device for a in arrays.values() if a.device != CPU), CPU)
-    swaps = _swaps(p, patch or {}, dims)
+    captured = [patch_point(p, r) for r in capture]
+    wanted |= {p.edge_value(at) if isinstance(at, EdgeId) else at for at in captured}
+    device = next((a.device for a in arrays.values() if a.device != CPU), CPU)
+    patches = _patches(p, patch or {}, dims)
     made = Run(p, "all" if keep == "all" else "some" if wanted else "outputs", arrays, dims)
-    made.patched = bool(swaps)
+    made.patched = bool(patches)
     values: dict[Value, Any] = dict(given or {})
     kept = wanted | set(p.outputs()) if whole else wanted
     known = {v.node for v in values}
-    needed = p.reachable([*kept, *(p.writes() if whole else ())], beyond=known) - known
+    needed = p.reachable([*kept, *(p.assigns() if whole else ())], beyond=known) - known
     order = [node for node in p.order() if node in needed]
     unread = Counter(p.edge_value(e) for node in order for e in p.in_edges(node))
-    writes: list[tuple[str, NDArray]] = []
+    assigned: list[tuple[str, NDArray]] = []
     for node in order:
         began, op = perf_counter(), p.op(node)
         edges = p.in_edges(node)
@@ -358,19 +354,19 @@ def run(
             array = _variable(p, p.key(node), state).data
             if array is p.weights.array(p.key(node)):
                 made._weights[p.key(node)] = array, array.storage.version
-            results: tuple[Any, ...] = (array.to(here),)
+            results: tuple[Any, ...] = (array.to(device),)
         elif op == INPUT:
             results = (arrays[p.path(node)],)
         else:
-            ins: list[Any] = [swaps[e] if e in swaps else values[p.edge_value(e)] for e in edges]
-            if op == WRITE:
-                writes.append((p.key(p.operands(node)[0].node), ins[1]))
+            ins: list[Any] = [patches[e] if e in patches else values[p.edge_value(e)] for e in edges]
+            if op == ASSIGN:
+                assigned.append((p.key(p.operands(node)[0].node), ins[1]))
                 results = ()
             else:
                 results = step(p, node, op, ins, dims)
             del ins
         for port, result in enumerate(results):
-            values[Value(node, port)] = swaps.get(Value(node, port), result)
+            values[Value(node, port)] = patches.get(Value(node, port), result)
         made.times[node] = perf_counter() - began
         if keep != "all":
             unread.subtract(p.edge_value(e) for e in edges)
@@ -378,13 +374,13 @@ def run(
             for v in read - kept:
                 if not unread[v]:
                     values.pop(v, None)
-    if writes:
-        fresh = [array.copy() for _, array in writes]  # all are read before any is written
-        memory = {id(_variable(p, key, state).data.storage) for key, _ in writes}
+    if assigned:
+        fresh = [array.copy() for _, array in assigned]  # all values are read before any variable is written
+        memory = {id(_variable(p, key, state).data.storage) for key, _ in assigned}
         values = {v: a.copy() if id(a.storage) in memory else a for v, a in values.items()}
-        for (key, _), array in zip(writes, fresh, strict=True):
+        for (key, _), array in zip(assigned, fresh, strict=True):
             _variable(p, key, state).own().copy_from(array)
-            if keep == "all":  # what the run read of it is kept; else the write makes the run stale
+            if keep == "all":  # the run kept the value it read; else the assignment makes the run stale
                 made._weights.pop(key, None)
     made.values = values if keep == "all" else {v: a for v, a in values.items() if v in kept}
     made.seconds = perf_counter() - start
@@ -395,15 +391,15 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
     return state[key] if state is not None and key in state else p.weights[key]
 
 
-def _swaps(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
-    """The arrays to put in place. Raises: FeedError listing all of another shape or dtype."""
+def _patches(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
+    """Return the replacing arrays. Raises: FeedError listing all with another shape or dtype."""
     found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
     wrong = []
     for at, array in found.items():
-        carried = p.edge_value(at) if isinstance(at, EdgeId) else at
-        expected = p.specs(carried.node)[carried.port].bind(dims)
+        value = p.edge_value(at) if isinstance(at, EdgeId) else at
+        expected = p.specs(value.node)[value.port].bind(dims)
         if array.spec != expected:
             wrong.append(f"{feed_name(p, at)}: expected {expected}, got {array.spec}")
     if wrong:
-        raise FeedError("patches do not fit:\n  " + "\n  ".join(wrong), where=p.name)
+        raise FeedError("patches have another shape or dtype:\n  " + "\n  ".join(wrong), where=p.name)
     return found

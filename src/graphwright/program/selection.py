@@ -1,4 +1,4 @@
-"""Selection: a set of nodes as a value that is counted and shown before anything is done with it."""
+"""Selection: a set of nodes, to be counted and shown before it is edited; and the path patterns that select nodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from graphwright.array import dtype as as_dtype
 from graphwright.errors import UsageError
-from graphwright.program.errors import ForeignNode
+from graphwright.program.axes.axes import KINDS as UNIT_KINDS
+from graphwright.program.axes.units import Units, layers
+from graphwright.program.errors import CountMismatch, EmptySelection, ForeignNode, StaleSelection
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
-    from graphwright.program.axes.units import Units
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
@@ -23,19 +25,19 @@ _MAX_RANGE = 100_000
 
 
 class BadPattern(UsageError):
-    """A pattern that cannot be read."""
+    """The pattern of a selection is malformed."""
 
 
 @lru_cache(512)
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The regular expression of a pattern; it matches a path, or the path of something below it.
+    """Return the regular expression of a pattern; it matches a path or a prefix of its segments.
 
     Per segment: `*` any characters (alone: one segment), `**` any number of segments, `[2-5]` an integer in the range,
-    `{q,k}` alternatives; everything else stands for itself.
+    `{q,k}` alternatives; all other text matches itself.
     Raises: BadPattern.
     """
     if not pattern:
-        raise BadPattern("an empty pattern", fix="'**' selects every node")
+        raise BadPattern("the pattern is empty", fix="'**' selects every node")
     parts = []
     for segment in _segments(pattern):
         parts.append(r"(?:[^.]+(?:\.|$))*" if segment == "**" else _segment(segment, pattern) + r"(?:\.|$)")
@@ -43,7 +45,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 
 def _segments(pattern: str) -> list[str]:
-    """Split at dots that stand outside braces."""
+    """Split at dots outside of braces."""
     segments, depth, start = [], 0, 0
     for i, char in enumerate(pattern):
         depth += (char == "{") - (char == "}")
@@ -54,7 +56,7 @@ def _segments(pattern: str) -> list[str]:
             start = i + 1
     segments.append(pattern[start:])
     if depth or not all(segments):
-        raise BadPattern("unbalanced braces or an empty segment", got=pattern)
+        raise BadPattern("the pattern has unbalanced braces or an empty segment", got=pattern)
     return segments
 
 
@@ -68,7 +70,7 @@ def _segment(segment: str, pattern: str) -> str:
         elif char == "[":
             found = re.match(r"\[(\d+)-(\d+)\]", segment[i:])
             if not found or int(found[2]) - int(found[1]) > _MAX_RANGE or int(found[1]) > int(found[2]):
-                raise BadPattern("a range is [low-high]", got=pattern)
+                raise BadPattern("malformed range in a pattern", expected="[low-high]", got=pattern)
             out.append("(?:" + "|".join(str(n) for n in range(int(found[1]), int(found[2]) + 1)) + ")")
             i += found.end()
         elif char == "{":
@@ -82,26 +84,14 @@ def _segment(segment: str, pattern: str) -> str:
 
 
 def stem(pattern: str) -> str:
-    """A text that every path begins with that a pattern selects."""
+    """Return a common prefix of all paths that a pattern selects."""
     return re.split(r"[*\[{]", pattern, maxsplit=1)[0].rstrip(".")
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Whether a pattern selects a path."""
+    """Return True if a pattern selects a path."""
     found = compile_pattern(pattern).match(path)
     return found is not None and (found.end() == len(path) or path[found.end() - 1] == "." or found.end() == 0)
-
-
-class EmptySelection(UsageError):
-    """A selection without nodes where some are needed."""
-
-
-class StaleSelection(UsageError):
-    """Nodes of the selection were deleted, or its axes resized, since it was made."""
-
-
-class CountMismatch(UsageError):
-    """A selection of another size than asserted."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -109,9 +99,9 @@ class Selection:
     """Nodes of one program, in topological order, with the query that found them.
 
     Attributes:
-        program, version: what was selected from, and when.
+        program, version: the state that was searched.
         nodes: handles, in topological order.
-        query: pattern and filters, for `refresh` and `why_not`; None for a set made of others.
+        query: pattern and filters, for `refresh` and `why_not`; None for a combination of selections.
     """
 
     program: Program
@@ -130,19 +120,19 @@ class Selection:
         where: Callable[[NodeId], bool] | None = None,
         regex: str | None = None,
     ) -> Selection:
-        """Nodes whose path matches and that pass every filter.
+        """Select the nodes whose path matches a pattern and that pass every filter.
 
         Args:
             pattern: dotted path pattern, see `graphwright.program.selection`.
             op: name of an op or kind (`param`, `input`, ...).
-            kind: `op` for all ops, `source` for inputs, params, consts and states.
+            kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
             dtype: of the first result.
             where: predicate on handles.
-            regex: must be found in the path.
+            regex: searched in the path.
         """
         query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
         tests = _tests(p, query)
-        found = [n for n in p.beginning(stem(pattern or "")) if all(test(n) for _, test in tests)]
+        found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
 
     # -- looking -----------------------------------------------------------------------------------------------------
@@ -157,14 +147,14 @@ class Selection:
         return [self.program.path(n) for n in self.nodes]
 
     def show(self) -> Selection:
-        """Print at most 40 lines: path, op, spec. Returns itself."""
-        print(self)  # the one method whose job is to print
+        """Print path, op and specs of the nodes, at most 40 lines; returns itself."""
+        print(self)  # printing is the purpose of this method
         return self
 
     def assert_count(self, n: int) -> Selection:
-        """Itself, if it has `n` nodes. Raises: CountMismatch with the first names."""
+        """Return itself. Raises: CountMismatch with the first names unless it has `n` nodes."""
         if self.count != n:
-            raise CountMismatch("the selection has another size", expected=n, got=f"{self.count}: {self.names()[:10]}")
+            raise CountMismatch("unexpected number of nodes", expected=n, got=f"{self.count}: {self.names()[:10]}")
         return self
 
     def __len__(self) -> int:
@@ -204,62 +194,51 @@ class Selection:
         return self._made(set(self.program.nodes()) - set(self.nodes))
 
     def nth(self, i: int) -> Selection:
-        """The i-th node alone; negative counts from the end. Raises: CountMismatch."""
+        """Select only the i-th node; negative counts from the end. Raises: CountMismatch."""
         if not -self.count <= i < self.count:
-            raise CountMismatch("the selection has no such node", expected=f"0 to {self.count - 1}", got=i)
+            raise CountMismatch("node number out of range", expected=f"0 to {self.count - 1}", got=i)
         return self._made({self.nodes[i]})
 
     def where(self, test: Callable[[NodeId], bool]) -> Selection:
-        """Nodes that pass a test."""
+        """Select the nodes that pass a test."""
         return self._made({n for n in self.nodes if test(n)})
 
     def parents(self, k: int = 1) -> Selection:
-        """Nodes at most `k` edges upstream, the selection itself left out."""
+        """Select nodes at most `k` edges upstream, without the selection itself."""
         return self._grown(k, self.program.graph.predecessors)
 
     def children(self, k: int = 1) -> Selection:
-        """Nodes at most `k` edges downstream, the selection itself left out."""
+        """Select nodes at most `k` edges downstream, without the selection itself."""
         return self._grown(k, self.program.graph.successors)
 
     def between(self, other: Selection) -> Selection:
-        """Nodes on a path from this selection to the other, both ends included."""
-        up = self.program.reachable(self._other(other))
-        down = set(self.nodes)
-        stack = list(self.nodes)
-        while stack:
-            for after in self.program.graph.successors(stack.pop()):
-                if after not in down:
-                    down.add(after)
-                    stack.append(after)
-        return self._made(up & down)
+        """Select the nodes on paths from this selection to the other, ends included."""
+        return self._made(self.program.reachable(self._other(other)) & self.program.dependents(self.nodes))
 
     def inner(self) -> Selection:
-        """Nodes that no edge connects with the outside."""
+        """Select the nodes that no edge connects with the outside."""
         return self - self.boundary()
 
     def boundary(self) -> Selection:
-        """Nodes with an edge from or to the outside."""
+        """Select the nodes with an edge from or to the outside."""
         inside, graph = set(self.nodes), self.program.graph
         return self.where(lambda n: any(m not in inside for m in (*graph.predecessors(n), *graph.successors(n))))
 
     def in_edges(self) -> tuple[EdgeId, ...]:
-        """Edges that enter from outside, by target and port."""
+        """Return the edges that enter from outside, by target and port."""
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.in_edges(n) if p.graph.source(e) not in inside)
 
     def out_edges(self) -> tuple[EdgeId, ...]:
-        """Edges that leave to the outside, by source."""
+        """Return the edges that leave to the outside, by source."""
         inside, p = set(self.nodes), self.program
         return tuple(e for n in self.nodes for e in p.out_edges(n) if p.graph.target(e) not in inside)
 
     # -- units -------------------------------------------------------------------------------------------------------
     def units(self, kind: str) -> Units:
-        """Units of one kind (`heads`, `neurons`, ...) whose axes the selection makes; see `Units.within`."""
-        from graphwright.program.axes.axes import KINDS
-        from graphwright.program.axes.units import Units
-
-        if kind not in (*KINDS, "units"):
-            raise UsageError("no such kind of units", expected=", ".join((*KINDS, "units")), got=kind)
+        """Return the units of one kind (`heads`, `neurons`, ...) that the nodes produce; see `Units.within`."""
+        if kind not in (*UNIT_KINDS, "units"):
+            raise UsageError("unknown kind of units", expected=", ".join((*UNIT_KINDS, "units")), got=kind)
         return Units.within(self, kind)
 
     @property
@@ -269,17 +248,17 @@ class Selection:
 
     @property
     def kv_groups(self) -> Units:
-        """Key heads, each with the query heads that read it."""
+        """Key heads, each with its query heads."""
         return self.units("kv_groups")
 
     @property
     def neurons(self) -> Units:
-        """Inner units of an MLP."""
+        """Hidden units of an MLP."""
         return self.units("neurons")
 
     @property
     def channels(self) -> Units:
-        """Channels: the residual width, or those of convolutions."""
+        """Channels of the residual stream or of convolutions."""
         return self.units("channels")
 
     @property
@@ -289,31 +268,29 @@ class Selection:
 
     @property
     def layers(self) -> Units:
-        """Numbered modules that the selection lies in, `layers.3`; see `program.layers`."""
-        from graphwright.program.axes.units import Units, layers
-
+        """Numbered modules, such as `layers.3`, that contain the nodes."""
         self.names()  # raises StaleSelection
         here, whole = layers(self.program, self.nodes), layers(self.program)
         chosen = {prefix: tuple(whole[prefix].index(n) for n in numbers) for prefix, numbers in here.items()}
         return Units(self.program, chosen, {prefix: len(whole[prefix]) for prefix in here})
 
-    # -- staying true ------------------------------------------------------------------------------------------------
+    # -- refreshing -------------------------------------------------------------------------------------------------
     def refresh(self) -> Selection:
-        """The same query on the present program."""
+        """Repeat the query on the present program."""
         if self.query is None:
             alive = [n for n in self.nodes if n in self.program.graph]
             return replace(self, nodes=_ordered(self.program, alive), version=self.program.version)
         return Selection.of(self.program, **self.query)
 
     def why_not(self, path: str) -> str:
-        """Which filter dropped a node."""
+        """Explain which filter dropped a node."""
         node = self.program.node(path)
         if node in self.nodes:
             return f"{path} is selected"
         for name, test in _tests(self.program, self.query or {}):
             if not test(node):
                 return f"{path} was dropped by {name}"
-        return f"{path} is not among the selected nodes: the set was made of other selections"
+        return f"{path} is not in the selections that were combined"
 
     def _alive(self) -> None:
         lost = [n for n in self.nodes if n not in self.program.graph]
@@ -321,24 +298,24 @@ class Selection:
             made = [_past_name(self.program, n) for n in lost]
             raise StaleSelection("selected nodes were deleted", got=", ".join(made[:10]), fix="selection.refresh()")
 
-    # -- verbs -------------------------------------------------------------------------------------------------------
+    # -- edits -------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
-        """Open an edit on the program, after the selection was checked. Raises: EmptySelection, StaleSelection."""
+        """Check the selection and open an edit of the program. Raises: EmptySelection, StaleSelection."""
         self._needed(allow_empty)
         return self.program.edit(why)
 
     def replace(self, subprogram: Program, why: str = "replace a selection") -> dict[str, NodeId]:
-        """Put another program in the selection's place, as one edit."""
+        """Replace the selection by another program, in one edit."""
         with self.edit(why) as e:
             return e.replace(self, subprogram)
 
     def remove(self, why: str = "remove a selection") -> None:
-        """Remove the nodes, as one edit; what reads them must be junctions."""
+        """Remove the nodes, in one edit; all their readers must be junctions."""
         with self.edit(why) as e:
             e.remove(self)
 
     def gate(self, kind: str = "hard_concrete", why: str = "gates on nodes", **options: Any) -> tuple[NodeId, ...]:
-        """Give each node of the selection a gate on its result, as one edit; see `Transaction.gate`."""
+        """Gate the result of each node, in one edit; see `Transaction.gate`."""
         with self.edit(why) as e:
             return e.gate(list(self.nodes), kind, **options)
 
@@ -348,13 +325,15 @@ class Selection:
             pattern = (self.query or {}).get("pattern", "")
             near = get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3)
             raise EmptySelection(
-                "nothing is selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
+                "no nodes are selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
             )
 
     def _other(self, other: Selection) -> set[NodeId]:
-        """Nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
+        """Return the nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
         if not isinstance(other, Selection) or other.program is not self.program:
-            raise ForeignNode("selections of one program combine", expected=repr(self), got=repr(other)[:120])
+            raise ForeignNode(
+                "selections of different programs cannot be combined", expected=repr(self), got=repr(other)[:120]
+            )
         other._alive()
         return set(other.nodes)
 
@@ -383,22 +362,20 @@ def _past_name(p: Program, node: NodeId) -> str:
 
 
 def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[NodeId], bool]]]:
-    """Filters of a query as (description, predicate)."""
-    from graphwright.array import dtype as named
-
+    """Return the filters of a query as (description, predicate)."""
     tests: list[tuple[str, Callable[[NodeId], bool]]] = []
     if (pattern := query.get("pattern")) is not None:
         if not isinstance(pattern, str):
-            raise BadPattern("a pattern is a text", got=repr(pattern)[:80], fix="where= takes a test of nodes")
+            raise BadPattern("a pattern must be a text", got=repr(pattern)[:80], fix="where= takes a predicate")
         tests.append((f"pattern={pattern!r}", lambda n: matches(pattern, p.path(n))))
     if (op := query.get("op")) is not None:
         tests.append((f"op={op!r}", lambda n: p.op(n) == op))
     if (kind := query.get("kind")) is not None:
         if kind not in ("op", "source"):
-            raise UsageError("unknown kind", expected="op or source", got=kind)
+            raise UsageError("unknown kind of nodes", expected="op or source", got=kind)
         tests.append((f"kind={kind!r}", lambda n: (p.op(n) in KINDS) == (kind == "source")))
     if (dtype := query.get("dtype")) is not None:
-        wanted = named(dtype)
+        wanted = as_dtype(dtype)
         tests.append((f"dtype={wanted.name!r}", lambda n: bool(p.specs(n)) and p.specs(n)[0].dtype is wanted))
     if (regex := query.get("regex")) is not None:
         found = re.compile(regex)

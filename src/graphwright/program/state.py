@@ -1,4 +1,4 @@
-"""State: what a program carries from one step to the next, as one thing to run on, reset, keep and go back to."""
+"""State: the loop-carried variables of a program, to run on, reset, save and restore together."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-class Snapshot:
-    """Values of variables at one time, in memory of its own.
+class StateSnapshot:
+    """Copies of the values of variables.
 
     Args:
-        variables: whose values are kept.
+        variables: to copy.
     """
 
     def __init__(self, variables: Mapping[str, Variable]) -> None:
-        self._kept: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
+        self._values: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
 
     def take(self, variables: Mapping[str, Variable]) -> None:
-        """Keep the values that they have now, in the memory there is where it fits."""
+        """Copy the present values, into the existing memory where spec and device are the same."""
         for key, variable in variables.items():
-            held = self._kept.get(key)
+            held = self._values.get(key)
             if held is not None and held.spec == variable.spec and held.device == variable.data.device:
                 held.copy_from(variable.data)
             else:
-                self._kept[key] = variable.data.copy()
+                self._values[key] = variable.data.copy()
 
     def put_back(self, variables: Mapping[str, Variable]) -> None:
-        """Give the variables these values, in place. Raises: UsageError with nothing changed, for others."""
-        wrong = [k for k, v in variables.items() if k not in self._kept or self._kept[k].spec != v.spec]
+        """Restore the values in place. Raises: UsageError for unknown or reshaped variables, and nothing is changed."""
+        wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
             raise UsageError(
-                "states were added or took another shape since",
+                "states were added or reshaped since the snapshot",
                 where=", ".join(wrong[:5]),
                 got=", ".join(str(variables[k].spec) for k in wrong[:5]),
-                fix="a new State, or undo the edit",
+                fix="make a new State, or undo the edit",
             )
         for key, variable in variables.items():
-            variable.own().copy_from(self._kept[key])
+            variable.own().copy_from(self._values[key])
 
 
 class State(Mapping[str, Variable]):
-    """The states of a program, and the params that it writes: key -> variable.
+    """The states of a program, and the params that it assigns: key -> variable.
 
-    Workspaces and `run(state=...)` take it, so that several sequences of steps can run on one program.
+    Executables and `run(state=...)` take it, so that several independent sequences can run on one program.
 
     Args:
         program: whose states.
-        own: True for variables of its own, which begin with the present values of the program's; else the program's.
+        own: True for new variables with the present values of the program's; else the program's own.
     """
 
     def __init__(self, program: Program, *, own: bool = False) -> None:
-        targets = [program.operands(write)[0].node for write in program.writes()]
+        targets = [program.operands(node)[0].node for node in program.assigns()]
         self._paths = {program.key(n): program.path(n) for n in (*program.states(), *targets)}
         self._variables = {key: program.weights[key] for key in self._paths}
         if own:
@@ -75,19 +75,19 @@ class State(Mapping[str, Variable]):
     def __len__(self) -> int:
         return len(self._variables)
 
-    def snapshot(self) -> Snapshot:
-        """The present values, to come back to any number of times."""
-        return Snapshot(self._variables)
+    def snapshot(self) -> StateSnapshot:
+        """Copy the present values, for `restore`."""
+        return StateSnapshot(self._variables)
 
-    def restore(self, mark: Snapshot) -> None:
-        """Go back to a snapshot. Raises: UsageError, with nothing changed, if a state has another shape since."""
+    def restore(self, mark: StateSnapshot) -> None:
+        """Restore a snapshot. Raises: UsageError if a state was reshaped since, and nothing is changed."""
         mark.put_back(self._variables)
 
     def reset(self, scope: str = "") -> None:
-        """Give states the values they had when this was made.
+        """Restore the values from when this object was made.
 
         Args:
-            scope: the path of a state or the beginning of one, "encoder" for `encoder.h`; all by default.
+            scope: path of a state, or a prefix such as "encoder" for `encoder.h`; all states by default.
         Raises: UsageError for a scope without a state.
         """
         inside = {k: v for k, v in self._variables.items() if f"{self._paths[k]}.".startswith(f"{scope}.") or not scope}
@@ -99,11 +99,11 @@ class State(Mapping[str, Variable]):
 
     @contextmanager
     def transaction(self) -> Iterator[State]:
-        """Steps inside the block count together: an error takes the states back to where they were."""
+        """On an error inside the block, restore the states from before it."""
         mark = self.snapshot()
         try:
             yield self
-        except BaseException:  # an interrupt too
+        except BaseException:  # also an interrupt
             self.restore(mark)
             raise
 

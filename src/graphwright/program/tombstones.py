@@ -1,29 +1,29 @@
-"""What was removed and where edges came from, so that undo and redo bring back the same handles at the same places.
+"""Records of removed nodes and edges and of rewired edges, so that undo and redo restore the same handles.
 
-Invariant: in `edit` mode nothing is revived. The other modes go strictly backwards (or forwards again) through what
-`edit` mode did, which is what the container's restores ask for.
+Invariant: in mode `edit` nothing is restored. The other modes step strictly backwards, or forwards again, through the
+changes of mode `edit`, which the restore functions of the graph require.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphwright.graph import RemovedNode
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, Graph, NodeId, OnlineOrder, RemovedEdge, RewiredEdge
+    from graphwright.graph import EdgeId, Graph, NodeId, RemovedEdge, RewiredEdge
 
 Mode = Literal["edit", "undo", "redo", "roll back"]
 
 
-class Graveyard:
-    """Records of removals by handle, and per edge the rewires that can be taken back and made again.
+class Tombstones:
+    """Removal records by handle and, per edge, the rewires to revert and to repeat.
 
     Attributes:
-        mode: what the program is doing: making new changes, or stepping through old ones.
-        removed: handle -> the record that revives it.
-        back: edge -> rewires to take back, the latest last; `forth`: rewires to make again.
+        mode: whether the program makes new changes or steps through old ones.
+        removed: handle -> the record that restores it.
+        back, forth: edge -> rewires to revert and to repeat, the latest last.
     """
 
     def __init__(self) -> None:
@@ -32,13 +32,13 @@ class Graveyard:
         self.back: dict[EdgeId, list[RewiredEdge]] = {}
         self.forth: dict[EdgeId, list[RewiredEdge]] = {}
 
-    def bury(self, handle: NodeId | EdgeId, record: RemovedNode | RemovedEdge) -> None:
-        """Keep the record of a removal. A roll-back removes what its edit made, and that comes never back."""
+    def add(self, handle: NodeId | EdgeId, record: RemovedNode | RemovedEdge) -> None:
+        """Store the record of a removal, except in a roll-back: what it removes is never restored."""
         if self.mode != "roll back":
             self.removed[handle] = record
 
-    def revive(self, graph: Graph, handle: NodeId | EdgeId | None) -> Any:
-        """The handle, alive again; None if it was never buried and must be issued. Raises: NotUndoable."""
+    def restore(self, graph: Graph, handle: NodeId | EdgeId | None) -> Any:
+        """Restore a removed handle; returns None if it has no record and is to be issued new. Raises: NotUndoable."""
         if handle is None or handle not in self.removed:
             return None
         record = self.removed[handle]
@@ -47,7 +47,7 @@ class Graveyard:
         return alive
 
     def rewire(self, graph: Graph, edge: EdgeId, source: NodeId) -> None:
-        """Let an edge leave another node: in `edit` mode last in its list, else at the place it had there."""
+        """Move an edge to another source: in mode `edit` last among its edges, else at its former position."""
         if graph.source(edge) == source:
             return
         if self.mode == "edit":
@@ -59,31 +59,38 @@ class Graveyard:
             if self.mode == "undo":
                 self.forth.setdefault(edge, []).append(again)
 
-    def forget(self, handles: list[NodeId | EdgeId]) -> None:
-        """A new edit ended the redo branch: what only that branch made is not revived any more."""
+    def copy(self) -> Tombstones:
+        """Return a copy that can be stepped through on its own."""
+        twin = Tombstones()
+        twin.removed = dict(self.removed)
+        twin.back = {edge: list(records) for edge, records in self.back.items()}
+        twin.forth = {edge: list(records) for edge, records in self.forth.items()}
+        return twin
+
+    def forget(self, handles: Iterable[NodeId | EdgeId]) -> None:
+        """Drop the records of a redo branch that a new edit ended."""
         for handle in handles:
             self.removed.pop(handle, None)
         self.forth.clear()
 
 
-class Forward:
-    """The neighbours in a graph without its loose edges: what the order is kept of."""
+class ForwardNeighbours:
+    """The neighbours in a graph without its back edges; the topological order is defined on these."""
 
-    def __init__(self, graph: Graph, loose: set[EdgeId]) -> None:
-        self._graph, self._loose = graph, loose
+    def __init__(self, graph: Graph, back_edges: set[EdgeId]) -> None:
+        self._graph, self._back = graph, back_edges
 
     def successors(self, n: NodeId) -> Iterable[NodeId]:
-        """Nodes that must come after `n`."""
-        graph, loose = self._graph, self._loose
-        return [graph.target(e) for e in graph.out_edges(n) if e not in loose] if loose else graph.successors(n)
+        """Return the nodes that must come after `n`."""
+        graph, back = self._graph, self._back
+        return [graph.target(e) for e in graph.out_edges(n) if e not in back] if back else graph.successors(n)
 
     def predecessors(self, n: NodeId) -> Iterable[NodeId]:
-        """Nodes that must come before `n`."""
-        graph, loose = self._graph, self._loose
-        return [graph.source(e) for e in graph.in_edges(n) if e not in loose] if loose else graph.predecessors(n)
+        """Return the nodes that must come before `n`."""
+        graph, back = self._graph, self._back
+        return [graph.source(e) for e in graph.in_edges(n) if e not in back] if back else graph.predecessors(n)
 
 
-def backward(graph: Graph, order: OnlineOrder[NodeId]) -> set[EdgeId]:
-    """Edges that go against an order."""
-    key = order.key
+def edges_against(graph: Graph, key: Callable[[NodeId], Any]) -> set[EdgeId]:
+    """Return the edges that do not go forwards in the order of a sort key."""
     return {e for e in graph.edges() for src, dst in [graph.endpoints(e)] if key(src) >= key(dst)}

@@ -1,6 +1,6 @@
-"""Assembly check: does everything fit everything else? All that does not is reported at once.
+"""Validation of a whole program, with all mismatches in one report.
 
-Each node is inferred from what its operands *claim* to be, so that one fault is one finding and does not spread.
+Each node is inferred from the stored specs of its operands, so that one defect is one finding and does not propagate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from graphwright.graph.analysis import strongly_connected_components
 from graphwright.ops import OPS
 from graphwright.program.errors import InvalidProgram
 from graphwright.program.infer import check_ports, infer_node
-from graphwright.program.kinds import KINDS, SOURCES, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, KINDS, SOURCES, STORED
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """One thing that does not fit.
+    """One defect of a program.
 
     Attributes:
         kind: `spec`, `weight`, `port`, `cycle`, `order`, `name`, `op` or `output`; of a model also `tied_mismatch`.
         where: path of the node, name of the output, or key in the file.
         what: one sentence.
-        axis: the first dimension that differs, where that is what is wrong.
+        axis: the first dimension that differs, for a shape mismatch.
         expected, got: as text.
     """
 
@@ -47,13 +47,13 @@ class Mismatch:
         return f"{self.where}{axis}: {self.what}" + (f" ({', '.join(known)})" if known else "")
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that are known."""
+        """Return the fields that are set."""
         return {n: getattr(self, n) for n in self.__slots__ if getattr(self, n) is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class AssemblyReport:
-    """What `program.validate()` found; empty if all is well."""
+    """Result of `program.validate()`; without mismatches the program is valid."""
 
     mismatches: tuple[Mismatch, ...]
     nodes: int
@@ -61,21 +61,21 @@ class AssemblyReport:
 
     @property
     def ok(self) -> bool:
-        """True if everything fits."""
+        """True if there is no mismatch."""
         return not self.mismatches
 
     def check(self, name: str) -> None:
-        """Raises: InvalidProgram with all findings, if there are any."""
+        """Raises: InvalidProgram with all mismatches, if there are any."""
         if self.mismatches:
             raise InvalidProgram(
-                "parts of the program do not fit:\n  " + "\n  ".join(map(str, self.mismatches)),
+                "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches)),
                 where=name,
                 findings=self.mismatches,
-                fix="repair it with edit(check=False); load(dir, check=False) opens a saved one",
+                fix="repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one",
             )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """Return the report as JSON values."""
         return {
             "ok": self.ok,
             "nodes": self.nodes,
@@ -85,23 +85,25 @@ class AssemblyReport:
 
     def __str__(self) -> str:
         head = f"{self.nodes} nodes, {self.edges} edges: " + (
-            "all fits" if self.ok else f"{len(self.mismatches)} mismatches"
+            "valid" if self.ok else f"{len(self.mismatches)} mismatches"
         )
         return "\n".join([head, *(f"  {m}" for m in self.mismatches)])
 
 
 def validate(p: Program) -> AssemblyReport:
-    """Infer every node again from its operands, look at every weight, port, name and output, and search for cycles."""
+    """Infer every node again, and check every weight, port, name and output, and for cycles; report all defects."""
     found = [m for node in p.nodes() for m in _node(p, node)]
     found += [*_weights(p), *_cycles(p), *_outputs(p)]
     return AssemblyReport(tuple(found), len(p), p.graph.edge_count)
 
 
 def refuse_broken(p: Program) -> None:
-    """Raises: InvalidProgram with all findings, if the program was left broken."""
+    """Raises: InvalidProgram with all mismatches, if the program was left broken."""
     if not p.valid:
         validate(p).check(p.name)
-        raise InvalidProgram("the program was left broken", where=p.name, fix="with program.edit('mend'): ...")
+        raise InvalidProgram(
+            "an edit left the program broken", where=p.name, fix="with program.edit('repair'): ... validates it again"
+        )
 
 
 def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
@@ -109,12 +111,12 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
     if p._names.get(path) != node:
         yield Mismatch("name", path, "two nodes have this name")
     if op not in KINDS and op not in OPS:
-        yield Mismatch("op", path, "no such op", got=op)
+        yield Mismatch("op", path, "unknown op", got=op)
         return
     broken = [v for v in p.operands(node) if v.port >= len(p.specs(v.node))]
     if broken:
         yield Mismatch(
-            "port", path, "reads a result that is not there", got=f"{p.path(broken[0])}, result {broken[0].port}"
+            "port", path, "reads a result that does not exist", got=f"{p.path(broken[0])}, result {broken[0].port}"
         )
         return
     try:
@@ -130,11 +132,11 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
     for want, have in zip(fresh, p.specs(node), strict=False):
         if want != have:
             yield Mismatch(
-                "spec", path, "has another spec than its op gives", first_axis(want, have), repr(want), repr(have)
+                "spec", path, "its spec is not what its op infers", first_axis(want, have), repr(want), repr(have)
             )
-    count = 1 if op in SOURCES else len(fresh)  # a source is what it says, but it says one thing
+    count = 1 if op in SOURCES else len(fresh)  # the spec of a source is declared
     if count != len(p.specs(node)):
-        yield Mismatch("spec", path, "has another number of results", None, str(count), str(len(p.specs(node))))
+        yield Mismatch("spec", path, "wrong number of results", None, str(count), str(len(p.specs(node))))
 
 
 def _weights(p: Program) -> Iterator[Mismatch]:
@@ -152,12 +154,12 @@ def _weights(p: Program) -> Iterator[Mismatch]:
                     repr(want),
                     repr(have),
                 )
-    written: dict[NodeId, str] = {}
-    for node in p.of_kind(WRITE):
+    assigned: dict[NodeId, str] = {}
+    for node in p.of_kind(ASSIGN):
         targets = p.operands(node)[:1]
-        if targets and targets[0].node in written:
-            yield Mismatch("weight", p.path(targets[0].node), "is written twice in a step", got=p.path(node))
-        written.update({v.node: p.path(node) for v in targets})
+        if targets and targets[0].node in assigned:
+            yield Mismatch("weight", p.path(targets[0].node), "is assigned twice in a step", got=p.path(node))
+        assigned.update({v.node: p.path(node) for v in targets})
 
 
 def _cycles(p: Program) -> Iterator[Mismatch]:
@@ -167,18 +169,18 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
             tangled |= set(component)
             names = [p.path(n) for n in _cycle(p, component)]
             shown = [*names[:10], "..."] if len(names) > 10 else names
-            yield Mismatch("cycle", names[0], "nodes depend on each other", got=" -> ".join([*shown, names[0]]))
+            yield Mismatch("cycle", names[0], "the nodes form a cycle", got=" -> ".join([*shown, names[0]]))
     key = p.order_labels.key
     for edge in p.graph.edges():
         src, dst = p.graph.endpoints(edge)
         if src not in tangled and key(src) >= key(dst):
-            yield Mismatch("order", p.path(edge), "comes later in the order than what reads it")
+            yield Mismatch("order", p.path(edge), "the order has the source after the target")
 
 
 def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
-    """A shortest cycle through the end of a loose edge in a component, or through its oldest node."""
+    """Return a shortest cycle of a component, through the end of a back edge or its oldest node."""
     inside = set(component)
-    ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.loose)) if src in inside and dst in inside]
+    ends = [dst for src, dst in map(p.graph.endpoints, sorted(p.back_edges)) if src in inside and dst in inside]
     start = ends[0] if ends else min(inside, key=p.seq)
     came: dict[NodeId, NodeId] = {}
     queue = [start]
@@ -195,11 +197,11 @@ def _cycle(p: Program, component: Sequence[NodeId]) -> list[NodeId]:
 def _outputs(p: Program) -> Iterator[Mismatch]:
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         if value.node not in p.graph or not 0 <= value.port < len(p.specs(value.node)):
-            yield Mismatch("output", name, "names a result that is not there", got=repr(value))
+            yield Mismatch("output", name, "refers to a result that does not exist", got=repr(value))
 
 
 def first_axis(want: Spec, have: Spec) -> int | None:
-    """The first dimension in which two specs of one rank differ."""
+    """Return the first dimension in which two specs of equal rank differ."""
     if len(want.shape) != len(have.shape):
         return None
     return next((i for i, (a, b) in enumerate(zip(want.shape, have.shape, strict=True)) if a != b), None)

@@ -15,25 +15,27 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.files import flat_bytes
 from graphwright.program.errors import UnknownNode
 from graphwright.program.hashing import LARGE, side_by_side
+from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
+    from graphwright.program.program import Program
 
-_TOLD = 4096
-"""Integers of a table that a journal line tells itself: which key head each query head reads, say."""
+_INLINE = 4096
+"""Largest number of integers that a journal line contains itself, for small lookup tables."""
 _SAMPLE = 1024
-"""Entries of a slice that enter its name."""
+"""Number of entries of a slice that its name hashes."""
 SOURCE = "source"
-"""What stands for the bytes of a weight that lies untouched in an opened file."""
+"""The reference of a weight that is unread in an opened file."""
 
 
 class Promise(NamedTuple):
-    """What is known without reading it of an array in a program's own files, or of a slice of one.
+    """Facts known, without reading it, of an array in a program's own files, or of a slice of one.
 
     Attributes:
-        digest: its `array_digest`, which a saved program tells and its bytes are checked against; None in a checkpoint.
-        reference: what it counts by in a state's hash: `SOURCE`, or the name of a slice; None if by its digest.
-        version: of the memory of a slice when it was made: it is one until it is written to. None for a file's.
+        digest: its `array_digest` according to a saved program, checked when it is read; None in a checkpoint.
+        reference: names it in a state's hash: `SOURCE`, or the name of a slice; None to use its digest.
+        version: of the memory of a slice when it was made, as a later write ends the promise; None for a file.
     """
 
     digest: str | None
@@ -42,10 +44,10 @@ class Promise(NamedTuple):
 
 
 class Promises(WeakKeyDictionary[NDArray, Promise]):
-    """What is promised of each array.
+    """Promises by array.
 
     Attributes:
-        made: how many promises there were: while it stands still, what followed from them holds.
+        made: number of promises so far; what was derived from them is valid while it does not change.
     """
 
     def __init__(self) -> None:
@@ -58,32 +60,32 @@ class Promises(WeakKeyDictionary[NDArray, Promise]):
 
 
 def array_digest(array: NDArray) -> str:
-    """BLAKE2b-128 over spec and bytes."""
+    """Return the BLAKE2b-128 of spec and bytes."""
     return digest_of(array.spec, array.to_numpy(bits=True) if array.contiguous and array.size else array.tobytes())
 
 
 def digest_of(spec: Spec, content: Any) -> str:
-    """`array_digest` of an array whose bytes are at hand, as a buffer."""
+    """Return the `array_digest` of an array from its bytes in a buffer."""
     state = blake2b(repr(spec).encode(), digest_size=16)
     state.update(flat_bytes(content))
     return state.hexdigest()
 
 
 def payload_json(weights: Weights, array: NDArray) -> dict[str, Any]:
-    """An array in a journal line: its spec and its `array_digest`; the bytes lie in `history.safetensors`.
+    """Return an array as a journal line names it: spec and `array_digest`; `history.safetensors` has the bytes.
 
-    A table of few integers stands there itself. A value that still lies untouched in an opened file is named by its
-    spec alone, so that no payload is read.
+    A small table of integers is written inline. An array that is unread in an opened file has only its spec, so that no
+    payload is read.
     """
     source = weights.reference_of(array) == SOURCE
     name: dict[str, Any] = {"source": True} if source else {"blake2b": weights.digest_of(array)}
-    if not source and array.dtype.kind == "int" and array.size <= _TOLD:
+    if not source and array.dtype.kind == "int" and array.size <= _INLINE:
         name["values"] = array.to_numpy().tolist()
     return {"spec": array.spec.to_json(), **name}
 
 
 def as_array(value: Any, kind: Any = None) -> NDArray:
-    """An array with memory of its own, row by row, in dtype `kind` if given; Python floats become float32."""
+    """Return a contiguous copy as an array, in dtype `kind` if given; Python floats become float32."""
     if isinstance(value, Tensor):
         value = value.data
     if isinstance(value, NDArray):
@@ -99,7 +101,7 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
 
 
 class Weights(Mapping[str, Variable]):
-    """key -> Variable. A key is the tensor's name in the checkpoint, the only name a weight is stored under."""
+    """Mapping from key to Variable. A key is the tensor's name in the checkpoint."""
 
     def __init__(self) -> None:
         self._variables: dict[str, Variable] = {}
@@ -115,9 +117,9 @@ class Weights(Mapping[str, Variable]):
         except KeyError:
             near = get_close_matches(str(key), self._variables, 3, 0.5)
             raise UnknownNode(
-                "no weight of this key",
+                "no weight has this key",
                 where=key,
-                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) has them all",
+                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys",
             ) from None
 
     def __repr__(self) -> str:
@@ -130,45 +132,45 @@ class Weights(Mapping[str, Variable]):
         return len(self._variables)
 
     def values(self) -> ValuesView[Variable]:
-        """The variables, without a look-up for each."""
+        """Return the variables, without a look-up for each."""
         return self._variables.values()
 
     def items(self) -> ItemsView[str, Variable]:
-        """Keys and variables, without a look-up for each."""
+        """Return keys and variables, without a look-up for each."""
         return self._variables.items()
 
     def add(self, key: str, variable: Variable) -> None:
-        """Enter a variable; its array may map a file and is not read."""
+        """Add a variable; an array that maps a file is not read."""
         self._variables[key] = variable
 
     def drop(self, key: str) -> None:
-        """Forget a variable that no node reads any more."""
+        """Remove a variable that no node reads."""
         for known in (self._variables, self._digests, self._references):
             known.pop(key, None)
 
     def array(self, key: str) -> NDArray:
-        """The value under a key."""
+        """Return the value of a key."""
         return self[key].data
 
     def rekey(self, old: str, new: str) -> None:
-        """Let a variable be stored under another key."""
+        """Rename a key."""
         self._variables = {new if key == old else key: variable for key, variable in self._variables.items()}
         for known in (self._digests, self._references):
             known.pop(old, None)
 
-    def sort(self, ranks: Mapping[str, int]) -> None:
-        """List the keys in this order."""
+    def sort(self, p: Program) -> None:
+        """List the keys in creation order of the first node that reads each, after an edit added or removed nodes."""
+        ranks: dict[str, int] = {}
+        for node in (n for kind in STORED for n in p.of_kind(kind)):
+            ranks[p.key(node)] = min(ranks.get(p.key(node), p.seq(node)), p.seq(node))
         self._variables = dict(sorted(self._variables.items(), key=lambda item: ranks.get(item[0], -1)))
 
     def reference(self, key: str) -> str:
-        """The digest, or what stands for a weight that lies untouched in an opened file or is a slice of one.
-
-        Reads no file.
-        """
+        """Return the reference of a weight that is unread in an opened file, or a slice of one; else its digest."""
         return self.known_reference(key) or self.digest(key)
 
     def references(self, keys: tuple[str, ...]) -> str:
-        """A line per key with its `reference`; for a value that is as it was the last time this costs a comparison."""
+        """Return a line per key with its `reference`; an unchanged value costs one comparison."""
         noted, variables = self._references, self._variables
         if self._promised != self.promises.made:
             self._promised = self.promises.made
@@ -187,72 +189,69 @@ class Weights(Mapping[str, Variable]):
         return self._listed[1]
 
     def known_reference(self, key: str) -> str | None:
-        """`reference` where it takes no reading of the value's bytes."""
+        """Return the `reference` if that needs no bytes of the value, else None."""
         return self.reference_of(self.array(key)) or self._known(key)
 
     def refer(self, array: NDArray) -> None:
-        """Let `SOURCE` stand for an array that lies in the file this program was opened from."""
+        """Reference an array in the file that the program was opened from by `SOURCE`."""
         self.promises[array] = Promise(None, SOURCE)
 
-    def refer_slice(self, array: NDArray, whole: NDArray, places: Mapping[int, np.ndarray]) -> None:
-        """Let the places stand for an array that has the entries of `whole` at them, where a reference stands for that.
+    def refer_slice(self, array: NDArray, whole: NDArray, dims: Mapping[int, np.ndarray]) -> None:
+        """Reference a slice of an array that has a reference itself, by its indices.
 
-        The first entries stand there too: they tell a slice of one checkpoint from that of another.
+        The first entries are hashed too, to distinguish slices of different checkpoints.
 
         Args:
-            places: dimension -> for each new place the old one, or -1 for zeros.
+            dims: dimension -> for each new index the old one, or -1 for zeros.
         """
         promise = self.promise_of(whole)
         if promise is None or promise.reference is None:
             return
         name = blake2b(promise.reference.encode(), digest_size=16)
-        for dim, old in sorted(places.items()):
+        for dim, old in sorted(dims.items()):
             name.update(f"\n{dim} {len(old)} ".encode() + np.ascontiguousarray(old, "<i8").tobytes())
         name.update(flat_bytes(np.ascontiguousarray(array.to_numpy(bits=True).reshape(-1)[:_SAMPLE])))
         self.promises[array] = Promise(None, f"slice {name.hexdigest()}", array.storage.version)
 
     def promise_of(self, array: NDArray) -> Promise | None:
-        """What is promised of an array as it is now."""
+        """Return the promise of an array that still holds."""
         promise = self.promises.get(array)
         return promise if promise is None or promise.version in (None, array.storage.version) else None
 
     def reference_of(self, array: NDArray) -> str | None:
-        """What stands for an array in this program's files, or for a slice of one; None for any other.
-
-        An array that another program brought along from its own file is another: its bytes count.
-        """
+        """Return the reference of an array in this program's files, or of a slice of one; None for other arrays."""
         promise = self.promise_of(array)
         return None if promise is None else promise.reference or promise.digest
 
     def digest_of(self, array: NDArray) -> str:
-        """`array_digest` of an array, as it was promised if it was."""
+        """Return the `array_digest` of an array, from its promise if it has one."""
         promise = self.promise_of(array)
         return array_digest(array) if promise is None or promise.digest is None else promise.digest
 
     def digest(self, key: str) -> str:
-        """BLAKE2b-128 over dtype, shape and bytes; computed once per value."""
+        """Return the BLAKE2b-128 of dtype, shape and bytes, computed once per value."""
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
-            assert array.storage.memory is not None  # touching it checks the promise
+            assert array.storage.memory is not None  # reading it checks the promise
         if (known := self._known(key)) is not None:
             return known
         self._digests[key] = (array, array.storage.version, array_digest(array))
         return self._digests[key][2]
 
     def digests(self, keys: tuple[str, ...]) -> str:
-        """A line per key with its `digest`."""
+        """Return a line per key with its `digest`."""
         self.note_digests(keys)
         return "".join([f"\n{key} {self.digest(key)}" for key in keys])
 
     def note_digests(self, keys: Iterable[str]) -> None:
-        """Compute the digests that are not known yet, large ones side by side: hashing lets other threads run."""
+        """Compute missing digests, large ones on threads: hashing releases the GIL."""
         wanted = [k for k in keys if self._known(k) is None and self.array(k).nbytes >= LARGE]
         for key in wanted:
             assert self.array(key).storage.memory is not None  # a file is mapped before threads read it
         side_by_side(self.digest, wanted)
 
     def _known(self, key: str) -> str | None:
-        """A digest that needs no reading of its value's bytes."""
+        """Return the digest if that needs no bytes of the value, else None."""
         array = self.array(key)
         if (promise := self.promises.get(array)) is not None and promise.digest is not None:
             return promise.digest
@@ -260,7 +259,7 @@ class Weights(Mapping[str, Variable]):
         return known[2] if known is not None and known[0] is array and known[1] == array.storage.version else None
 
     def fork(self, twins: VariableTwins | None = None) -> Weights:
-        """Variables of their own over the same arrays; whoever writes first, copies."""
+        """Return second variables over the same arrays; the first write copies."""
         twin, twins = Weights(), twins or VariableTwins()
         for key, variable in self._variables.items():
             twin.add(key, twins(variable))
@@ -269,36 +268,42 @@ class Weights(Mapping[str, Variable]):
         return twin
 
 
+def shared_variable(variable: Variable, kind: type[Variable], name: str) -> Variable:
+    """Return a second variable over the same array; the first write to either copies."""
+    variable.shared = True
+    twin = kind(variable.data, variable.requires_grad, name)
+    twin.shared = True
+    return twin
+
+
 class VariableTwins:
-    """Second variables over the same arrays, one per variable, so that tied ones stay tied. Both copy on writing."""
+    """Second variables over the same arrays, one per variable, so that tied weights stay tied."""
 
     def __init__(self) -> None:
         self._made: dict[int, tuple[Variable, Variable]] = {}
 
     def __call__(self, variable: Variable) -> Variable:
-        """The twin of a variable."""
+        """Return the second variable of a variable."""
         if id(variable) not in self._made:
-            variable.shared = True
-            twin = type(variable)(variable.data, variable.requires_grad, variable.name)
-            twin.shared = True
+            twin = shared_variable(variable, type(variable), variable.name)
             self._made[id(variable)] = (variable, twin)
         return self._made[id(variable)][1]
 
 
-_HOLLOW: WeakSet[Storage] = WeakSet()
+_ABSTRACT: WeakSet[Storage] = WeakSet()
 
 
-def hollow_array(shape: tuple[int, ...], dtype: DType) -> NDArray:
-    """An array that has a spec and must not be read."""
+def abstract_array(shape: tuple[int, ...], dtype: DType) -> NDArray:
+    """Return an array without bytes: it has a spec and must not be read."""
     storage = Storage.mapped(_no_bytes, 0, CPU)
-    _HOLLOW.add(storage)
+    _ABSTRACT.add(storage)
     return NDArray(storage, dtype, shape)
 
 
-def is_hollow(array: NDArray) -> bool:
-    """True for an array without bytes."""
-    return array.storage in _HOLLOW
+def is_abstract(array: NDArray) -> bool:
+    """Return True for an array without bytes."""
+    return array.storage in _ABSTRACT
 
 
 def _no_bytes() -> memoryview:
-    raise AssertionError("a hollow array has no bytes")
+    raise AssertionError("an abstract array has no bytes")

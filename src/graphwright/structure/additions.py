@@ -14,8 +14,7 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Tensor, enable_grad, grad
 from graphwright.ops import traits
 from graphwright.program import Value
-from graphwright.program.kinds import INPUT, SOURCES, WRITE
-from graphwright.program.readers import dependent
+from graphwright.program.kinds import ASSIGN, INPUT, SOURCES
 from graphwright.program.run import check_feeds
 from graphwright.structure.policy import Proposal
 
@@ -37,12 +36,12 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
     there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
     sites = {site: p.operands(site)[0] for gate in p.gates().values() for site in gate.sites}
     there |= {(sites[v.node], j) for v, j in there if v.node in sites}
-    none = SOURCES - {INPUT} | {WRITE}
+    none = SOURCES - {INPUT} | {ASSIGN}
     sources = [Value(n) for n in p.nodes() if p.op(n) not in none and not traits(p.op(n)).gates
                and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
     found = []
     for junction in p.junctions():
-        after = dependent(p, [junction])
+        after = p.dependents([junction])
         for value in sources:
             fits = p.spec(value) == p.spec(junction) and value.node not in after
             if fits and (value, junction) not in there:

@@ -129,8 +129,7 @@ class DifferentiableGraph:
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
         """Outputs of the program with its gates in a mode, as tensors."""
         with self.using(gates):
-            found = self.program(**{**(feeds or {}), **named})
-        return found if isinstance(found, dict) else {self.program.output_names()[0]: found}
+            return self.program(**{**(feeds or {}), **named})
 
     def anneal(self, step: int | None = None) -> dict[str, float]:
         """Set the temperatures of a step (by default the current one) by the schedule."""

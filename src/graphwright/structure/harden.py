@@ -17,9 +17,9 @@ from graphwright.program.axes.resize import by_place
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
 from graphwright.program.editing.gate_edits import release
+from graphwright.program.editing.replace import redirect
 from graphwright.program.gates import axis_of, of_site
 from graphwright.program.kinds import INPUT, KINDS
-from graphwright.program.readers import lead
 from graphwright.structure.elements import sites_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
 def remark(e: Transaction, q: Proposal, step: int) -> None:
     """Record the reason of a proposal in the journal."""
     warm = {} if q.element is None else {"z": q.element.z, "temperature": q.element.temperature}
-    e.remark(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
+    e.annotate(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
 
 
 def _close(e: Transaction, site: NodeId) -> None:
@@ -73,7 +73,7 @@ def _close(e: Transaction, site: NodeId) -> None:
             e.cut(edge)
         elif get(p.op(reader)).traits.sums:
             other = next(v for v in p.operands(reader) if v.node != site)
-            lead(e, Value(reader), other)
+            redirect(e, {Value(reader): other})
             e.remove(reader)
         else:
             zero = e.insert(edge, "junction", name=p.free_name(f"{p.path(site)}.closed"))
@@ -81,7 +81,7 @@ def _close(e: Transaction, site: NodeId) -> None:
     if site in p.graph:
         if Value(site) in p.outputs():
             zero = e.add("junction", site, name=p.free_name(f"{p.path(site)}.closed"))
-            lead(e, Value(site), Value(zero))
+            redirect(e, {Value(site): Value(zero)})
             e.cut(p.in_edges(zero)[0])
         if site in p.graph:
             release(e, site)
@@ -106,7 +106,7 @@ def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
 def remove_dead(e: Transaction) -> list[str]:
     """Remove nodes that no output needs, except inputs, and release their gates; return the names."""
     p = e.program
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
     for node in sorted((n for n in p.nodes() if n not in needed), key=p.order_labels.key, reverse=True):
         if node in p.graph and p.op(node) != INPUT and node not in _gates(p):
@@ -133,7 +133,7 @@ def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndar
     """
     for gate in gates:
         one = to == "one" or (to == "auto" and gate.kind in ONE)
-        if one or _fold(e, gate, values[gate.places]):
+        if one or _fold(e, gate, values[gate.span]):
             e.ungate(gate.handle)
         else:
             e.set_gate(gate.handle, "frozen")
@@ -191,7 +191,7 @@ def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
         return False  # a logarithm added to scores has no column
     axes = group.axes
     found: dict[str, np.ndarray] = {}
-    sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.said[atom].summed)
+    sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.notes[atom].summed)
     for node, ends in sums:
         weights = [(origin(p, p.operands(node)[port]), dim) for port, dim in ends]
         mine = [(w, dim) for w, dim in weights if w is not None and axes.summed.get((w, dim, group.atoms[0]))]

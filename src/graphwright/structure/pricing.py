@@ -12,8 +12,8 @@ from graphwright.ops import traits
 from graphwright.ops.axes import atoms
 from graphwright.program import Value
 from graphwright.program.cost import ones, op_flops
-from graphwright.program.editing.gate_edits import behind, unit_prices
-from graphwright.program.gates import RESERVED, axis_of, carrier
+from graphwright.program.editing.gate_edits import removed_with, unit_costs
+from graphwright.program.gates import RESERVED, axis_of, between
 from graphwright.program.kinds import KINDS
 from graphwright.structure.elements import sites_of
 
@@ -35,7 +35,7 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
     found: dict[str, float] = {}
-    for timing in p.compile(**shapes).profile(feeds, runs).timings:
+    for timing in p.compile(shapes).profile(feeds, runs).timings:
         found[timing.path] = found.get(timing.path, 0.0) + 1e9 * timing.seconds
     return found
 
@@ -44,7 +44,7 @@ def _carried(p: Program, element: Element) -> set[NodeId]:
     """Nodes that are removed with an element; none for units, since their op stays."""
     if element.over == "units":
         return set()
-    return behind(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
+    return removed_with(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
@@ -88,7 +88,7 @@ def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> 
         if e.over == "units":
             if id(e.gate) not in axes:
                 group = axis_of(p, e.gate)
-                axes[id(e.gate)] = (unit_prices(p, group, {p.key(n): x for n, x in each.items()}) if stored
+                axes[id(e.gate)] = (unit_costs(p, group, {p.key(n): x for n, x in each.items()}) if stored
                                     else _shared(p, group, each))  # fmt: skip
             whole[i] = axes[id(e.gate)][e.index]
         else:
@@ -111,7 +111,7 @@ def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
     """Op -> cost of a run; ops that belong to gates are not counted."""
-    own = {n for g in p.gates().values() for site in g.sites for n in (site, *carrier(p, site))}
+    own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
         dims = ones(p)

@@ -18,7 +18,7 @@ from graphwright.report import ReportBase, plain
 
 if TYPE_CHECKING:
     from graphwright.program import Entry, Program
-    from graphwright.program.cost import Size
+    from graphwright.program.cost import ModelSize
     from graphwright.structure.elements import Element
     from graphwright.structure.protection import ProtectedElement
 
@@ -50,7 +50,7 @@ class StepReport(ReportBase):
     skipped: bool = False
 
 
-def ungated(p: Program) -> Size:
+def ungated(p: Program) -> ModelSize:
     """Size of a program without its gates and their logits."""
     gates = {n for n in p.nodes() if traits(p.op(n)).gates or (p.op(n) == PARAM and p.key(n) in RESERVED)}
     return size(p, [n for n in p.nodes() if n not in gates])
@@ -75,8 +75,8 @@ class Discretized(ReportBase):
     elements: list[Element]
     cut: list[str]
     kept_back: list[ProtectedElement]
-    before: Size
-    after: Size
+    before: ModelSize
+    after: ModelSize
     loss_before: float | None
     loss_after: float | None
     entry: Entry

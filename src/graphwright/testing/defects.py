@@ -15,7 +15,7 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program, Value
-from graphwright.program.kinds import INPUT, KINDS, WRITE
+from graphwright.program.kinds import ASSIGN, INPUT, KINDS
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
@@ -128,7 +128,7 @@ def _components(p: Program, rng: np.random.Generator) -> str | None:
         here = e.add("tanh", state, name=f"{name}.tanh")
         if rng.integers(2):
             here = e.add("neg", here, name=f"{name}.neg")
-        e.carry(here, state)
+        e.assign(state, here)
     return f"{name}.tanh"
 
 
@@ -248,7 +248,7 @@ def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
         spec, readers = p.spec(node), p.out_edges(node)
         last = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
         wide = isinstance(last, int) and last >= 16
-        if not wide or any(p.op(p.graph.target(e)) == WRITE for e in readers):
+        if not wide or any(p.op(p.graph.target(e)) == ASSIGN for e in readers):
             continue
         width = int(last)
         base = p.free_name(f"{p.path(node)}.narrow")

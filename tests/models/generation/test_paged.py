@@ -14,7 +14,7 @@ from uneven import uneven
 
 import graphwright as gw
 from graphwright.errors import ComputeError, UsageError
-from graphwright.models import BlockError, CacheFull, PagedCache, PromptError, Released, StaleCache
+from graphwright.models import BlockError, CacheFull, PagedCache, PromptError, StaleCache, ValueReleased
 from graphwright.models.generation.cached_program import CHOICE, LENGTHS, TABLE
 
 IDS = some_ids((1, 60))[0]
@@ -173,7 +173,7 @@ def test_a_fork_shares_all_and_copies_one_block_when_it_writes(model: gw.Model) 
         f.release()
     cache.prefix.clear()
     assert cache.pool.free == cache.pool.cap
-    with pytest.raises(Released):
+    with pytest.raises(ValueReleased):
         s.step(np.array([[1]]))
     assert s.tokens.shape == (1, 40)
 
@@ -209,7 +209,7 @@ def test_a_snapshot_is_exact_any_number_of_times(model: gw.Model) -> None:
     mark.release()
     mark.release()
     assert cache.holders() == [s]
-    with pytest.raises(Released):
+    with pytest.raises(ValueReleased):
         s.restore(mark)
     with pytest.raises(UsageError):
         paged(model).sequence().restore(s.snapshot())

@@ -13,7 +13,7 @@ from checkpoints import relative, some_ids
 
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models import CacheFull, PagedCache, PromptError, Released
+from graphwright.models import CacheFull, PagedCache, PromptError, ValueReleased
 from graphwright.models.generation.sequence import Sequence
 
 IDS = some_ids((1, 60))[0]
@@ -170,5 +170,5 @@ def test_a_released_sequence_says_nothing_more(model: gw.Model) -> None:
     s = model.new_cache(64).sequence()
     s.prefill(IDS[None, :3])
     s.release()
-    with pytest.raises(Released):
+    with pytest.raises(ValueReleased):
         s.last_logits()

@@ -201,7 +201,7 @@ def test_a_program_with_state_is_refused(tmp_path):
     b = gw.Builder("counter")
     s = b.state("s", np.zeros(2, np.float32))
     total = b.add(s, b.input("x", (2,)), name="total")
-    b.carry(total, s)
+    b.assign(s, total)
     b.output(total, "y")
     with pytest.raises(ExportError, match="state"):
         save_onnx(b.build(), tmp_path / "state.onnx")

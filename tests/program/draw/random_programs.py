@@ -31,7 +31,7 @@ def nested_programs(draw: st.DrawFn, most: int = 40) -> Program:
         else:
             made.append(b.junction(*operands, name=name))
     for state in states:
-        b.carry(made[draw(st.integers(0, len(made) - 1))], state)
+        b.assign(state, made[draw(st.integers(0, len(made) - 1))])
     b.output(made[-1], "y")
     return b.build()
 

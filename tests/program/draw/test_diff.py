@@ -150,7 +150,7 @@ def test_cutting_one_of_two_equal_edges_marks_one() -> None:
 @given(program=nested_programs(20), data=st.data())
 def test_any_insertion_is_marked_and_nothing_else(program: Program, data: st.DataObject) -> None:
     before = program.fork()
-    targets = {n: program.operands(n)[0].node for n in program.writes()}  # drawn as an edge back into the state
+    targets = {n: program.operands(n)[0].node for n in program.assigns()}  # drawn as an edge back into the state
     drawn = {
         edge: (program.path(a), program.path(targets.get(b, b)))
         for edge in sorted(program.graph.edges())

@@ -108,7 +108,7 @@ def test_each_kind_of_edge_has_its_style() -> None:
     assert style["layers.0.mlp.gate", "layers.0.mlp.act"] == ("green", "solid")
     b = Builder()
     held = b.state("held", [0.0])
-    b.carry(b.tanh(held, name="next"), held)
+    b.assign(held, b.tanh(held, name="next"))
     _, edges, _ = parsed(b.build().to_dot())
     assert {(e["color"], e["style"]) for a, _, e in edges if a == "held"} == {("purple", "dotted")}
 

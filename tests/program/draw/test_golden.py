@@ -25,7 +25,7 @@ def cell() -> Program:
     inp = c.linear(x, c.param("inp.weight", np.zeros((4, 3), "f4")), name="inp")
     rec = c.linear(held, c.param("rec.weight", np.zeros((4, 4), "f4")), name="rec")
     new = c.tanh(c.junction(inp, rec, name="sum"), name="new")
-    b.carry(new, held)
+    b.assign(held, new)
     b.output(b.linear(new, b.param("out.weight", np.zeros((2, 4), "f4")), name="out"), "y")
     p = b.build()
     with p.edit("lag") as e:

@@ -153,7 +153,7 @@ def test_an_edit_moves_nothing_inside_other_groups() -> None:
 @given(program=nested_programs(), data=st.data())
 def test_an_edit_moves_nothing_inside_other_groups_of_any_program(program: Program, data: st.DataObject) -> None:
     before = layout(program, level=ALL)
-    edges = [e for e in program.graph.edges() if program.op(program.graph.target(e)) != "write"]
+    edges = [e for e in program.graph.edges() if program.op(program.graph.target(e)) != "assign"]
     assume(edges)
     edge = data.draw(st.sampled_from(sorted(edges)))
     touched = program.path(program.graph.target(edge))
@@ -222,7 +222,7 @@ def test_states_and_their_writes_are_recurrent_edges() -> None:
     b = Builder()
     x, held = b.input("x", (4,)), b.state("held", [0.0] * 4)
     total = b.add(x, held, name="total")
-    b.carry(total, held)
+    b.assign(held, total)
     b.output(total, "y")
     p = b.build()
     made = layout(p)
@@ -253,7 +253,7 @@ def test_delayed_edge_shows_its_chain_of_states() -> None:
     assert ends == {("act", held[0]), (held[0], held[1]), (held[1], held[2]), (held[2], "sum")}
     for before, after in zip(("act", *held[:2]), held, strict=True):  # cutting one is marked where it is drawn
         with p.edit("drop the write") as e:
-            write = next(n for n in p.writes() if p.operands(n)[0].node == p.node(after))
+            write = next(n for n in p.assigns() if p.operands(n)[0].node == p.node(after))
             e.remove(write)
         marks = {(e.src, e.dst): e.mark for e in layout(p, level=9, diff=p.at(p.journal[-2].seq)).edges if e.mark}
         assert marks == {(before, after): "removed"}

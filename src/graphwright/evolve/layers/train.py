@@ -34,7 +34,7 @@ def inference(program: Program) -> Program:
             for node in norms:
                 eps = p.attrs(node)["eps"]
                 rewire_readers(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
-                e.remove([*(w for w in p.consumers(node) if p.op(w) == "write"), node])
+                e.remove([*(w for w in p.consumers(node) if p.op(w) == "assign"), node])
     return p
 
 
@@ -94,23 +94,23 @@ class StepCache:
 
 
 def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
-    slot, name = program.fork("compiled step"), program.input_names()[0]
+    slot, name, answer = program.fork("compiled step"), program.input_names()[0], program.output_names()[0]
     opt = optimizer(slot, training)
 
-    def lost(answer: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
+    def lost(found: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
         if counts is not None:
-            return _over_time(answer, target, counts, training.loss)
+            return _over_time(found, target, counts, training.loss)
         if training.loss != "heads":
-            return _loss(answer, target, training.loss, task.loss)
+            return _loss(found, target, training.loss, task.loss)
         parts = [
-            _loss(answer[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
+            _loss(found[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
             for h in task.heads.values()
         ]
         return sum(parts[1:], start=parts[0])
 
     def step(x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
         opt.zero_grad()
-        loss = lost(slot(**{name: x}), y, counts)
+        loss = lost(slot(**{name: x})[answer], y, counts)
         loss.backward()
         clip_grad_norm_([p for p in slot.parameters() if p.grad is not None], clip)
         opt.step()

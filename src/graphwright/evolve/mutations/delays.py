@@ -85,14 +85,14 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
         held = p.node(name)
     else:
         held = e.state(name, np.zeros([int(d) for d in e.spec(value).shape], e.spec(value).dtype.numpy))
-        e.carry(value, held)
+        e.assign(held, value)
     open_link(e, new_link(e, p.value(held), total, weight), total)
 
 
 def _source(p: Program, link: NodeId) -> NodeId:
     """The node with the value that a delay link carries."""
     held = p.operands(link)[0].node
-    (write,) = (w for w in p.consumers(held) if p.op(w) == "write")
+    (write,) = (w for w in p.consumers(held) if p.op(w) == "assign")
     return p.operands(write)[1].node
 
 

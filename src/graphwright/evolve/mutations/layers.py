@@ -93,7 +93,7 @@ def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     if not all(p.is_junction(n) for n in p.consumers(node)):
         raise UsageError("the part has readers besides its junction", where=p.path(node),
                          got=", ".join(p.path(n) for n in p.consumers(node)))  # fmt: skip
-    roots = [*p.outputs(), *p.writes()]
+    roots = [*p.outputs(), *p.assigns()]
     before = p.reachable(roots)
     for edge in p.out_edges(node):
         e.cut(edge)

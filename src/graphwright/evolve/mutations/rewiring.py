@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from graphwright.program.kinds import STATE, WRITE
+from graphwright.program.kinds import ASSIGN, STATE
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -26,7 +26,7 @@ def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
     """Remove a state that only its write uses, and the states before it; return the value that they stored."""
     p = e.program
-    while p.op(node) == STATE and all(p.op(n) == WRITE for n in p.consumers(node)):
+    while p.op(node) == STATE and all(p.op(n) == ASSIGN for n in p.consumers(node)):
         (write,) = p.consumers(node)
         state, node = node, p.operands(write)[1].node
         e.remove([write, state])

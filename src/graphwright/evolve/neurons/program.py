@@ -93,7 +93,7 @@ def read(p: Program) -> Genome:
             dst, number = int(found[1]), int(found[2])
             source, delay = p.operands(node)[0].node, 0
             while p.op(source) == "state":
-                write = next(w for w in p.consumers(source) if p.op(w) == "write")
+                write = next(w for w in p.consumers(source) if p.op(w) == "assign")
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
             if not re.match(r"^n\d+$", src):
@@ -141,7 +141,7 @@ def _delayed(e: Transaction, source: Any, name: str) -> Any:
     if _has(p, name):
         return p.node(name)
     state = e.state(name, np.zeros([int(d) for d in e.spec(source).shape], np.float32))
-    e.carry(source, state)
+    e.assign(state, source)
     return state
 
 

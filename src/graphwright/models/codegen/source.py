@@ -53,8 +53,8 @@ class BlockFunction:
 def check_emittable(p: Program) -> None:
     """Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express."""
     needed = p.reachable([_result(p)])
-    if p.writes() or p.states():
-        held = [*p.states(), *p.writes()]
+    if p.assigns() or p.states():
+        held = [*p.states(), *p.assigns()]
         raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
     for node in p.order():
         if node not in needed:

@@ -22,7 +22,7 @@ from graphwright.ops import traits
 from graphwright.program import Builder, Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
-from graphwright.program.weights import hollow_array
+from graphwright.program.weights import abstract_array
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -147,7 +147,7 @@ def template(model: Model) -> Program:
     stored = {program.key(n): program.spec(n).dtype for n in program.params()}
     shapes = {path: shape for path, _, shape, _ in model.arch.weights(model.dims)}
     for path, key in model.keys.items():
-        array = hollow_array(shapes[path], stored.get(key, dtype("float32")))
+        array = abstract_array(shapes[path], stored.get(key, dtype("float32")))
         params[path] = b.param(path, Parameter(array, True, key), key=key)
     model.arch.build(b, model.dims, params, dtype(model.compute))
     return b.build()

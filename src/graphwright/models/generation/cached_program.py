@@ -97,7 +97,7 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
     ids = derived.value("ids")
     rows = Value(derived.add_op("size", [ids], {"axis": 1}, "cache.rows"))
     grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
-    derived.add_write(derived.value(LENGTH), grown, f"{LENGTH}.next")
+    derived.add_assign(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
         _keep_last(derived)
         _add_sampling(derived, capacity)
@@ -166,7 +166,7 @@ def _append(new: Program, key: str, spec: Spec, op: str, added: Value, *operands
     """Add a cache state, and the op that appends entries to it."""
     state = _state(new, key, spec)
     grown = Value(new.add_op(op, [state, added, *operands], {}, f"{key}.grown"))
-    new.add_write(state, grown, f"{key}.next")
+    new.add_assign(state, grown, f"{key}.next")
     return grown
 
 
@@ -204,7 +204,7 @@ def fingerprints(p: Program) -> dict[str, str]:
     """
     refuse_broken(p)
     known: dict[NodeId, bytes] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     attentions = [n for n in p.of_kind("sdpa") if n in needed]
     upstream = p.reachable([v for n in attentions for v in p.operands(n)[1:3]])
     for node in p.order():

@@ -21,7 +21,7 @@ from graphwright.models.errors import BlockError, PromptError
 from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
 from graphwright.models.generation.sampling import check_number
 from graphwright.models.generation.text import check_ids
-from graphwright.program import Released
+from graphwright.program import ValueReleased
 
 if TYPE_CHECKING:
     from graphwright.models.generation.block_pool import BlockPool
@@ -91,9 +91,9 @@ class Sequence(KVCache):
 
     @property
     def length(self) -> int:
-        """Number of entries. Raises: Released."""
+        """Number of entries. Raises: ValueReleased."""
         if self._released:
-            raise Released("this sequence was released", fix="cache.sequence() makes a new one")
+            raise ValueReleased("this sequence was released", fix="cache.sequence() makes a new one")
         return self._length
 
     @contextmanager
@@ -359,11 +359,11 @@ class Sequence(KVCache):
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError for a snapshot of another cache; Released."""
+        """Return to a snapshot, any number of times. Raises: UsageError for another cache's snapshot; ValueReleased."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
             raise UsageError("not a snapshot of this cache", got=type(mark).__name__, expected="a result of snapshot()")
         if mark.released:
-            raise Released("this snapshot was released")
+            raise ValueReleased("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
         with self.exclusive():
             old = list(self.table)
@@ -372,7 +372,7 @@ class Sequence(KVCache):
             self.cache.pool.drop(old)
 
     def release(self) -> None:
-        """Free the blocks; the ids stay. A second call does nothing; any other use raises `Released`."""
+        """Free the blocks; the ids stay. A second call does nothing; any other use raises `ValueReleased`."""
         with self.cache.lock:
             _free(self.cache.pool, self.table)
             self._released = True

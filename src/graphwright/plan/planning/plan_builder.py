@@ -287,7 +287,7 @@ class PlanBuilder(PlanTables):
         """Bring the rows up to the program's present state, for a new plan."""
         self.turn += 1
         p, graph = self.program, self.program.graph
-        written = {p.operands(n)[0].node for n in p.writes()}
+        written = {p.operands(n)[0].node for n in p.assigns()}
         changed = {*self._changed, *(written ^ self._written)}
         self._changed.clear()
         self._written = written
@@ -406,7 +406,7 @@ class PlanBuilder(PlanTables):
                 (kind == CONST and bool(self.rules)) or (kind == PARAM and self.freeze)
             )
             row.results = row.own = (self._fresh(old, 0, Value(node), specs[0], _KIND[kind], key, still),)
-        elif kind == kinds.WRITE:
+        elif kind == kinds.ASSIGN:
             row.specs = tuple([s.bind(self.dims) for s in specs])
         else:
             self._op(row, old)
@@ -651,5 +651,5 @@ class PlanBuilder(PlanTables):
     def writes(self) -> dict[NodeId, tuple[int, int]]:
         """Write node, in order -> (slot of the state, slot of its new value)."""
         p = self.program
-        found = (self.rows[n] for n in p.order_labels.sorted(p.writes()))
+        found = (self.rows[n] for n in p.order_labels.sorted(p.assigns()))
         return {row.node: (row.reads[0], self.sent.get(row.node, row.reads[1])) for row in found}

@@ -102,7 +102,7 @@ def make_plan(
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in watch}
-    if not wanted and not p.writes():
+    if not wanted and not p.assigns():
         raise UsageError(
             "no output is asked for, and the program writes nothing",
             where=p.name,
@@ -128,7 +128,7 @@ def make_plan(
         given, seen = (
             {name: ledger.rows[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
         )
-        nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *p.writes())
+        nodes = (*(v.node for v in (*wanted.values(), *watched.values())), *p.assigns())
         rows = ledger.settled - looked_at
         try:
             commit, arranged, patched = _arrange(ledger, given, seen, layout, before, why, rows, nodes)

@@ -17,7 +17,7 @@ from graphwright.ops import get
 from graphwright.plan.table import TEMP, TILE, UNUSED
 from graphwright.program import Program, Value
 from graphwright.program.derived.recompute import BARRIER
-from graphwright.program.kinds import KINDS, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, KINDS, STORED
 
 if TYPE_CHECKING:
     from graphwright.errors import Facts
@@ -130,8 +130,8 @@ class _Choice:
                     twins.update({Value(inner, k): Value(made, k) for k in range(len(p.specs(inner)))})
             carried = [(e, p.edge_value(e)) for e in p.in_edges(node)]
             operands = [twins[v] if e in self.late else values[v] for e, v in carried]
-            if p.op(node) == WRITE:
-                new.add_write(operands[0], operands[1], p.path(node))
+            if p.op(node) == ASSIGN:
+                new.add_assign(operands[0], operands[1], p.path(node))
                 continue
             if p.op(node) in STORED:
                 new.weights.add(p.key(node), p.weights[p.key(node)])

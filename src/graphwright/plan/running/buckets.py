@@ -45,7 +45,7 @@ class PaddingBuckets:
         wrong += [f"{name}: sizes {list(s)}" for name, s in sizes.items() if not s or min(s) < 1]
         if mask is not None and (mask not in specs or specs[mask].dtype is not bool_):
             wrong.append(f"{mask}: no bool input")
-        if program.writes():
+        if program.assigns():
             wrong.append("the program writes state")
         if wrong:
             raise UsageError(

@@ -21,7 +21,7 @@ from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import PARAM, STATE
 from graphwright.program import FeedError
 from graphwright.program.run import origin
-from graphwright.program.state import Snapshot
+from graphwright.program.state import StateSnapshot
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
@@ -128,7 +128,7 @@ class Executable(BoundKernels):
         safe: keep a copy of what a run writes, and take it back if the run fails in its commit: no step is torn.
     """
 
-    _before: Snapshot | None = None
+    _before: StateSnapshot | None = None
     _fits: list[list[Any]]
     """Per input the array that fitted last, its spec, and the dtype of numpy that fits."""
 
@@ -214,7 +214,7 @@ class Executable(BoundKernels):
             return self._run_bound(feeds(), borrow)
         arrays, written = feeds(), {key: self.variables[key] for key in self.plan.arranged.written}
         if self._before is None:
-            self._before = Snapshot(written)
+            self._before = StateSnapshot(written)
         else:
             self._before.take(written)
         try:

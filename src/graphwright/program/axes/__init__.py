@@ -1,1 +1,1 @@
-"""Dimensions that go together: solving for them, and cutting, growing and permuting their units."""
+"""Axes of a program: solving for dimensions that are resized together; cutting, growing and permuting their units."""

@@ -1,7 +1,7 @@
-"""Axes: dimensions that must be resized together, in groups whose units are heads, neurons, channels or experts.
+"""Axes: groups of dimensions that must be resized together; their units are heads, neurons, channels or experts.
 
-`program.axes()` maps names to groups. A group holds for one state of the program; units of it are a value that names
-its group, so that an edit finds it again.
+`program.axes()` maps names to groups. A group is valid for one state of the program; `Units` name their group, so that
+an edit can find it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.ops import get
 from graphwright.ops.axes import Product, atoms, resolve, spread, text
-from graphwright.program.axes.solve_axes import Said, origin, solve
+from graphwright.program.axes.solve_axes import AtomNotes, origin, solve
+from graphwright.program.axes.units import Units, numbers
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
 from graphwright.program.gates import RESERVED as GATE_KEYS
 from graphwright.program.infer import infer
@@ -29,8 +30,7 @@ from graphwright.program.validate import refuse_broken
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.ops.axes import Atom, Term
-    from graphwright.program.axes.solve_axes import Solution
-    from graphwright.program.axes.units import Units
+    from graphwright.program.axes.solve_axes import AxisSolution
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
@@ -38,18 +38,18 @@ KINDS = (
     *("heads", "kv_groups", "queries", "experts", "head_dim"),
     *("vocabulary", "channels", "neurons", "channel_groups"),
 )
-"""Kinds of units; where an axis has several, the first one names it."""
+"""Kinds of units; an axis of several kinds is named by the first."""
 TOGETHER = frozenset({"heads", "channels"})
-"""Kinds whose units are combinations where the axis is several: (key head, its query), (group, its channel)."""
+"""Kinds whose units are pairs if the axis has two atoms: (key head, its query), (group, its channel)."""
 
 
-class Member(NamedTuple):
+class AxisMember(NamedTuple):
     """One dimension of a group.
 
     Attributes:
-        value, dim: whose, and which.
-        path: of the node, with the result behind it if it is not the first.
-        key: of the weight, if it is one.
+        value, dim: the value, and the number of its dimension.
+        path: of the node, followed by the result number if that is not 0.
+        key: of the weight, if the value is one.
     """
 
     value: Value
@@ -63,20 +63,20 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AxisGroup:
-    """Dimensions that are resized together, and what one unit of them is called.
+    """Dimensions that are resized together, and the kind of their units.
 
     Attributes:
-        axes: the groups that it is one of.
-        name: `layers.1.attn.heads`; else first weight and dimension, `0.weight:0`.
+        axes: all groups of the program.
+        name: `layers.1.attn.heads`; or first weight and dimension, `0.weight:0`.
         kind: one of `KINDS`, or `units`.
-        kinds: all kinds that it has: heads without grouped queries are their own kv groups.
-        atoms: what it is made of: one, or for heads with grouped queries two, kv groups and the queries of each; for
-            channels of a grouped convolution groups and the channels of each.
+        kinds: all its kinds; heads without grouped queries are also kv groups.
+        atoms: its independent sizes: one, or two for heads with grouped queries (kv groups, queries of each) and
+            channels of a grouped convolution (groups, channels of each).
         size: number of units.
-        frozen: reasons why it can't be resized; none if it can.
-        ends: those of them that are inputs and outputs of the program, which `allow_io=True` resizes too.
-        mixed: reasons why removing a unit is not setting it to zero.
-        corrected: whether the reasons in `mixed` are norms for which there is a correction.
+        frozen: reasons why it cannot be resized; empty if it can.
+        ends: those reasons that are inputs and outputs of the program, which `allow_io=True` resizes too.
+        mixed: reasons why setting a unit to zero does not remove it.
+        corrected: True if all reasons in `mixed` are norms that can be corrected.
     """
 
     axes: Axes
@@ -92,26 +92,22 @@ class AxisGroup:
 
     @property
     def exact(self) -> bool:
-        """True where removing a unit is the same as setting it to zero."""
+        """True if setting a unit to zero is the same as removing it."""
         return not self.mixed
 
     @property
-    def members(self) -> tuple[Member, ...]:
-        """All dimensions, weights and results of ops, in topological order."""
+    def members(self) -> tuple[AxisMember, ...]:
+        """All dimensions of weights and results, in topological order."""
         found = dict.fromkeys(m for atom in self.atoms for m in self.axes.members_of(atom))
         return tuple(sorted(found, key=lambda m: (self.axes.rank[m.value.node], m.value.port, m.dim)))
 
     def units(self, ids: Any = None) -> Units:
-        """Units by number: an int, several, a slice or a mask; all by default. Raises: UnitRange."""
-        from graphwright.program.axes.units import Units
-
+        """Return units by an int, several, a slice or a mask; all by default. Raises: UnitRange."""
         whole = Units.of(self.axes.program, [self])
         return whole if ids is None else whole[ids]
 
     def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
-        """Weight -> dimension -> places of a unit along it. Raises: UnitRange."""
-        from graphwright.program.axes.units import numbers
-
+        """Return weight -> dimension -> indices of a unit along it. Raises: UnitRange."""
         shape = [int(a.size) for a in self.atoms]
         coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
         chosen = dict(zip(self.atoms, coordinates, strict=True))
@@ -125,26 +121,26 @@ class AxisGroup:
         return found
 
     def details(self) -> str:
-        """Why its weights belong together: each by the ops between it and the first one."""
+        """Describe why its weights belong together: the ops that connect each with the first one."""
         names = self.axes.names
         weights = [m for m in self.members if m.key is not None]
         lines = [f"{self.name}: {self.size} {self.kind}"]
-        lines += [f"  can't be resized: {reason}" for reason in self.frozen]
+        lines += [f"  cannot be resized: {reason}" for reason in self.frozen]
         lines += [f"  not exact: {reason}" for reason in self.mixed]
         for member in weights:
             term = text(self.axes.solution.dims[member.value][member.dim], names)
             lines.append(f"  {member} = {term}" + self._because(weights[0], member))
         return "\n".join(lines)
 
-    def _because(self, first: Member, last: Member) -> str:
+    def _because(self, first: AxisMember, last: AxisMember) -> str:
         if last is first:
             return ""
         p = self.axes.program
-        here: dict[NodeId, list[Member]] = {}
+        here: dict[NodeId, list[AxisMember]] = {}
         for m in self.members:
             for node in (m.value.node, *p.consumers(m.value)):
                 here.setdefault(node, []).append(m)
-        came: dict[Member, tuple[Member, NodeId] | None] = {first: None}
+        came: dict[AxisMember, tuple[AxisMember, NodeId] | None] = {first: None}
         queue = [first]
         for member in queue:
             for node in (member.value.node, *p.consumers(member.value)):
@@ -167,50 +163,50 @@ class AxisGroup:
 
 @dataclass(eq=False, repr=False)
 class Axes(Mapping[str, AxisGroup]):
-    """The groups of a program by name; `print` lists them.
+    """The axes of a program by name; `print` lists them.
 
     Attributes:
-        program, version: which state of which program.
+        program, version: the state they are valid for.
         solution: terms of all dimensions.
         weights: key -> terms of its dimensions.
-        rank: place of each node in topological order.
+        rank: position of each node in topological order.
         names: of the atoms that are groups.
-        summed: (weight's node, dimension, atom) where a sum over the atom reads the weight, a consumer of its units ->
-            whether nothing else reads it.
+        summed: (node of a weight, dimension, atom) for weights read by a sum over the atom -> True if only such sums
+            read it.
     """
 
     program: Program
     version: int
-    solution: Solution
+    solution: AxisSolution
     weights: dict[str, tuple[Term, ...]]
     rank: dict[NodeId, int]
     names: dict[Atom, str] = field(default_factory=dict)
     summed: dict[tuple[NodeId, int, Atom], bool] = field(default_factory=dict)
-    _members: dict[Atom, list[Member]] = field(default_factory=dict)
+    _members: dict[Atom, list[AxisMember]] = field(default_factory=dict)
     _groups: dict[str, AxisGroup] = field(default_factory=dict)
 
-    def members_of(self, atom: Atom) -> list[Member]:
-        """Dimensions that an atom is in."""
+    def members_of(self, atom: Atom) -> list[AxisMember]:
+        """Return the dimensions that contain an atom."""
         return self._members.get(atom, [])
 
     def readers(self, weight: NodeId) -> int:
-        """How many ports read a weight, behind casts of it."""
+        """Return the number of ports that read a weight, directly or through casts."""
         return _readers(self.program, weight)
 
     def name(self, old: str, new: str) -> AxisGroup:
-        """Give an axis a name, as an edit of the program: it is saved, undone and replayed; returns the axis.
+        """Name an axis, by an edit that is saved, undone and replayed like others; returns the axis.
 
-        The name goes with the first weight along the axis. Raises: UnknownAxis; BadName for what is no dotted path,
-        NameTaken for that of another axis.
+        The first weight along the axis stores the name. Raises: UnknownAxis; BadName unless it is a dotted path;
+        NameTaken if another axis has it.
         """
         p = self.program
         group = p.axes()[old]
         if not is_name(new):
-            raise BadName("an axis is named by a dotted path", where=old, got=repr(new)[:80])
+            raise BadName("invalid name of an axis", where=old, expected="a dotted path", got=repr(new)[:80])
         if new in p.axes() and new != old:
-            raise NameTaken("an axis has this name", where=old, got=new)
-        node, place = _place(group)
-        names = {**dict(p.attrs(node).get("axes", ())), place: new}
+            raise NameTaken("another axis has this name", where=old, got=new)
+        node, position = _position(group)
+        names = {**dict(p.attrs(node).get("axes", ())), position: new}
         with p.edit(f"name the axis {old} {new}") as e:
             e.set_attr(node, axes=tuple(sorted(names.items())))
         return p.axes()[new]
@@ -221,7 +217,7 @@ class Axes(Mapping[str, AxisGroup]):
         except (KeyError, TypeError):
             near = get_close_matches(str(name), self._groups, 3, 0.4)
             fix = f"did you mean {', '.join(near)}?" if near else "print(program.axes()) lists them"
-            raise UnknownAxis("no axis of this name", where=name, fix=fix) from None
+            raise UnknownAxis("no axis has this name", where=name, fix=fix) from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._groups)
@@ -230,17 +226,17 @@ class Axes(Mapping[str, AxisGroup]):
         return len(self._groups)
 
     def of(self, weight: str, dim: int) -> tuple[AxisGroup, ...]:
-        """Groups that a dimension of a weight is made of, major first.
+        """Return the axes that a dimension of a weight consists of, outermost first.
 
         Args:
             weight: path of its node, or its checkpoint key.
             dim: negative counts from the end.
-        Raises: UnknownNode, UsageError for a dimension that it does not have.
+        Raises: UnknownNode; UsageError for a dimension out of range.
         """
         p = self.program
         terms = self.weights.get(weight) or self.weights[p.key(p.node(weight))]
         if not -len(terms) <= dim < len(terms):
-            raise UsageError("no such dimension", where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
+            raise UsageError("dimension out of range", where=weight, expected=f"0 to {len(terms) - 1}", got=dim)
         found = dict.fromkeys(atoms(terms[dim]))
         return tuple(self._groups[self.names[a]] for a in found if a in self.names)
 
@@ -258,16 +254,16 @@ class Axes(Mapping[str, AxisGroup]):
 
 
 def axes(p: Program) -> Axes:
-    """The groups of a program's present state, changes of an open edit included.
+    """Return the axes of the program's present state by name, changes of an open edit included.
 
-    Raises: InvalidProgram if it was left broken, SpecMismatch if an open edit left it so.
+    Raises: InvalidProgram if the program was left broken; SpecMismatch if the open edit has broken it so far.
     """
     if (e := p.history.open) is None:
         refuse_broken(p)
-    changed = e is not None and (bool(e.done) or not p.valid)  # an edit that did nothing yet left all as it was
+    changed = e is not None and (bool(e.done) or not p.valid)  # an edit without changes so far
     if e is not None and changed:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
-        if not p.valid:  # it was left broken, and may be mended by now
+        if not p.valid:  # broken before the edit, and perhaps repaired by it
             p.validate().check(p.name)
     known: Axes | None = p.derived.get("axes")
     if not changed and known is not None and known.version == p.version and known.program is p:
@@ -278,7 +274,7 @@ def axes(p: Program) -> Axes:
     return found
 
 
-def _grouped(p: Program, solution: Solution) -> Axes:
+def _grouped(p: Program, solution: AxisSolution) -> Axes:
     rank = {node: i for i, node in enumerate(p.order())}
     made = Axes(p, p.version, solution, {}, rank)
     found: dict[Atom, None] = {}
@@ -289,12 +285,12 @@ def _grouped(p: Program, solution: Solution) -> Axes:
         path = p.path(value) + (f".{value.port}" if value.port else "")
         for dim, term in enumerate(dims):
             for atom in dict.fromkeys(atoms(term)):
-                made._members.setdefault(atom, []).append(Member(value, dim, path, key))
+                made._members.setdefault(atom, []).append(AxisMember(value, dim, path, key))
                 if key is not None and key not in GATE_KEYS and atom.size not in (0, 1):
                     found[atom] = None
     reads: Counter[tuple[NodeId, int, Atom]] = Counter()
-    for atom, said in solution.said.items():
-        for node, ends in said.summed:
+    for atom, about in solution.notes.items():
+        for node, ends in about.summed:
             operands = p.operands(node)
             weights = [(origin(p, operands[port]), dim) for port, dim in ends]
             reads.update((weight, dim, atom) for weight, dim in weights if weight is not None)
@@ -322,12 +318,12 @@ def _grouped(p: Program, solution: Solution) -> Axes:
 
 def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> AxisGroup:
     p, solution = made.program, made.solution
-    said = [solution.said.get(a, Said()) for a in parts]
-    kinds = (kind,) if kind else tuple(k for k in KINDS if any(k in s.kinds for s in said))[:1] or ("units",)
-    if kinds == ("heads",) and any("kv_groups" in s.kinds for s in said) and kind is None:
+    about = [solution.notes.get(a, AtomNotes()) for a in parts]
+    kinds = (kind,) if kind else tuple(k for k in KINDS if any(k in s.kinds for s in about))[:1] or ("units",)
+    if kinds == ("heads",) and any("kv_groups" in s.kinds for s in about) and kind is None:
         kinds = ("heads", "kv_groups")
     exact_after = {node for node, c in solution.corrections if any(a in parts for a in atoms(resolve(c.term)))}
-    mixed = [(node, why) for s in said for node, why in s.mixed]
+    mixed = [(node, why) for s in about for node, why in s.mixed]
     size = int(np.prod([int(a.size) for a in parts])) if all(isinstance(a.size, int) for a in parts) else 0
     return AxisGroup(
         made,
@@ -336,8 +332,8 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
         kinds,
         parts,
         size,
-        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in (*s.frozen, *s.ends))),
-        tuple(dict.fromkeys(_reason(p, node, why) for s in said for node, why in s.ends)),
+        tuple(dict.fromkeys(_reason(p, node, why) for s in about for node, why in (*s.frozen, *s.ends))),
+        tuple(dict.fromkeys(_reason(p, node, why) for s in about for node, why in s.ends)),
         tuple(dict.fromkeys(_reason(p, node, why) for node, why in mixed)),
         bool(mixed) and all(node in exact_after for node, _ in mixed),
     )
@@ -348,39 +344,39 @@ def _reason(p: Program, node: NodeId, why: str) -> str:
 
 
 def _readers(p: Program, node: NodeId) -> int:
-    """How many ports read a weight, behind casts of it."""
+    """Return the number of ports that read a weight, directly or through casts."""
     targets = [p.graph.target(e) for e in p.out_edges(node)]
     return sum(_readers(p, t) if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert else 1 for t in targets)
 
 
-def _made(group: AxisGroup) -> list[Member]:
-    """Weights that make the axis, oldest first: those that not only sums over it read."""
+def _made(group: AxisGroup) -> list[AxisMember]:
+    """Weights that produce the axis, oldest first: those read by more than sums over it."""
     consumers = group.axes.summed
     weights = _weights(group)
     return [m for m in weights if not any(consumers.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
-def _weights(group: AxisGroup) -> list[Member]:
-    """Its weights, oldest first: those along all of it, and trained ones, if there are."""
+def _weights(group: AxisGroup) -> list[AxisMember]:
+    """Its weights, oldest first; only those with all its atoms, and only trained ones, if there are any."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = [m for m in group.members if m.key is not None]
-    weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # an axis keeps its name when it is gated
+    weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
     weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
     trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
     return sorted(trained, key=lambda m: (p.seq(m.value.node), m.dim))
 
 
-def _place(group: AxisGroup) -> tuple[NodeId, str]:
-    """The weight that keeps a name given to the axis, and where the axis stands in it."""
+def _position(group: AxisGroup) -> tuple[NodeId, str]:
+    """The weight that stores a given name of the axis, and the position of the axis in it."""
     first = _weights(group)[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
 
 
 def _given(group: AxisGroup) -> str | None:
-    """The name that an edit gave the axis."""
-    node, place = _place(group)
-    return dict(group.axes.program.attrs(node).get("axes", ())).get(place)
+    """The name that an edit gave the axis, if one did."""
+    node, position = _position(group)
+    return dict(group.axes.program.attrs(node).get("axes", ())).get(position)
 
 
 def _rank(group: AxisGroup) -> tuple[int, int, int]:
@@ -389,9 +385,9 @@ def _rank(group: AxisGroup) -> tuple[int, int, int]:
 
 
 def _wanted(group: AxisGroup) -> str:
-    """Where its weights lie, or the first one if they have nothing in common, and what its units are.
+    """The common module of its weights, or that of the first one, followed by the kind of its units.
 
-    Units that no weight makes, those of an input, are named after the weight that reads them.
+    Units that no weight produces, such as those of an input, are named after the weight that reads them.
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]
@@ -405,6 +401,6 @@ def _fallback(group: AxisGroup) -> str:
 
 
 def _shared(modules: list[list[str]]) -> list[str]:
-    """The segments that all paths begin with."""
+    """The longest common prefix of all paths."""
     differ = next((i for i, column in enumerate(zip(*modules, strict=False)) if len(set(column)) > 1), None)
     return min(modules, key=len)[:differ]

@@ -1,13 +1,13 @@
-"""ResizeAxis: the primitive edit that gives every weight of some axes other places, and ops between them the sizes.
+"""ResizeAxis: the primitive edit that re-indexes every weight along some axes and updates the sizes in attributes.
 
-Cutting, growing and permuting units are all this one edit: each axis says, for each new place, the place it had or -1.
-Weights that keep all their bytes in places are sliced, never computed; the inverse holds the arrays from before.
+Cutting, growing and permuting units are all this edit: each axis lists, for each new index, the old index or -1.
+Weights are sliced, not computed, so their entries keep all bits; the inverse holds the arrays from before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,15 +18,16 @@ from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
 from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
-from graphwright.program.axes.axes import Axes
-from graphwright.program.axes.solve_axes import Said, origin
-from graphwright.program.axes.units import Units, remove_layers, runs
-from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit
+from graphwright.program.axes.solve_axes import AtomNotes, origin
+from graphwright.program.axes.units import Units, parsed, remove_layers, runs
+from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
+from graphwright.program.files import forms
+from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import LARGE, encode_attrs, side_by_side
 from graphwright.program.kinds import KINDS, STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.selection import StaleSelection
-from graphwright.program.weights import as_array, hollow_array, is_hollow, payload_json
+from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -37,56 +38,71 @@ if TYPE_CHECKING:
 
 Numbers = tuple[int, ...]
 New = Callable[[str, NDArray, Mapping[int, np.ndarray]], np.ndarray]
-"""(key, old array, axis -> places) -> an array of the new shape whose entries at new places are taken."""
+"""(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
 
 
-class Resized(NamedTuple):
-    """One axis: its name, its size before, and for each new place the old one or -1."""
+class ResizedAxis(NamedTuple):
+    """One axis: its name, its size before, and for each new index the old one or -1."""
 
     axis: str
     of: int
-    places: Numbers
+    old: Numbers
 
 
-class Sliced(NamedTuple):
-    """One weight: its key, its value after, and for each dimension that changes the old place of each new one or -1."""
+class ResizedWeight(NamedTuple):
+    """One weight: its key, its value after, and for each changed dimension the old index of each new one or -1."""
 
     key: str
     array: NDArray
-    places: tuple[tuple[int, Numbers], ...]
+    dims: tuple[tuple[int, Numbers], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ResizeAxis:
-    """Resize axes: new values for all weights along them, and attributes that are their sizes.
+class ResizeAxis(Edit):
+    """Resize axes: set new values of all weights along them, and attributes that are sizes of them.
 
     Attributes:
-        axes: what was resized, by name.
+        axes: the resized axes.
         weights: the values after.
         attrs: nodes and all their attributes after.
-        correct: whether norms over a resized axis were corrected.
-        inputs: of the program that have another size after, with their spec.
+        correct: True if norms over a resized axis are corrected.
+        inputs: inputs of the program whose spec changes, with the new one.
     """
 
-    axes: tuple[Resized, ...]
-    weights: tuple[Sliced, ...]
+    packed = {"axes": "axes", "weights": "resized_weights", "attrs": "node_attrs", "correct": "flag",
+              "inputs": "node_specs"}  # fmt: skip
+    axes: tuple[ResizedAxis, ...]
+    weights: tuple[ResizedWeight, ...]
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
     correct: bool = True
     inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        return tuple(w.key for w in self.weights)
+
+    @property
+    def payloads(self) -> tuple[NDArray, ...]:
+        return tuple(w.array for w in self.weights)
+
+    def with_payloads(self, swaps: Mapping[int, NDArray]) -> ResizeAxis:
+        return replace(self, weights=tuple(w._replace(array=swaps.get(id(w.array), w.array)) for w in self.weights))
+
     def check(self, p: Program) -> None:
-        """Raises: ShapeError for places and values that do not fit the weights."""
-        for key, array, places in self.weights:
+        for key, array, dims in self.weights:
             before = p.weights[key].shape
             after = list(before)
-            for dim, old in places:
+            for dim, old in dims:
                 after[dim] = len(old)
                 if old and not -1 <= min(old) <= max(old) < before[dim]:
                     raise ShapeError(
-                        "a place outside the weight", where=f"{key}, dimension {dim}", expected=before[dim]
+                        "index out of range",
+                        where=f"{key}, dimension {dim}",
+                        expected=f"-1 to {before[dim] - 1}",
+                        got=f"{min(old)} to {max(old)}",
                     )
             if tuple(after) != array.shape:
-                raise ShapeError("places and value differ", where=key, expected=tuple(after), got=array.spec)
+                raise ShapeError("wrong shape of the new value", where=key, expected=tuple(after), got=array.spec)
         for node, attrs in self.attrs:
             p.node(node)
             encode_attrs(attrs)
@@ -94,22 +110,21 @@ class ResizeAxis:
             p.node(node)
 
     def invert(self, p: Program) -> ResizeAxis:
-        """The values and sizes that are there now."""
         weights = []
-        for key, _, places in self.weights:
+        for key, _, dims in self.weights:
             present = p.weights.array(key)
-            back = tuple((dim, _back(old, present.shape[dim])) for dim, old in places)
-            weights.append(Sliced(key, present, back))
-        axes = tuple(Resized(a.axis, len(a.places), _back(a.places, a.of)) for a in self.axes)
+            back = tuple((dim, _back(old, present.shape[dim])) for dim, old in dims)
+            weights.append(ResizedWeight(key, present, back))
+        axes = tuple(ResizedAxis(a.axis, len(a.old), _back(a.old, a.of)) for a in self.axes)
         inputs = tuple((n, p.specs(n)) for n, _ in self.inputs)
         return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct, inputs)
 
     def apply(self, p: Program) -> None:
-        """Give weights and nodes their values; what follows them by shape is told by the variables' lineage."""
-        back = p.graveyard.mode in ("undo", "roll back")
+        """Set weights and attributes; the lineage of a variable tells optimizers how its entries moved."""
+        back = p.tombstones.mode in ("undo", "roll back")
         readers = self._readers(p)
-        for key, array, places in self.weights:
-            maps = {dim: np.asarray(old, np.int64) for dim, old in places}
+        for key, array, dims in self.weights:
+            maps = {dim: np.asarray(old, np.int64) for dim, old in dims}
             p.weights[key].reshape_to(array, maps, back=back)
             for node in readers[key]:
                 p.update_node(node, specs=(array.spec,))
@@ -119,12 +134,11 @@ class ResizeAxis:
             p.update_node(node, specs=specs)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Nodes of the weights, and those with other attributes."""
         own = (n for n, _ in (*self.attrs, *self.inputs))
         return (*(n for found in self._readers(p).values() for n in found), *own)
 
     def _readers(self, p: Program) -> dict[str, list[NodeId]]:
-        """Key -> nodes that stand for the weight, of all weights in one walk."""
+        """Return key -> nodes that read the weight, for all weights in one walk."""
         readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
         for kind in sorted(STORED):
             for node in p.of_kind(kind):
@@ -132,34 +146,56 @@ class ResizeAxis:
         return readers
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        """Axes by name and places; values only where some are new: the others are the places of what is there."""
         nodes = self.touches(p)
-        fresh = [w for w in self.weights if any(-1 in old for _, old in w.places)]
+        fresh = [w for w in self.weights if any(-1 in old for _, old in w.dims)]  # the others are slices
         return {
             "edit": "ResizeAxis",
-            "axes": [{"axis": a.axis, "of": a.of, "places": runs(a.places)} for a in self.axes],
+            "axes": [{"axis": a.axis, "of": a.of, "indices": runs(a.old)} for a in self.axes],
             "keys": [w.key for w in self.weights],
             "paths": [p.path(n) for n in nodes],
-            "handles": [[n.index, n.generation] for n in nodes],
+            "handles": [handle_form(n) for n in nodes],
             "payloads": {w.key: payload_json(p.weights, w.array) for w in fresh},
             "correct": self.correct,
         }
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        """Solve for the axes of this program; only values at new indices come from the record."""
+        found, brought, old = r.program.axes(), forms.table(record["payloads"]), {}
+        for row in forms.array(record["axes"]):
+            group = found[row["axis"]]
+            if group.size != row["of"] or len(group.atoms) != 1:
+                raise UsageError("the axis has another size here", where=group.name, expected=row["of"], got=group.size)
+            old[group.name] = parsed(row["indices"])
+            if any(not -1 <= i < group.size for i in old[group.name]):
+                raise UsageError("index outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
+
+        def new(key: str, array: NDArray, dims: Mapping[int, np.ndarray]) -> np.ndarray:
+            value = r.payload(brought[key]).to_numpy("float64")
+            wanted = _new_shape(array, dims)
+            if value.shape != wanted:
+                raise ReplayConflict(
+                    "the new entries have another shape here", where=key, expected=wanted, got=value.shape
+                )
+            return value
+
+        return resize(found, old, correct=forms.flag(record["correct"]), new=new)
+
 
 def resize(
-    found: Axes, places: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
+    found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
 ) -> ResizeAxis:
-    """The edit that gives axes other places.
+    """Return the edit that re-indexes axes.
 
     Args:
-        found: axes of the program as it is now.
-        places: axis, of one atom -> for each new place the old one, or -1.
-        correct: keep norms over a resized axis exact where the units that go are zero: scale · √(D/d), eps · D/d.
-        new: gives the values at new places; zeros by default.
-    Raises: FrozenAxis where a norm's scale is no weight, or one that others read too.
+        found: axes of the program in its present state.
+        indices: name of an axis of one atom -> for each new index the old one, or -1.
+        correct: keep norms over a resized axis exact where the removed units are zero: scale · √(D/d), eps · D/d.
+        new: returns the values at new indices; zeros by default.
+    Raises: FrozenAxis where a norm's scale is not a weight, or is read elsewhere.
     """
     p, solution = found.program, found.solution
-    maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in places.items()}
+    maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
     changes = {
@@ -167,15 +203,15 @@ def resize(
         for key, dims in found.weights.items()
     }
 
-    def sliced(key: str) -> Sliced:
+    def sliced(key: str) -> ResizedWeight:
         if key in renumbered:
-            return Sliced(key, from_numpy(renumbered[key]), _numbers(changes[key]))
+            return ResizedWeight(key, from_numpy(renumbered[key]), _numbers(changes[key]))
         return _sliced(p, key, changes[key], factors.get(key), new)
 
     keys = [key for key, changed in changes.items() if changed or key in renumbered]
     weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
     for w in weights:
-        if w.key not in renumbered and w.key not in factors and not is_hollow(w.array):
+        if w.key not in renumbered and w.key not in factors and not is_abstract(w.array):
             changed = changes[w.key]
             if new is None or all((old >= 0).all() for old in changed.values()):
                 p.weights.refer_slice(w.array, p.weights.array(w.key), changed)
@@ -189,12 +225,12 @@ def resize(
         ratio = _ratio(resolve(c.term), maps)
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
-    axes = tuple(Resized(n, found[n].size, tuple(map(int, old))) for n, old in places.items())
+    axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
     return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
 
 
 def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[NodeId, tuple[Spec, ...]]]:
-    """Inputs of the program along a resized axis, with their spec after."""
+    """Yield the inputs of the program along a resized axis, with their new specs."""
     p = found.program
     for node in p.inputs():
         terms = found.solution.dims[Value(node)]
@@ -203,8 +239,8 @@ def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[Node
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Whether slicing these is worth threads; then files are mapped before threads read them."""
-    arrays = [a for a in map(p.weights.array, keys) if not is_hollow(a)]
+    """Return True if slicing these arrays on threads pays; then their files are mapped here, before threads read."""
+    arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
     return all(a.storage.memory is not None for a in arrays)
@@ -212,29 +248,33 @@ def _large(p: Program, keys: Sequence[str]) -> bool:
 
 def _sliced(
     p: Program, key: str, changed: Mapping[int, np.ndarray], factor: tuple[float, float] | None, new: New | None
-) -> Sliced:
+) -> ResizedWeight:
     array = p.weights.array(key)
     fresh = any((old < 0).any() for old in changed.values())
-    if is_hollow(array):
+    if is_abstract(array):
         if fresh and new is not None:
-            new(key, array, changed)  # for what it refuses
-        made = hollow_array(tuple(len(changed.get(d, range(n))) for d, n in enumerate(array.shape)), array.dtype)
+            new(key, array, changed)  # only for the errors that it raises
+        made = abstract_array(_new_shape(array, changed), array.dtype)
         p.weights.refer(made)
-        return Sliced(key, made, _numbers(changed))
+        return ResizedWeight(key, made, _numbers(changed))
     host = remapped(array.to_numpy(bits=True), changed)
     made = from_numpy(np.ascontiguousarray(host), bits=array.dtype)
     if fresh and new is not None:
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
         at_new = ~kept(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        exact = remapped(array.to_numpy(bits=True), changed)  # what stays keeps its bits
+        exact = remapped(array.to_numpy(bits=True), changed)  # old entries keep their bits
         made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
     if factor is not None:
         scale, offset = factor
         made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
     if made.device != array.device:
         made = made.to(array.device)
-    return Sliced(key, made, _numbers(changed))
+    return ResizedWeight(key, made, _numbers(changed))
+
+
+def _new_shape(array: NDArray, changed: Mapping[int, np.ndarray]) -> tuple[int, ...]:
+    return tuple(len(changed[d]) if d in changed else n for d, n in enumerate(array.shape))
 
 
 def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
@@ -242,9 +282,9 @@ def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ..
 
 
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
-    """Tables that name places of a resized axis, with the new numbers; entries go with the places that they name.
+    """Return the tables that index a resized axis, with new numbers; entries of removed units are removed.
 
-    Their own axes are added to `maps`. Raises: FrozenAxis, EmptyAxis where entries can't go.
+    Adds the axes of the tables themselves to `maps`. Raises: FrozenAxis, EmptyAxis where entries cannot be removed.
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
@@ -256,17 +296,17 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
         stays = stays[(stays >= 0) & (number[table[stays]] >= 0)]
         group = found[found.names[entries]] if entries in found.names else None
         if len(stays) < known(entries) and (group is None or group.frozen):
-            why = group.frozen[0] if group is not None else "it is no axis"
-            raise FrozenAxis("what names the units that go can't go with them", where=key, got=why)
+            why = group.frozen[0] if group is not None else "its dimension is no axis"
+            raise FrozenAxis("the table that indexes the removed units cannot be resized", where=key, got=why)
         if not len(stays):
-            raise EmptyAxis("nothing would be left of what names the units", where=key)
+            raise EmptyAxis("all entries of the table that indexes the units would be removed", where=key)
         maps[entries] = stays
         tables[key] = number[table[stays]]
     return tables
 
 
 def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
-    """Which entries of a new shape come from old ones."""
+    """Return a mask of the entries of a new shape that come from old ones."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
         stays[(slice(None),) * dim + (old < 0,)] = False
@@ -278,7 +318,7 @@ def _ratio(term: Any, maps: Mapping[Atom, np.ndarray]) -> float:
 
 
 def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tuple[float, float]]:
-    """Weight -> (factor, what is added to it where it is used) of norms over a resized axis."""
+    """Return scale of a norm over a resized axis -> (factor, offset that the norm adds to the scale)."""
     p, factors = found.program, {}
     readers: dict[NodeId, int] = {}
     for node, c in found.solution.corrections:
@@ -289,17 +329,21 @@ def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tupl
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
             raise FrozenAxis(
-                "the norm's scale is computed, so that it can't be corrected",
+                "cannot correct a norm whose scale is computed",
                 where=where,
                 fix="cut_units(correct=False)",
             )
         if factors.setdefault(p.key(scale), (ratio**0.5, c.offset)) != (ratio**0.5, c.offset):
-            raise FrozenAxis("two norms of other sizes share their scale", where=where, fix="cut_units(correct=False)")
+            raise FrozenAxis(
+                "cannot correct two norms of unequal size that share a scale",
+                where=where,
+                fix="cut_units(correct=False)",
+            )
         readers[scale] = readers.get(scale, 0) + 1
     for scale, count in readers.items():
         if count != found.readers(scale):
             raise FrozenAxis(
-                "the scale of a norm is read by others too, so that it can't be corrected",
+                "cannot correct a norm whose scale other nodes read too",
                 where=p.path(scale),
                 fix="cut_units(correct=False)",
             )
@@ -310,29 +354,22 @@ def _back(old: Numbers, size: int) -> Numbers:
     return tuple(inverse(np.asarray(old, np.int64), size).tolist())
 
 
-def by_name(found: Axes, form: Sequence[Mapping[str, Any]]) -> dict[str, Sequence[int]]:
-    """Axis -> places of a journal record, on a program that may not be the one it was made on.
+def cut_units(
+    e: Transaction, units: Units, *, ragged: bool = False, correct: bool = True, allow_io: bool = False
+) -> None:
+    """Remove units of axes from every weight along them; all other entries keep their bits.
 
-    Raises: UnknownAxis, FrozenAxis; UsageError for an axis of another size.
+    Args:
+        units: `program.axes()["layers.1.attn.heads"].units([3])`, or `program.select("layers.1.attn").heads[3]`.
+        ragged: allow key heads with unequal numbers of query heads; a table then maps query heads to key heads.
+        correct: keep RMSNorms over a cut axis exact where the removed units are zero.
+        allow_io: also resize inputs and outputs of the program.
+    Raises: EmptySelection, FrozenAxis with the reason, RaggedUnit, EmptyAxis for all units, StaleSelection if an axis
+        was resized since.
     """
-    from graphwright.program.axes.units import parsed
-
-    places: dict[str, Sequence[int]] = {}
-    for row in form:
-        group = found[row["axis"]]
-        if group.size != row["of"] or len(group.atoms) != 1:
-            raise UsageError("the axis has another size here", where=group.name, expected=row["of"], got=group.size)
-        places[group.name] = parsed(row["places"])
-        if any(not -1 <= i < group.size for i in places[group.name]):
-            raise UsageError("a place outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
-    return places
-
-
-def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool, allow_io: bool) -> None:
-    """See `Transaction.cut_units`."""
     if not isinstance(units, Units) or units.program is not e.program:
         raise UsageError("not units of this program", got=repr(units)[:80], expected="program.axes()[name].units(ids)")
-    units.needed()
+    units.check_nonempty()
     found = e.program.axes()
     keeps: dict[str, np.ndarray] = {}
     for name, ids in units.chosen.items():
@@ -343,17 +380,15 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool, allo
             continue
         group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
-            raise StaleSelection(
-                "the axis has another size by now", where=name, expected=units.sizes[name], got=group.size
-            )
+            raise StaleSelection("the axis was resized since", where=name, expected=units.sizes[name], got=group.size)
         keep = np.ones(group.size, bool)
         keep[list(ids)] = False
         if not keep.any():
-            raise EmptyAxis("the last unit of an axis stays", where=name, expected="a unit that is kept",
-                            got=runs(ids), fix="cut the edge of its module into the junction behind it")  # fmt: skip
+            raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
+                            fix="cut the edge from its module into the next junction")  # fmt: skip
         apart = _apart(group, keep)
         if apart is None and ragged and group.kind == "heads":
-            made = _loosen(e, group)
+            made = _tabulate(e, group)
             rest = Units(e.program, {made: ids}, {made: group.size})
             cut_units(e, rest, ragged=False, correct=correct, allow_io=allow_io)
             found = e.program.axes()
@@ -362,31 +397,47 @@ def cut_units(e: Transaction, units: Units, *, ragged: bool, correct: bool, allo
             raise _unequal(group, ids)
         for atom, stays in zip(group.atoms, apart, strict=True):
             keeps[found.names[atom]] = keeps.get(found.names[atom], True) & stays
-    places = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
-    if places:
-        e.do(resize(e.program.axes(), places, correct=correct))
+    indices = {name: tuple(np.flatnonzero(stays).tolist()) for name, stays in keeps.items() if not stays.all()}
+    if indices:
+        e.do(resize(e.program.axes(), indices, correct=correct))
 
 
-def permute(e: Transaction, axis: str, order: Sequence[int], allow_io: bool) -> None:
-    """See `Transaction.permute`."""
+def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool = False) -> None:
+    """Reorder the units of an axis: new unit i is the old `order[i]`. The function stays the same.
+
+    With `allow_io`, also reorder inputs and outputs of the program, which changes its function accordingly.
+    Raises: FrozenAxis; UsageError unless `order` is a permutation.
+    """
     found = e.program.axes()
     group = _resizable(found, axis, allow_io)
-    places = [int(i) for i in order]
-    if len(group.atoms) != 1 or sorted(places) != list(range(group.size)):
+    indices = [int(i) for i in order]
+    if len(group.atoms) != 1 or sorted(indices) != list(range(group.size)):
         of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
-        raise UsageError("not an order of units", where=axis, expected=f"each of 0 to {group.size - 1} once, of {of}")
-    e.do(resize(found, {axis: places}))
+        raise UsageError(
+            "not a permutation of the units", where=axis, expected=f"0 to {group.size - 1} once each, of {of}"
+        )
+    e.do(resize(found, {axis: indices}))
 
 
-def grow(e: Transaction, axis: str, n: int, init: str, seed: int, allow_io: bool) -> None:
-    """See `Transaction.grow`."""
+def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int = 0, allow_io: bool = False) -> None:
+    """Add `n` units at the end of an axis; the function stays the same.
+
+    Args:
+        axis: name in `program.axes()`.
+        init: "zero_out": new rows are random and the weights that read them 0; where a norm runs over the axis the
+            reverse. "duplicate": copies of random units; the weights that read a unit are split at random (a quarter to
+            three quarters) among it and its copies.
+        seed: of the random numbers.
+        allow_io: also resize inputs and outputs of the program.
+    Raises: FrozenAxis; UsageError where no weight reads only the axis.
+    """
     found = e.program.axes()
     group = _resizable(found, axis, allow_io)
     if init not in ("zero_out", "duplicate") or type(n) is not int or n < 1 or len(group.atoms) != 1:
-        raise UsageError(
-            "an axis grows by units, zero_out or duplicate", where=axis, got=f"{n} {init}",
-            expected="n >= 1" if len(group.atoms) == 1 else ", ".join(found.names[a] for a in group.atoms),
-        )  # fmt: skip
+        expected = "n >= 1, and zero_out or duplicate"
+        if len(group.atoms) != 1:
+            expected = f"one of the axes {', '.join(found.names[a] for a in group.atoms)}"
+        raise UsageError("cannot grow the axis this way", where=axis, expected=expected, got=f"n={n}, init={init!r}")
     _Growth(e, found, group, n, seed).make(init)
 
 
@@ -394,15 +445,15 @@ def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
     group = found[name]
     bound = [why for why in group.frozen if not (allow_io and why in group.ends)]
     if bound:
-        fix = "allow_io=True changes inputs and outputs too" if set(bound) <= set(group.ends) else None
-        raise FrozenAxis("the axis can't be resized", where=name, got="; ".join(bound[:3]), fix=fix)
+        fix = "allow_io=True resizes inputs and outputs too" if set(bound) <= set(group.ends) else None
+        raise FrozenAxis("the axis cannot be resized", where=name, got="; ".join(bound[:3]), fix=fix)
     return group
 
 
 def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
-    """What is kept, as units kept of each of the group's axes; None if that is not all combinations of them.
+    """Return masks of the kept units per atom of the group; None if the kept units are not their outer product.
 
-    A group of channels makes others as well, so that it goes as a unit of its own axis only.
+    A group of channels also produces other channels, so it can be removed only as a unit of its own axis.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
@@ -418,24 +469,24 @@ def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     names = [group.axes.names[a] for a in group.atoms]
     shape = [int(a.size) for a in group.atoms]
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
-    loose = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
+    ragged = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
     whole = f"all {shape[-1]} of one of {names[0]}, or " if group.kind == "heads" else ""
     return RaggedUnit(
-        f"{names[0]} would have {group.kind} in unequal number",
+        f"{names[0]} would have unequal numbers of {group.kind}",
         where=group.name,
         expected=f"{whole}the same one of each of {names[0]}",
         got=runs(tuple(ids)),
-        fix=" or ".join(one) + loose,
+        fix=" or ".join(one) + ragged,
     )
 
 
-def _loosen(e: Transaction, group: AxisGroup) -> str:
-    """Let each query head read its key head by a table: the same function. Returns the heads' axis."""
+def _tabulate(e: Transaction, group: AxisGroup) -> str:
+    """Map query heads to key heads by a table, without changing the function; returns the axis of the query heads."""
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
     if any(not traits(p.op(n)).attention for n in here):
-        raise RaggedUnit("only attention itself reads key heads by a table", where=group.name)
+        raise RaggedUnit("ragged=True needs an axis that only sdpa reads", where=group.name)
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
     for node in here:
@@ -455,25 +506,25 @@ def _loosen(e: Transaction, group: AxisGroup) -> str:
 
 
 class _Growth:
-    """More units at the end of an axis: where new ones are zero, random or copies."""
+    """Values of the new units of one axis: zero, random or copies."""
 
     def __init__(self, e: Transaction, found: Axes, group: AxisGroup, n: int, seed: int) -> None:
         self.e, self.found, self.group, self.n = e, found, group, n
         self.rng = np.random.default_rng(seed)
         self.atom = group.atoms[0]
-        self.chosen = self.rng.integers(0, group.size, n)  # what a duplicate is of
+        self.chosen = self.rng.integers(0, group.size, n)  # the unit that each duplicate copies
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Weight -> dimensions that a sum over the axis reads. Raises: UsageError where a sum reads none."""
+        """Return weight -> its dimensions read by a sum over the axis. Raises: UsageError where a sum reads none."""
         p, found = self.e.program, {}
-        for node, ends in self.found.solution.said.get(self.atom, Said()).summed:
+        for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
             operands = p.operands(node)
             weights = [(w, dim) for port, dim in ends if (w := origin(p, operands[port])) is not None]
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
                 raise UsageError(
-                    "no weight reads the axis alone, so that new units would change the function",
+                    "new units would change the function: no weight reads only this axis",
                     where=f"{self.group.name}, {p.path(node)} ({p.op(node)})",
                 )
             for w, dim in alone:
@@ -483,37 +534,37 @@ class _Growth:
     def make(self, init: str) -> None:
         group = self.group
         if init == "duplicate" and group.mixed:
-            raise UsageError("copies of a unit change what a norm sees", where=group.name, got=group.mixed[0],
+            raise UsageError("duplicates would change the result of a norm", where=group.name, got=group.mixed[0],
                              fix='grow(init="zero_out")')  # fmt: skip
         if group.mixed and not group.corrected:
-            raise UsageError("more units change the function", where=group.name, got="; ".join(group.mixed[:3]))
+            raise UsageError("new units would change the function", where=group.name, got="; ".join(group.mixed[:3]))
         if group.mixed and (path := self._changes_zero()) is not None:
-            raise UsageError("units that are 0 change the function: they are not 0 where a norm reads them",
+            raise UsageError("new zero units would change the function: an op before a norm makes them nonzero",
                              where=group.name, got=path)  # fmt: skip
         fill = self._copies if init == "duplicate" else self._zero_out
         self.e.do(resize(self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill))
         if init == "duplicate":
             self._share()
 
-    def _zero_out(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Random rows where units are made, zeros where they are read; under a norm the other way round."""
-        shape = tuple(len(places[d]) if d in places else n for d, n in enumerate(array.shape))
+    def _zero_out(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+        """Return random entries where units are produced and zeros where they are read; the reverse under a norm."""
+        shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
             level = old.mean() if not self.group.mixed or key in self._scales() else 0.0
             return np.full(shape, level)
         read = self.consumers.get(key, set())
-        zero = {d: old for d, old in places.items() if (d in read) != bool(self.group.mixed)}
+        zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _scales(self) -> set[str]:
-        """Keys of the scales of norms that can be corrected."""
+        """Return the keys of the scales of norms that can be corrected."""
         p = self.e.program
         operands = [p.operands(node)[c.port] for node, c in self.found.solution.corrections]
         return {p.key(weight) for v in operands if (weight := origin(p, v)) is not None}
 
     def _changes_zero(self) -> str | None:
-        """The path of an op that makes something else of new channels that are zero, if there is one."""
+        """Return the path of an elementwise op that maps zero units to nonzero values, if there is one."""
         p, inside = self.e.program, {m.value for m in self.group.members}
         for member in self.group.members:
             node = member.value.node
@@ -525,17 +576,17 @@ class _Growth:
                 return p.path(node)
         return None
 
-    def _copies(self, key: str, array: NDArray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-        return _copied(array.to_numpy("float64"), self._sources(key, places))
+    def _copies(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+        return _copied(array.to_numpy("float64"), self._sources(key, indices))
 
-    def _sources(self, key: str, places: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """As `places`, with the unit that is copied for each new one."""
+    def _sources(self, key: str, indices: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
+        """Return the old indices with the index of the copied unit for each new one."""
         dims = self.found.weights[key]
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
-        return {dim: spread(dims[dim], units) for dim in places}
+        return {dim: spread(dims[dim], units) for dim in indices}
 
     def _share(self) -> None:
-        """Let a unit and its copies have parts of what reads them that sum to the whole."""
+        """Split the weights that read a unit among the unit and its copies; the parts sum to the whole."""
         count = np.bincount(self.chosen, minlength=self.group.size)
         part = np.ones(self.group.size + self.n)
         for unit in np.flatnonzero(count):
@@ -555,17 +606,17 @@ class _Growth:
                 self.e.set_weight(key, scaled)
 
 
-def _copied(host: np.ndarray, places: Mapping[int, np.ndarray]) -> np.ndarray:
-    for dim, old in places.items():
+def _copied(host: np.ndarray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+    for dim, old in indices.items():
         host = np.take(host, old, dim)
     return host
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """The numbers of an axis's units, at each place of a dimension; 1 where the dimension has no unit of it.
+    """Return numbers of an axis's units spread over a dimension; 1 where the dimension has no unit of the axis.
 
     Args:
-        group: the atoms of the axis, which stand side by side where it is several.
+        group: the atoms of the axis; several are adjacent in the dimension.
         part: a number per unit.
     """
     if isinstance(term, Atom):

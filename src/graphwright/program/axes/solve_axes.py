@@ -1,6 +1,6 @@
-"""Solving for axes: one walk over a program in order, in which the axes row of each op says its equations.
+"""Solving for axes: one walk over a program in order, joining dimensions by the equations of each op's axes row.
 
-The result is the terms of every dimension of every value, and what was said of the atoms they are made of.
+The result has the terms of every dimension of every value, and notes on the atoms that the terms consist of.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from graphwright.ops import get
 from graphwright.ops.axes import Atom, AxesUse, AxisFact, atoms, resolve, same
-from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Said:
-    """What was said of one atom: (node, text) each, sums with the (operand, dimension) that they run over.
+class AtomNotes:
+    """Notes of ops on one atom, as (node, text).
 
-    `ends` are the inputs and outputs of the program that it reaches.
+    Attributes:
+        frozen: reasons why it cannot be resized.
+        ends: inputs and outputs of the program with the atom.
+        mixed: reasons why a zero unit is not a removed one.
+        summed: sums over the atom, as (node, (operand, dimension) pairs).
+        kinds: names for its units.
     """
 
     frozen: list[tuple[NodeId, str]] = field(default_factory=list)
@@ -36,12 +41,12 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A constant of the program whose numbers name places of an axis: entries go with the places that they name.
+    """A constant table of indices into an axis: an entry is removed with the unit it refers to.
 
     Attributes:
         key: of the constant.
-        axis: whose places it names.
-        entries: its own dimension.
+        axis: that the entries index.
+        entries: the table's own dimension.
     """
 
     key: str
@@ -50,28 +55,28 @@ class Lookup:
 
 
 @dataclass(slots=True)
-class Solution:
-    """The axes of one state of a program.
+class AxisSolution:
+    """The dimensions of one state of a program, as terms of atoms.
 
     Attributes:
         dims: value -> terms of its dimensions, resolved.
-        said: atom -> what was said of it.
+        notes: atom -> notes of ops on it.
         sizes: (node, attribute, term or terms) of attributes that are sizes.
-        corrections: (node, how to keep it exact).
-        lookups: tables whose numbers are changed with the axis that they name.
-        composites: (node, kind, term) of dimensions that have a name and are several atoms.
+        corrections: (node, how to keep its result exact).
+        lookups: tables of indices, which change with the axis they index.
+        composites: (node, kind, term) of named dimensions of several atoms.
     """
 
     dims: dict[Value, Dims]
-    said: dict[Atom, Said]
+    notes: dict[Atom, AtomNotes]
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]]
     corrections: list[tuple[NodeId, Correction]]
     lookups: list[Lookup]
     composites: list[tuple[NodeId, str, Term]]
 
 
-def solve(p: Program) -> Solution:
-    """The axes of a program; its specs must be up to date."""
+def solve(p: Program) -> AxisSolution:
+    """Solve for the axes of a program whose specs are up to date."""
     dims: dict[Value, Dims] = {}
     ranges: dict[Value, Term | None] = {}
     by_key: dict[str, Dims] = {}
@@ -91,13 +96,21 @@ def solve(p: Program) -> Solution:
             continue
         operands = p.operands(node)
         ins = [dims[v] for v in operands]
-        if op == WRITE:
+        if op == ASSIGN:
             for a, b in zip(*ins, strict=True):
                 if not same(a, b):
-                    notes += [(node, AxisFact("frozen", t, "carries another split of it")) for t in (a, b)]
+                    notes += [
+                        (node, AxisFact("frozen", t, "assigns a value that splits it differently")) for t in (a, b)
+                    ]
             continue
-        use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), [stored(p, v) for v in operands],
-                  [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands])  # fmt: skip
+        use = AxesUse(
+            ins,
+            [s.shape for s in p.specs(node)],
+            p.attrs(node),
+            [stored(p, v) for v in operands],
+            [ranges.get(v) for v in operands],
+            [p.op(v.node) == CONST for v in operands],
+        )
         row = get(op)
         if row.axes is None:
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]
@@ -116,9 +129,9 @@ def solve(p: Program) -> Solution:
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
     tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
-    return Solution(
+    return AxisSolution(
         {v: tuple(map(resolve, d)) for v, d in dims.items()},
-        _said(notes),
+        _collected(notes),
         sizes,
         corrections,
         tables,
@@ -133,11 +146,11 @@ def _table(
     dims: dict[Value, Dims],
     notes: list[tuple[NodeId, AxisFact]],
 ) -> Lookup:
-    """Axes that one table names are one; they are frozen if something else reads the table."""
+    """Join the axes that one table indexes, or freeze them if something else reads the table."""
     axis = uses[0][1]
     fits = [same(axis, other) for _, other in uses]
     if len(uses) != p.graph.out_degree(table) or not all(fits):
-        notes += [(node, AxisFact("frozen", term, "reads it by number")) for node, term in uses]
+        notes += [(node, AxisFact("frozen", term, "indexes it by a table with other readers")) for node, term in uses]
     return Lookup(p.key(table), axis, dims[Value(table)][0])
 
 
@@ -145,12 +158,12 @@ def _several(term: Term) -> bool:
     return not isinstance(term, Atom)
 
 
-def _said(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, Said]:
-    said: dict[Atom, Said] = {}
+def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes]:
+    found: dict[Atom, AtomNotes] = {}
     for node, note in notes:
         among = dict.fromkeys(atoms(resolve(note.term)))
         for atom in among:
-            about = said.setdefault(atom, Said())
+            about = found.setdefault(atom, AtomNotes())
             if note.fact == "frozen":
                 about.frozen.append((node, note.text))
             elif note.fact == "end":
@@ -161,19 +174,19 @@ def _said(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, Said]:
                 about.summed.append((node, note.ends))
             elif len(among) == 1:
                 about.kinds[note.text] = None
-    return said
+    return found
 
 
 def stored(p: Program, value: Value) -> bool:
-    """True for a weight as it is stored, but for a cast or copy."""
+    """Return True for a stored weight, or a cast or copy of one."""
     return origin(p, value) is not None
 
 
 def origin(p: Program, value: Value) -> NodeId | None:
-    """The param, const or state whose entries a value holds, in another dtype or memory perhaps."""
+    """Return the param, const or state that a value is, or is a cast or copy of; else None."""
     node = value.node
     while p.op(node) not in STORED:
-        if p.op(node) in SOURCES or p.op(node) == WRITE or not get(p.op(node)).traits.convert:
+        if p.op(node) in SOURCES or p.op(node) == ASSIGN or not get(p.op(node)).traits.convert:
             return None
         node = p.operands(node)[0].node
     return node

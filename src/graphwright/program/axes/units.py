@@ -1,4 +1,4 @@
-"""Units: heads, neurons, channels or experts of some axes, as a value that is counted and shown before it is cut."""
+"""Units: a selection of heads, neurons, channels, experts or layers, to be counted and shown before it is cut."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.program.editing.replace import boundary, stand_in
-from graphwright.program.errors import EmptyAxis, ForeignNode, FrozenAxis, UnitRange
+from graphwright.program.editing.replace import boundary, redirect
+from graphwright.program.errors import (
+    CountMismatch,
+    EmptyAxis,
+    EmptySelection,
+    ForeignNode,
+    FrozenAxis,
+    StaleSelection,
+    UnitRange,
+)
 from graphwright.program.kinds import KINDS, STORED
-from graphwright.program.program import Program
-from graphwright.program.selection import CountMismatch, EmptySelection, StaleSelection
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, NodeId
+    from graphwright.graph import EdgeId
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
@@ -29,12 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Units:
-    """Units of some axes, by the name of the axis; or layers, by the path of their list.
+    """Units of axes, by the name of the axis, or layers, by the path of their list.
 
     Attributes:
-        program: whose.
-        chosen: axis -> unit numbers, rising.
-        sizes: axis -> how many units it has.
+        program: that has the axes.
+        chosen: axis -> unit numbers, ascending.
+        sizes: axis -> number of all its units.
     """
 
     program: Program
@@ -43,15 +49,15 @@ class Units:
 
     @staticmethod
     def of(p: Program, groups: Iterable[AxisGroup]) -> Units:
-        """All units of some groups."""
+        """Return all units of some axes."""
         sizes = {group.name: group.size for group in groups}
         return Units(p, {name: tuple(range(n)) for name, n in sizes.items()}, sizes)
 
     @staticmethod
     def within(selection: Selection, kind: str) -> Units:
-        """Units of one kind that a selection makes: its weights have a dimension of the axis that is not summed over.
+        """Return the units of one kind that a selection produces, or if it produces none those that it reads.
 
-        Where a selection makes none, those that it reads.
+        A selection produces an axis if one of its weights has a dimension of it that is not summed over.
         """
         selection.names()  # raises StaleSelection
         p, inside = selection.program, set(selection.nodes)
@@ -69,18 +75,18 @@ class Units:
         return sum(map(len, self.chosen.values()))
 
     def names(self) -> list[str]:
-        """`axis[unit]` each."""
+        """Return `axis[unit]` for each unit."""
         return [f"{name}[{i}]" for name, ids in self.chosen.items() for i in ids]
 
     def show(self) -> Units:
-        """Print a line per axis: its name, how many of its units, and which. Returns itself."""
+        """Print the units, a line per axis; returns itself."""
         print(self)  # the one method whose job is to print
         return self
 
     def assert_count(self, n: int) -> Units:
-        """Itself, if it has `n` units. Raises: CountMismatch."""
+        """Return itself. Raises: CountMismatch unless it has `n` units."""
         if self.count != n:
-            raise CountMismatch("other units are chosen", expected=n, got=f"{self.count}: {self.names()[:10]}")
+            raise CountMismatch("unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}")
         return self
 
     def __len__(self) -> int:
@@ -105,10 +111,7 @@ class Units:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Units:
-        """Of each axis the units of these numbers, among those chosen: an int, several, a slice, or a mask.
-
-        Raises: UnitRange.
-        """
+        """Index the chosen units of each axis by an int, several, a slice or a mask. Raises: UnitRange."""
         chosen = {name: tuple(ids[i] for i in numbers(index, len(ids), name)) for name, ids in self.chosen.items()}
         return Units(self.program, chosen, self.sizes)
 
@@ -122,21 +125,23 @@ class Units:
         return self._with(other, lambda a, b: a - b)
 
     def __invert__(self) -> Units:
-        """The other units of the same axes."""
+        """Return the other units of the same axes."""
         whole = {name: tuple(range(n)) for name, n in self.sizes.items()}
         return Units(self.program, whole, self.sizes) - self
 
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
-            raise ForeignNode("units of one program combine", expected=repr(self), got=repr(other)[:120])
+            raise ForeignNode(
+                "units of different programs cannot be combined", expected=repr(self), got=repr(other)[:120]
+            )
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
 
-    # -- verbs -------------------------------------------------------------------------------------------------------
+    # -- edits -------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
         """Open an edit on the program. Raises: EmptySelection if no unit is chosen."""
-        self.needed(allow_empty)
+        self.check_nonempty(allow_empty)
         return self.program.edit(why)
 
     def prune(
@@ -148,78 +153,78 @@ class Units:
         ragged: bool = False,
         allow_empty: bool = False,
     ) -> Units:
-        """Cut units, as one edit; returns what was cut.
+        """Cut units in one edit; returns the units that were cut.
 
         Args:
-            keep: numbers, among the chosen ones, of the units that stay.
-            drop: numbers of those that go; without both, all chosen units go.
-            why: what the journal says.
+            keep: indices among the chosen units of those to keep.
+            drop: indices of those to cut; without both, all chosen units are cut.
+            why: reason, for the journal.
             ragged: see `Transaction.cut_units`.
-            allow_empty: nothing to cut is no error.
-        Raises: EmptySelection, UsageError for `keep` beside `drop`, and what `cut_units` raises.
+            allow_empty: do nothing if there is nothing to cut.
+        Raises: EmptySelection; UsageError if both `keep` and `drop` are given; what `cut_units` raises.
         """
         if keep is not None and drop is not None:
-            raise UsageError("units are kept or dropped", got="keep and drop", fix="name one of them")
+            raise UsageError("both keep and drop are given", expected="one of them")
         gone = self if drop is None else self[drop]
         if keep is not None:
             gone = self - self[keep]
-        gone.needed(allow_empty)
+        gone.check_nonempty(allow_empty)
         if gone.count:
             with self.program.edit(why or f"prune {gone.count} of {', '.join(list(gone.chosen)[:3])}") as e:
                 e.cut_units(gone, ragged=ragged)
         return gone
 
     def gate(self, kind: str = "hard_concrete", *, why: str | None = None, **options: Any) -> tuple[NodeId, ...]:
-        """Gate the units of whole axes, or layers, as one edit; see `Transaction.gate`. Returns the handles."""
-        self.needed()
+        """Gate the units of whole axes, or layers, in one edit; see `Transaction.gate`. Returns the handles."""
+        self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
             return e.gate(self, kind, **options)
 
-    def needed(self, allow_empty: bool = False) -> None:
+    def check_nonempty(self, allow_empty: bool = False) -> None:
         """Raises: EmptySelection if no unit is chosen."""
         if not self.count and not allow_empty:
             known = ", ".join(list(self.sizes or self.program.axes())[:6])
-            raise EmptySelection("no unit is selected", where=self.program.name, expected=f"units of {known}")
+            raise EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
 
 
 def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
-    """Unit numbers from an int, several, a slice or a mask, rising. Raises: UnitRange, UsageError."""
+    """Return ascending unit numbers from an int, several, a slice or a mask. Raises: UnitRange, UsageError."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
     if isinstance(index, range):
         index = list(index)
     if isinstance(index, bool) or not isinstance(index, int | np.integer | Sequence | np.ndarray | set | frozenset):
-        raise UsageError("units go by number", where=name, expected="an int, several, a slice or a mask", got=index)
+        raise UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
     given = np.asarray(sorted(index) if isinstance(index, set | frozenset) else index)
     if given.dtype == np.bool_:
         if given.shape != (count,):
-            raise UnitRange("a mask has an entry for each unit", where=name, expected=count, got=given.shape)
+            raise UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
         return tuple(int(i) for i in np.flatnonzero(given))
     if given.size and given.dtype.kind not in "iu":
-        raise UsageError("units go by number", where=name, expected="an int, several, a slice or a mask", got=index)
+        raise UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
-        raise UnitRange("no such unit", where=name, expected=f"0 to {count - 1}", got=index)
+        raise UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
     return tuple(sorted({int(i) % count for i in flat}))
 
 
-def runs(places: Sequence[int]) -> str:
-    """Numbers as text: `0-4 6 8-9`; new places, -1, as `+3`."""
+def runs(indices: Sequence[int]) -> str:
+    """Return indices as text: `0-4 6 8-9`; three new entries, -1 each, as `+3`."""
     parts: list[str] = []
     i = 0
-    while i < len(places):
+    while i < len(indices):
         j = i + 1
-        step = 0 if places[i] < 0 else 1
-        while j < len(places) and places[j] == places[j - 1] + step:
+        step = 0 if indices[i] < 0 else 1
+        while j < len(indices) and indices[j] == indices[j - 1] + step:
             j += 1
-        first, last = places[i], places[j - 1]
+        first, last = indices[i], indices[j - 1]
         parts.append(f"+{j - i}" if first < 0 else f"{first}" if j - i == 1 else f"{first}-{last}")
         i = j
     return " ".join(parts)
 
 
 def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
-    """Inverse of `runs`. Raises: ValueError for another text, or more than `limit` numbers."""
+    """Inverse of `runs`. Raises: ValueError for other texts, or more than `limit` numbers."""
     found: list[int] = []
     for part in form.split():
         match = re.fullmatch(r"(\+?)([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -227,13 +232,13 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
         low, high = int(first), int(last or first)
         count = low if new else high - low + 1
         if count < 1 or (new and last) or len(found) + count > limit:
-            raise ValueError(f"not places along an axis: {form[:80]}")
+            raise ValueError(f"invalid list of indices: {form[:80]}")
         found += [-1] * count if new else range(low, high + 1)
     return tuple(found)
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Path of a list of modules -> the numbers in it, rising; only those that some of the nodes lie in, if given."""
+    """Return path of a list of modules -> ascending module numbers; with `nodes`, only of modules that contain some."""
     found: dict[str, set[int]] = {}
     for node in p.nodes() if nodes is None else nodes:
         head = _numbered(p.path(node))
@@ -243,34 +248,30 @@ def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[
 
 
 def _numbered(path: str) -> tuple[str, int] | None:
-    """`layers.3.attn.q` is below ("layers", 3)."""
+    """Return the numbered module that a path is in: ("layers", 3) for `layers.3.attn.q`."""
     segments = path.split(".")
     at = next((i for i, s in enumerate(segments) if i and s.isascii() and s.isdigit()), None)
     return None if at is None else (".".join(segments[:at]), int(segments[at]))
 
 
 def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -> None:
-    """Take layers out inside an open edit, by their places among those there are.
+    """Remove layers in an open edit, given by their indices among the `count` present ones.
 
-    Raises: StaleSelection if there are others by now; EmptyAxis for all of them; FrozenAxis for one that no residual
-    path leads around.
+    Raises: StaleSelection if their number changed; EmptyAxis for all of them; FrozenAxis for a layer without a residual
+    path around it.
     """
     numbers = _there(e.program, prefix, count)
     if len(ids) == count:
-        raise EmptyAxis("the last layer stays", where=prefix, got=f"all {count}")
+        raise EmptyAxis("cannot remove all layers", where=prefix, got=f"all {count}")
     for number in [numbers[i] for i in ids]:
         _remove(e, _nodes(e.program, prefix, number), f"{prefix}.{number}")
 
 
 def _there(p: Program, prefix: str, count: int) -> list[int]:
-    """The numbers of a list of layers. Raises: StaleSelection if they are not as many as there were."""
+    """Return the numbers of a list of layers. Raises: StaleSelection if their number changed."""
     numbers = layers(p).get(prefix, [])
     if len(numbers) != count:
-        what = (
-            "there are other layers by now"
-            if numbers
-            else "there is no such axis, and there are no such layers, by now"
-        )
+        what = "the number of layers changed since" if numbers else "no axis and no list of layers has this name"
         raise StaleSelection(what, where=prefix, expected=count, got=len(numbers))
     return numbers
 
@@ -280,9 +281,9 @@ def _nodes(p: Program, prefix: str, number: int) -> list[NodeId]:
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
-    """Per layer its number and the edges by which it adds to its residual path: without them it does nothing.
+    """Return per layer its number and the edges by which it adds to its residual path; without them it is the identity.
 
-    Raises: StaleSelection; FrozenAxis for a layer that no residual path leads around.
+    Raises: StaleSelection; FrozenAxis for a layer without a residual path around it.
     """
     numbers, found = _there(p, prefix, count), []
     for number in [numbers[i] for i in ids]:
@@ -292,7 +293,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
         for value in leaves:
             before = _entering(p, value, inside)
             if before is None:
-                raise FrozenAxis("no residual path leads around the layer", where=f"{prefix}.{number}",
+                raise FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
                                  got=p.path(value))  # fmt: skip
             _onto(p, value, before, inside, edges)
         found.append((number, list(edges)))
@@ -300,7 +301,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Whether a value is on the residual path; collects the edges into it from elsewhere."""
+    """Return True if a value is on the residual path; adds the edges that enter the path to `edges`."""
     if value == before:
         return True
     op = p.op(value.node)
@@ -321,14 +322,14 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
-        raise FrozenAxis("no residual path leads around the layer", where=where, got=path or "nothing leaves it")
-    stand_in(e, {value: before for value, before in around.items() if before is not None}, ops)
+        raise FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
+    redirect(e, {value: before for value, before in around.items() if before is not None}, skip=ops)
     e.remove(sorted(ops, key=p.order_labels.key, reverse=True))
     e.remove([n for n in weights if not p.graph.out_degree(n)])
 
 
 def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """The one value from outside that reaches this one through sums alone; None if there is none, or several."""
+    """Return the outside value that reaches this one through sums alone, if it is the only one."""
     stack, found = [value], set()
     while stack:
         here = stack.pop()

@@ -14,7 +14,7 @@ from graphwright.autograd import pull_back, scoped
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import MirroredProgram
 from graphwright.program.incremental import IncrementalWalk
-from graphwright.program.kinds import SOURCES, WRITE
+from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class BackwardGraph:
     def _updated(self, node: NodeId, op: str) -> bool:
         """Note whether a node passes a gradient on; True if that changed."""
         passes = False
-        if op not in SOURCES and op != WRITE:
+        if op not in SOURCES and op != ASSIGN:
             row = OPS[op]
             differentiable = row.vjp is not None or row.traits.opaque
             passes = differentiable and any(self.wants(v) for v in self.mirror.operands[node])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from graphwright.array import Spec, UnboundDim
 from graphwright.autograd import NoTape, active_recorder, enable_grad, grad, scoped
@@ -18,8 +18,8 @@ from graphwright.ops import OPS, call
 from graphwright.program.derived.backward import BackwardGraph
 from graphwright.program.kinds import INPUT, SOURCES, STATE
 from graphwright.program.op_graph import Value
+from graphwright.program.recorder import record_into
 from graphwright.program.run import tensors
-from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ def differentiate(
     p: Program,
     outputs: Ref | Sequence[Ref],
     wrt: Sequence[Ref],
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, int] | None = None,
     *,
     seeded: bool = False,
-    mode: str = "full",
+    mode: Literal["full", "one_step"] = "full",
     steps: int = 1,
 ) -> Program:
     """The program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params; it writes no state.
@@ -60,6 +60,7 @@ def differentiate(
     Raises: UnboundDim for a size without a number; NoTape for a value that reaches the outputs only through ops without
         a gradient; UsageError.
     """
+    sizes = sizes or {}
     roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
@@ -114,7 +115,9 @@ def differentiate(
             for v in wanted
         }
 
-    return record(backward, tuple(specs), tuple(names))[0]
+    program = p.empty("backward")
+    record_into(program, backward, specs, names)
+    return program
 
 
 def endpoint(p: Program, ref: Ref) -> Value:
@@ -240,7 +243,7 @@ def _next_states(
     p: Program, feeds: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, Tensor], mode: str
 ) -> dict[str, Tensor]:
     """The states after one more run, by key."""
-    pairs = [p.operands(node) for node in p.writes()]
+    pairs = [p.operands(node) for node in p.assigns()]
     values = tensors(p, feeds, dict(sizes), [new for _, new in pairs], states)
     written = {p.key(state.node): values[new] for state, new in pairs}
     return {k: _leaf(v) for k, v in written.items()} if mode == "one_step" else written
@@ -266,7 +269,7 @@ def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bo
     """True if a root depends on the value, through at most `steps` runs if it is a source."""
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
-        pairs = [p.operands(node) for node in p.writes()]
+        pairs = [p.operands(node) for node in p.assigns()]
         carried = [new for state, new in pairs if state.node in needed and new.node not in needed]
         if not carried:
             break

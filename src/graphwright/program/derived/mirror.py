@@ -16,13 +16,13 @@ from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.program import Program
-from graphwright.program.tombstones import Graveyard
-from graphwright.program.trace import TraceRecorder
+from graphwright.program.recorder import TraceRecorder
+from graphwright.program.tombstones import Tombstones
 
 if TYPE_CHECKING:
     from graphwright.array import DType
     from graphwright.ops import Op
+    from graphwright.program.program import Program
 
 
 class MirroredProgram:
@@ -59,7 +59,7 @@ class MirroredProgram:
     ) -> None:
         self.source, self.sizes, self.low = source, dict(sizes), low
         self._on_drop, self._on_update = on_drop, on_update
-        self.program = Program(name)
+        self.program = source.empty(name)
         self.recorder = MirrorRecorder(self.program)
         self.operands: dict[NodeId, list[Value]] = {}
         self.casts: dict[NodeId, dict[int, NodeId]] = {}
@@ -183,7 +183,7 @@ class MirroredProgram:
             if not p.readers(key):
                 p.weights.drop(key)
         self._discarded.clear()
-        p.graveyard = Graveyard()  # nothing is undone here
+        p.tombstones = Tombstones()  # nothing is undone here
 
     # -- reference counts --------------------------------------------------------------------------------------------
     def _count_readers(

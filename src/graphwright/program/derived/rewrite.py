@@ -6,14 +6,17 @@ A derived program shares the variables of its source, has no journal, and is sta
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program.kinds import INPUT, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, INPUT, STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.program import Program
 from graphwright.program.validate import refuse_broken
 
-Emit = Callable[[Program, NodeId, list[Value]], "Value | None"]
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
+Emit = Callable[["Program", NodeId, list[Value]], "Value | None"]
 Swaps = Mapping[Value | EdgeId, Value]
 
 
@@ -36,11 +39,11 @@ def rewrite(
     Returns: the program and the map from old values to new ones. Raises: InvalidProgram.
     """
     refuse_broken(p)
-    new = Program(name)
+    new = p.empty(name)
     new.source = (p, p.version)
     swaps = dict((start(new) if start is not None else None) or {})
     values: dict[Value, Value] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     for node in p.order():
         if node not in needed and p.op(node) != INPUT:
             continue
@@ -52,8 +55,8 @@ def rewrite(
         if made is not None:
             values[Value(node)] = swaps.get(Value(node), made)
             continue
-        if op == WRITE:  # the target is the state itself, whatever replaces its value
-            new.add_write(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
+        if op == ASSIGN:  # the target is the state itself, whatever replaces its value
+            new.add_assign(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
             new.weights.add(p.key(node), p.weights[p.key(node)])

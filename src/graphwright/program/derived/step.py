@@ -108,7 +108,7 @@ class TrainingStepGraph:
         source = self.source
         refuse_broken(source)
         reads = [source.output(name).node for name in self.task.reads]
-        reads += [source.operands(write)[1].node for write in source.writes()]
+        reads += [source.operands(write)[1].node for write in source.assigns()]
         trained = list(self.task.trained())
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
         toggled = self._backward.set_wanted(Value(params[id(v)]) for v in trained if id(v) in params)
@@ -199,7 +199,7 @@ class TrainingStepGraph:
                 self.mirror.rewire(node, [target, value])
             else:
                 discard(() if node is None else (node,))
-                node = p.add_write(target, value, p.free_name(f"{p.path(target)}.next"))
+                node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         discard(tuple(self._writes.values()))
         discard(recorder.now.gone_since(self._traced))
@@ -207,7 +207,7 @@ class TrainingStepGraph:
 
     def _source_writes(self) -> list[tuple[Value, Value]]:
         """(state or param, its next value) of the source's own writes."""
-        return [(v[0], v[1]) for v in map(self.source.operands, self.source.writes())]
+        return [(v[0], v[1]) for v in map(self.source.operands, self.source.assigns())]
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         return [self._seeds[value]] if value in self._seeds else ()

@@ -16,7 +16,7 @@ from graphwright.ops import OPS, traits
 from graphwright.program.diff import renames
 from graphwright.program.draw.ranking import topological
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.kinds import CONST, KINDS, PARAM, STATE, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -183,7 +183,7 @@ def feedback(scene: Scene) -> Scene:
     """Draw each write of a state as an edge back into that state, whose box stands for both nodes."""
     nodes, into = scene.nodes, {}
     for edge in scene.edges:
-        if nodes[edge.dst].op == WRITE:
+        if nodes[edge.dst].op == ASSIGN:
             into.setdefault(edge.dst, {})[edge.dst_port] = edge
     state_of = {write: ends[0].src for write, ends in into.items() if len(ends) == 2 and nodes[ends[0].src].op == STATE}
     shown = [i for i in range(len(nodes)) if i not in state_of]
@@ -235,7 +235,7 @@ def kinds(scene: Scene) -> list[str]:
     found = []
     for edge in edges:
         src, dst = nodes[edge.src], nodes[edge.dst]
-        if src.op == STATE or dst.op in (STATE, WRITE):
+        if src.op == STATE or dst.op in (STATE, ASSIGN):
             found.append(RECURRENT)
         elif dst.op in _ATTENDS:
             found.append(ATTENTION)
@@ -269,7 +269,7 @@ def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[
 def family(node: SceneNode) -> str:
     """The colour family of a box: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
     if node.op in KINDS:
-        return "state" if node.op in (STATE, WRITE) else "source"
+        return "state" if node.op in (STATE, ASSIGN) else "source"
     row = OPS.get(node.op)
     if node.junction:
         return "sum"

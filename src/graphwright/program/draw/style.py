@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from graphwright.program.draw.shapes import clean
-from graphwright.program.kinds import WRITE
+from graphwright.program.kinds import ASSIGN
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -58,7 +58,7 @@ def node_lines(node: SceneNode) -> tuple[str, ...]:
     if node.junction:
         return (f"+ {name}", *_results(node))
     shapes = " ".join(_dims(spec) for _, spec, _ in node.weights if spec.shape)
-    what = node.op if node.op != WRITE else "write, next step"
+    what = node.op if node.op != ASSIGN else "write, next step"
     specs = short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
     lines = (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node))
     return lines

@@ -1,1 +1,1 @@
-"""What an edit is: the primitive edits, the transaction and its verbs, commit, undo, journal and replay."""
+"""Editing a program: primitive edits, transactions, commit, undo, journal, replay and recipes."""

@@ -1,67 +1,151 @@
-"""The primitive edits: frozen values with `check -> invert -> apply`. Every change of a program is a list of these.
+"""The primitive edits: frozen values with `check`, `invert` and `apply`. Every change of a program is a list of these.
 
-Test property: for any edit that passes `check`, apply and then the inverse give the same hash and the same bytes.
+Test property: for any edit that passes `check`, `apply` and then the inverse give the same hash and the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, empty
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import CapacityError
 from graphwright.ops import get
-from graphwright.program.axes.resize import ResizeAxis
-from graphwright.program.errors import NameTaken, NotAJunction, PortTaken
+from graphwright.program.errors import NameTaken, NotAJunction, PortEmpty, PortTaken, ReplayConflict
+from graphwright.program.files import forms
+from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
-from graphwright.program.op_graph import MAX_PORT, is_key
+from graphwright.program.op_graph import MAX_PORT, Value, is_key
 from graphwright.program.weights import payload_json
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.autograd import Variable
+    from graphwright.array import DType, Spec
     from graphwright.graph import EdgeId, NodeId
-    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
+PRIMITIVES: dict[str, type[Edit]] = {}
+"""The primitive edits by name; a subclass of `Edit` enters itself."""
 
-class Edit(Protocol):
-    """One change. `invert` is asked for before `apply`, while what is about to go still exists."""
+
+class Edit:
+    """One change of a program.
+
+    `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
+
+    Attributes:
+        packed: field -> kind of value, for the undo of a saved program; see `undo_storage`.
+        issued: the handle that the edit creates, if it creates one.
+        written: keys of the weights whose values the edit sets.
+        payloads: the arrays that the edit brings.
+    """
+
+    __slots__ = ()
+    packed: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(cls) -> None:
+        PRIMITIVES[cls.__name__] = cls
+
+    @property
+    def issued(self) -> NodeId | EdgeId | None:
+        return None
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def payloads(self) -> tuple[NDArray, ...]:
+        return ()
 
     def check(self, p: Program) -> None:
-        """Raise the reason why the edit cannot be made; change nothing."""
-        ...
+        """Raise if the edit is not possible; change nothing."""
+        raise NotImplementedError
 
     def invert(self, p: Program) -> Edit:
-        """The edit that takes this one back."""
-        ...
+        """Return the edit that reverts this one."""
+        raise NotImplementedError
 
     def apply(self, p: Program) -> None:
-        """Make the change."""
-        ...
+        """Change the program."""
+        raise NotImplementedError
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Nodes whose operands or attributes change; asked for after `apply`."""
-        ...
+        """Return the nodes whose operands or attributes changed."""
+        return ()
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        """Paths, ports and keys beside handles; asked for before `apply`."""
-        ...
+        """Return the journal record: paths, ports and keys beside handles."""
+        raise NotImplementedError
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        """Return the edit of a journal record, on a program that may differ from the recorded one."""
+        raise NotImplementedError
+
+    def replaced(self, p: Program) -> tuple[str, ...]:
+        """Return the keys of the weights whose values the inverse keeps; called before `apply`."""
+        return self.written
+
+    def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
+        """Return the edit with other arrays for those whose ids are given."""
+        return self
 
 
-def _value(p: Program, value: Value) -> dict[str, Any]:
-    return {"path": p.path(value), "port": value.port, "handle": _handle(value.node)}
+@dataclass(slots=True)
+class RecordReader:
+    """Finds what journal records name on a program that may differ from the recorded one.
+
+    Attributes:
+        program: where paths, ports and keys are looked up.
+        payload: returns the array for a record's `payload`.
+        ports: (path of a junction, recorded port) -> port here, where the recorded port was taken.
+        dtype: floating dtype of new weights; as recorded by default.
+    """
+
+    program: Program
+    payload: Callable[[Any], NDArray]
+    ports: dict[tuple[str, int], int] = field(default_factory=dict)
+    dtype: DType | None = None
+
+    def edit(self, record: Mapping[str, Any]) -> Edit:
+        """Return the edit of a record. Raises: UnknownNode, PortEmpty, ReplayConflict, ProgramFileError."""
+        if record["edit"] not in PRIMITIVES:
+            raise ReplayConflict("unknown kind of edit", got=record["edit"], expected=", ".join(PRIMITIVES))
+        return PRIMITIVES[record["edit"]].read(self, record)
+
+    def value(self, form: Mapping[str, Any]) -> Value:
+        """Return the value that a record names by path and port."""
+        return Value(self.program.node(forms.text(form["path"])), forms.integer(form["port"]))
+
+    def edge(self, record: Mapping[str, Any]) -> EdgeId:
+        """Return the edge that a record names by target and port."""
+        p = self.program
+        dst = p.node(forms.text(record["dst"]))
+        port = self.ports.get((record["dst"], record["port"]), record["port"])
+        found = next((e for e in p.in_edges(dst) if p.edge_port(e) == port), None)
+        if found is None:
+            taken = ", ".join(f"{p.edge_port(e)} from {p.path(p.edge_value(e))}" for e in p.in_edges(dst))
+            raise PortEmpty(
+                "no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=taken or "no ports"
+            )
+        return found
+
+    def array(self, form: Any, dtype: DType) -> NDArray:
+        """Return a copy of the array that a record names, in a dtype."""
+        array = self.payload(form)
+        return array.copy() if array.dtype is dtype else empty(array.shape, dtype).copy_from(array)
 
 
-def _handle(handle: NodeId | EdgeId) -> list[int]:
-    return [handle.index, handle.generation]
+def _value_form(p: Program, value: Value) -> dict[str, Any]:
+    return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
 
 
 def _check_value(p: Program, value: Value) -> None:
-    """Raises: StaleHandle, ShapeError for a result that the node does not have."""
+    """Raises: StaleHandle; ShapeError for a result that the node does not have."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
         raise ShapeError(
@@ -77,20 +161,32 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
         raise UsageError(
-            f"a {op} does not take these attributes",
+            f"unknown attributes of a {op} node",
             where=where,
             got=", ".join(unknown),
             expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none",
         )
 
 
-@dataclass(frozen=True, slots=True)
-class AddNode:
-    """Put a node in, unconnected; `node` is the handle it gets. Params, consts and states bring their variable.
+def _check_free_key(p: Program, key: Any, where: str) -> None:
+    if key in p.weights or not is_key(key):
+        raise NameTaken(
+            "another weight has this key" if key in p.weights else "invalid checkpoint key",
+            where=where,
+            got=key,
+            fix="choose another key=, or change the weight with e.set_weight(key, value)",
+        )
 
-    `after` hints at the place in topological order where the node's edges will put it.
+
+@dataclass(frozen=True, slots=True)
+class AddNode(Edit):
+    """Add an unconnected node under the handle `node`; a param, const or state brings its variable.
+
+    `after` hints at the position in topological order that the node's edges will require.
     """
 
+    packed = {"node": "node", "op": "text", "attrs": "attrs", "name": "text", "specs": "specs", "seq": "integer",
+              "variable": "variable"}  # `after` matters only at the first time  # fmt: skip
     node: NodeId
     op: str
     attrs: Mapping[str, Any]
@@ -100,21 +196,24 @@ class AddNode:
     variable: Variable | None = None
     after: NodeId | None = None
 
+    @property
+    def issued(self) -> NodeId:
+        return self.node
+
+    @property
+    def payloads(self) -> tuple[NDArray, ...]:
+        data = None if self.variable is None else self.variable.data
+        return (data,) if isinstance(data, NDArray) else ()
+
     def check(self, p: Program) -> None:
         p.check_name(self.name)
         _check_attrs(self.op, self.attrs, self.name)
         if self.op not in STORED:
             return
-        key = self.attrs.get("key")
-        if self.variable is None and key not in p.weights:
+        if self.variable is not None:
+            _check_free_key(p, self.attrs.get("key"), self.name)
+        elif self.attrs.get("key") not in p.weights:
             raise UsageError("a new param, const or state needs a value", where=self.name, fix="e.param(name, array)")
-        if self.variable is not None and (key in p.weights or not is_key(key)):
-            raise NameTaken(
-                "a weight has this key, or the key is no text",
-                where=self.name,
-                got=key,
-                fix="key= another, or e.set_weight(key, value) to change it",
-            )
 
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
@@ -131,7 +230,7 @@ class AddNode:
     def to_json(self, p: Program) -> dict[str, Any]:
         record = {
             "edit": "AddNode",
-            "handle": _handle(self.node),
+            "handle": handle_form(self.node),
             "op": self.op,
             "attrs": encode_attrs(self.attrs),
             "path": self.name,
@@ -142,11 +241,30 @@ class AddNode:
             record["payload"] = payload_json(p.weights, self.variable.data)
         return record
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        attrs, variable, specs = forms.attrs(record["attrs"]), None, forms.specs(record["specs"])
+        if "payload" in record:
+            array = r.payload(record["payload"])
+            array = r.array(record["payload"], (r.dtype or array.dtype) if array.dtype.is_float else array.dtype)
+            kind = Parameter if record["op"] == PARAM else Variable
+            variable = kind(array, bool(attrs.get("trainable", False)) and array.dtype.is_float, attrs["key"])
+            specs = (array.spec,)
+        p = r.program
+        return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable)
+
+    def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
+        """Put the arrays into the variable itself, which keeps its identity."""
+        if self.variable is not None and id(self.variable.data) in swaps:
+            self.variable.data, self.variable.shared = swaps[id(self.variable.data)], True
+        return self
+
 
 @dataclass(frozen=True, slots=True)
-class RemoveNode:
-    """Take an unconnected node out."""
+class RemoveNode(Edit):
+    """Remove an unconnected node."""
 
+    packed = {"node": "node"}
     node: NodeId
 
     def check(self, p: Program) -> None:
@@ -155,10 +273,10 @@ class RemoveNode:
             ends = [p.path(p.edge_value(x)) for x in p.in_edges(self.node)]
             ends += [p.path(p.graph.target(x)) for x in p.out_edges(self.node)]
             raise UsageError(
-                "a node is removed after its edges",
+                "the node to remove still has edges",
                 where=path,
                 got=f"edges with {', '.join(ends)}",
-                fix="e.remove(node) removes both",
+                fix="e.remove(node) removes the edges too",
             )
         if any(v.node == self.node for v in p.outputs()):
             raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
@@ -169,7 +287,7 @@ class RemoveNode:
         return AddNode(n, p.op(n), attrs, p.path(n), p.specs(n), p.seq(n), variable)
 
     def _shared(self, p: Program) -> bool:
-        """True if another node reads the same variable."""
+        """Return True if another node reads the same variable."""
         return len(p.readers(p.key(self.node))) > 1
 
     def apply(self, p: Program) -> None:
@@ -177,42 +295,51 @@ class RemoveNode:
             p.weights.drop(p.key(self.node))
         p.delete_node(self.node)
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return ()
-
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "RemoveNode", "handle": _handle(self.node), "path": p.path(self.node)}
+        return {"edit": "RemoveNode", "handle": handle_form(self.node), "path": p.path(self.node)}
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(r.program.node(record["path"]))
+
+    def replaced(self, p: Program) -> tuple[str, ...]:
+        return (p.key(self.node),) if p.op(self.node) in STORED else ()
 
 
 @dataclass(frozen=True, slots=True)
-class AddEdge:
-    """Connect a value to a port; `edge` is the handle it gets."""
+class AddEdge(Edit):
+    """Connect a value to a port, by an edge with the handle `edge`."""
 
+    packed = {"edge": "edge", "src": "value", "dst": "node", "port": "integer"}
     edge: EdgeId
     src: Value
     dst: NodeId
     port: int
 
+    @property
+    def issued(self) -> EdgeId:
+        return self.edge
+
     def check(self, p: Program) -> None:
         _check_value(p, self.src)
         dst = p.node(self.dst)
         if p.op(dst) in SOURCES:
-            raise NotAJunction("a source reads nothing", where=p.path(dst), got=p.op(dst))
+            raise NotAJunction("an edge cannot enter a source node", where=p.path(dst), got=p.op(dst))
         if type(self.port) is not int or self.port < 0:
-            raise UsageError("no such port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
+            raise UsageError("invalid port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
             raise CapacityError(
-                "a port has 31 bits, and a junction gives none out twice",
+                "port number too large: a port has 31 bits, and a junction never reuses one",
                 where=p.path(dst),
                 expected=f"<= {MAX_PORT}",
                 got=self.port,
-                fix="e.insert its edges' sum into another junction",
+                fix="sum the edges in another junction and connect that",
             )
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             raise PortTaken(
-                "a port takes exactly one edge, and has it",
+                "the port already has its edge",
                 where=f"{p.path(self.dst)}, port {self.port}",
-                fix="e.rewire(edge, new_src) replaces what it reads",
+                fix="e.rewire(edge, new_src) replaces its source",
             )
 
     def invert(self, p: Program) -> Edit:
@@ -228,17 +355,28 @@ class AddEdge:
     def to_json(self, p: Program) -> dict[str, Any]:
         return {
             "edit": "AddEdge",
-            "handle": _handle(self.edge),
-            "src": _value(p, self.src),
+            "handle": handle_form(self.edge),
+            "src": _value_form(p, self.src),
             "dst": p.path(self.dst),
             "port": self.port,
         }
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        p = r.program
+        dst, port = p.node(record["dst"]), forms.integer(record["port"])
+        if p.is_junction(dst) and any(p.edge_port(e) == port for e in p.in_edges(dst)):
+            free = int(p.graph.node(dst, "next_port"))
+            r.ports[record["dst"], port] = free
+            port = free
+        return cls(p.graph.next_edge(), r.value(record["src"]), dst, port)
+
 
 @dataclass(frozen=True, slots=True)
-class RemoveEdge:
-    """Remove one edge; the others keep their port order."""
+class RemoveEdge(Edit):
+    """Remove one edge; the others keep their ports."""
 
+    packed = {"edge": "edge"}
     edge: EdgeId
 
     def check(self, p: Program) -> None:
@@ -250,24 +388,25 @@ class RemoveEdge:
     def apply(self, p: Program) -> None:
         p.delete_edge(self.edge)
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return ()
-
     def to_json(self, p: Program) -> dict[str, Any]:
-        dst = p.graph.target(self.edge)
         return {
             "edit": "RemoveEdge",
-            "handle": _handle(self.edge),
-            "src": _value(p, p.edge_value(self.edge)),
-            "dst": p.path(dst),
+            "handle": handle_form(self.edge),
+            "src": _value_form(p, p.edge_value(self.edge)),
+            "dst": p.path(p.graph.target(self.edge)),
             "port": p.edge_port(self.edge),
         }
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(r.edge(record))
+
 
 @dataclass(frozen=True, slots=True)
-class Rewire:
-    """Let an edge start at another value; handle and port stay."""
+class Rewire(Edit):
+    """Move an edge to another source; its handle and port stay."""
 
+    packed = {"edge": "edge", "src": "value"}
     edge: EdgeId
     src: Value
 
@@ -287,17 +426,22 @@ class Rewire:
     def to_json(self, p: Program) -> dict[str, Any]:
         return {
             "edit": "Rewire",
-            "handle": _handle(self.edge),
+            "handle": handle_form(self.edge),
             "dst": p.path(p.graph.target(self.edge)),
             "port": p.edge_port(self.edge),
-            "src": _value(p, self.src),
+            "src": _value_form(p, self.src),
         }
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(r.edge(record), r.value(record["src"]))
 
 
 @dataclass(frozen=True, slots=True)
-class SetAttr:
+class SetAttr(Edit):
     """Change attributes of a node; `attrs` holds all of them."""
 
+    packed = {"node": "node", "attrs": "attrs"}
     node: NodeId
     attrs: Mapping[str, Any]
 
@@ -305,10 +449,8 @@ class SetAttr:
         op, path = p.op(p.node(self.node)), p.path(self.node)
         _check_attrs(op, self.attrs, path)
         encode_attrs(self.attrs)
-        if op in STORED:
-            key = self.attrs.get("key")
-            if key != p.key(self.node) and (key in p.weights or not is_key(key)):
-                raise NameTaken("a weight has this key, or the key is no text", where=path, got=key)
+        if op in STORED and self.attrs.get("key") != p.key(self.node):
+            _check_free_key(p, self.attrs.get("key"), path)
 
     def invert(self, p: Program) -> Edit:
         return SetAttr(self.node, p.attrs(self.node))
@@ -319,7 +461,7 @@ class SetAttr:
             for reader in p.readers(old):
                 p.update_node(reader, attrs={**p.attrs(reader), "key": new})
         op = p.op(self.node)
-        complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may come as its name
+        complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may be given by name
         p.update_node(self.node, attrs=complete)
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
@@ -328,16 +470,21 @@ class SetAttr:
     def to_json(self, p: Program) -> dict[str, Any]:
         return {
             "edit": "SetAttr",
-            "handle": _handle(self.node),
+            "handle": handle_form(self.node),
             "path": p.path(self.node),
             "attrs": encode_attrs(self.attrs),
         }
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(r.program.node(record["path"]), forms.attrs(record["attrs"]))
+
 
 @dataclass(frozen=True, slots=True)
-class Rename:
-    """Give a node another name; its checkpoint key stays."""
+class Rename(Edit):
+    """Rename a node; its checkpoint key stays."""
 
+    packed = {"node": "node", "name": "text"}
     node: NodeId
     name: str
 
@@ -355,25 +502,41 @@ class Rename:
         return (self.node,)
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Rename", "handle": _handle(self.node), "path": p.path(self.node), "name": self.name}
+        return {"edit": "Rename", "handle": handle_form(self.node), "path": p.path(self.node), "name": self.name}
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(r.program.node(record["path"]), record["name"])
 
 
 @dataclass(frozen=True, slots=True)
-class SetWeight:
-    """Put another array under a key; all readers of a tied weight see it. The file it came from is never written.
+class SetWeight(Edit):
+    """Set the array of a weight; all readers of a tied weight see it, and the file it came from is never written.
 
-    With `inplace` the values go into the memory that is there, unless a file or somebody else holds it.
+    With `inplace` the values go into the present memory, unless a file or another owner holds that.
     """
 
+    packed = {"key": "text", "array": "array", "inplace": "flag"}
     key: str
     array: NDArray
     inplace: bool = False
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        return (self.key,)
+
+    @property
+    def payloads(self) -> tuple[NDArray, ...]:
+        return (self.array,)
 
     def check(self, p: Program) -> None:
         present = p.weights[self.key].spec  # raises UnknownNode
         if self.inplace and self.array.spec != present:
             raise ShapeError(
-                "a value written in place keeps the spec", where=self.key, expected=present, got=self.array.spec
+                "inplace=True cannot change the shape or dtype of a weight",
+                where=self.key,
+                expected=present,
+                got=self.array.spec,
             )
 
     def invert(self, p: Program) -> Edit:
@@ -390,7 +553,7 @@ class SetWeight:
             variable.data.copy_from(self.array)
         else:
             variable.data = self.array.copy()
-        variable.shared = not self.inplace  # the journal holds the array, but for a copy
+        variable.shared = not self.inplace  # the journal holds the array itself, or a copy of it
         for node in self.touches(p):
             p.update_node(node, specs=(self.array.spec,))
 
@@ -401,11 +564,20 @@ class SetWeight:
         record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p.weights, self.array)}
         return {**record, "inplace": True} if self.inplace else record
 
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        present = r.program.weights.array(record["key"]).dtype
+        return cls(record["key"], r.array(record["payload"], present), forms.flag(record.get("inplace", False)))
+
+    def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
+        return replace(self, array=swaps.get(id(self.array), self.array))
+
 
 @dataclass(frozen=True, slots=True)
-class SetOutputs:
-    """Declare the results of the program, by name and in order."""
+class SetOutputs(Edit):
+    """Declare the outputs of the program, by name and in order."""
 
+    packed = {"outputs": "outputs"}
     outputs: tuple[tuple[str, Value], ...]
 
     def check(self, p: Program) -> None:
@@ -418,17 +590,19 @@ class SetOutputs:
     def apply(self, p: Program) -> None:
         p.set_outputs(dict(self.outputs))
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return ()
-
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetOutputs", "outputs": [[name, _value(p, value)] for name, value in self.outputs]}
+        return {"edit": "SetOutputs", "outputs": [[name, _value_form(p, value)] for name, value in self.outputs]}
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(tuple((name, r.value(v)) for name, v in record["outputs"]))
 
 
 @dataclass(frozen=True, slots=True)
-class Remark:
-    """Say in the journal why something is done: `facts` about what `name` names. Nothing is changed."""
+class Annotation(Edit):
+    """A journal note on the reasons of an edit: `facts` about what `name` names. The program does not change."""
 
+    packed = {"name": "text", "facts": "attrs"}
     name: str
     facts: Mapping[str, Any]
 
@@ -441,54 +615,15 @@ class Remark:
     def apply(self, p: Program) -> None:
         pass
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return ()
-
     def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Remark", "name": self.name, "facts": encode_attrs(self.facts)}
+        return {"edit": "Annotation", "name": self.name, "facts": encode_attrs(self.facts)}
+
+    @classmethod
+    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+        return cls(forms.text(record["name"]), forms.attrs(record["facts"]))
 
 
-_STRUCTURE = (AddNode, RemoveNode, AddEdge, RemoveEdge, Rewire, SetAttr, Rename, SetWeight, ResizeAxis, SetOutputs)
-PRIMITIVES: dict[str, type] = {c.__name__: c for c in (*_STRUCTURE, Remark)}
-
-
-def payloads(edit: Edit) -> tuple[NDArray, ...]:
-    """The arrays that an edit puts in."""
-    if isinstance(edit, AddNode):
-        data = None if edit.variable is None else edit.variable.data
-        return (data,) if isinstance(data, NDArray) else ()
-    if isinstance(edit, ResizeAxis):
-        return tuple(w.array for w in edit.weights)
-    return (edit.array,) if isinstance(edit, SetWeight) else ()
-
-
-def holding(edit: Edit, swaps: Mapping[int, NDArray]) -> Edit:
-    """An edit with another array for those whose id is given; a variable, which keeps its identity, takes it itself."""
-    if not any(id(array) in swaps for array in payloads(edit)):
-        return edit
-    if isinstance(edit, AddNode) and edit.variable is not None:
-        edit.variable.data, edit.variable.shared = swaps[id(edit.variable.data)], True
-        return edit
-    if isinstance(edit, ResizeAxis):
-        return replace(edit, weights=tuple(w._replace(array=swaps.get(id(w.array), w.array)) for w in edit.weights))
-    assert isinstance(edit, SetWeight)
-    return replace(edit, array=swaps[id(edit.array)])
-
-
-def written(edit: Edit) -> tuple[str, ...]:
-    """Keys of the weights that an edit gives other values."""
-    if isinstance(edit, ResizeAxis):
-        return tuple(w.key for w in edit.weights)
-    return (edit.key,) if isinstance(edit, SetWeight) else ()
-
-
-def replaced(edit: Edit, p: Program) -> tuple[str, ...]:
-    """Keys of the weights whose values the inverse of an edit keeps; asked for before `apply`."""
-    if isinstance(edit, RemoveNode):
-        return (p.key(edit.node),) if p.op(edit.node) in STORED else ()
-    return written(edit)
-
-
-def made_by(edit: Edit) -> NodeId | EdgeId | None:
-    """The handle that an edit issues, if it issues one."""
-    return edit.node if isinstance(edit, AddNode) else edit.edge if isinstance(edit, AddEdge) else None
+def sort_weights(p: Program, edits: Iterable[Edit]) -> None:
+    """After edits that added or removed stored nodes, list the weights in creation order again."""
+    if any(getattr(edit, "op", None) in STORED for edit in edits):
+        p.weights.sort(p)

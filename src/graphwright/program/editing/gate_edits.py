@@ -1,7 +1,7 @@
-"""Putting gates in and taking them out, inside an open edit: ordinary nodes, one vector of logits, one table.
+"""Adding and removing gates inside an open edit: ordinary nodes, one vector of logits and one table for all gates.
 
-A gate costs a product where it stands and its rows. Slots that are given back keep their place and are given out again
-with the next generation, so that no gate moves another one's logits or noise.
+A gate adds a product where it acts and its rows. Freed slots keep their rows and are reused with the next generation
+number, so that no gate moves the logits or the noise of another.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.ops.axes import Product, atoms, known
 from graphwright.ops.gate import COLUMNS, KINDS
-from graphwright.program.axes.solve_axes import Said, origin
+from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
-from graphwright.program.editing.unfold import put
+from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
 from graphwright.program.gates import (
     CLOSED,
@@ -42,14 +42,13 @@ from graphwright.program.gates import (
     STATE,
     TABLE,
     TEMPERATURE,
-    carrier,
+    between,
+    has_gates,
     of_site,
-    there,
 )
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import Value
-from graphwright.program.readers import dependent, lead
 
 if TYPE_CHECKING:
     from graphwright.ops.axes import Atom, Term
@@ -67,16 +66,16 @@ INITS = {
     "hard_concrete": 2.5,
     "choice": 0.0,
 }
-"""Where logits of a kind begin: a scale adds nothing at first, a hard concrete gate is exactly open in evaluation."""
+"""Initial logits per kind: a scale adds nothing at first, a hard concrete gate is exactly open in evaluation."""
 HARD_CONCRETE_T = 2 / 3
 Cost = str | float | Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a gate is to stand: a value, its dimension (None: all of it), and what reads the product instead.
+class _Site:
+    """Where a gate is to act: a value, its dimension (None: the whole value), and the readers of the product.
 
-    With `log`, the value is scores, to which the logarithm is added.
+    With `log`, the value holds scores, to which the logarithm of the gate is added.
     """
 
     value: Value
@@ -90,151 +89,178 @@ class _Place:
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
-    """One gate before it is made."""
+class _Request:
+    """One gate to make: its sites, its number of elements, and the default cost of each."""
 
-    places: tuple[_Place, ...]
+    sites: tuple[_Site, ...]
     length: int
-    price: Callable[[], np.ndarray]
+    cost: Callable[[], np.ndarray]
     atoms: tuple[Atom, ...] = ()
 
 
 def gate(
-    e: Transaction, target: Any, kind: str, init: Any, group: str | None, cost: Cost
-) -> NodeId | tuple[NodeId, ...]:
-    """See `Transaction.gate`."""
+    e: Transaction,
+    target: Any,
+    kind: str = "hard_concrete",
+    *,
+    init: Any = None,
+    group: str | None = None,
+    cost: Cost = "params",
+) -> Any:
+    """Multiply messages, units, layers or a node's result by a trained gate.
+
+    Args:
+        target: an edge into a junction (handle, or its ends); a node; units of whole axes; layers; or several edges or
+            nodes, each with its own gate, or for a `choice` with one gate among them.
+        kind: see `graphwright.ops.gate.KINDS`.
+        init: logits, a number or one per element; by default those of the kind.
+        group: name of the temperature it shares; by default `hard_concrete` at 2/3 for that kind, else `default`.
+        cost: of an open element: "params" that are removed with it, "one", or whole numbers.
+    Returns: the handle, the node that multiplies; a tuple of them for units and for several targets.
+    Raises: GateNotAllowed for an edge into a port, NotZeroPreserving for an axis on which zero is not removal, DeadGate
+        for logits that are not finite, StaleHandle, UnknownEdge.
+    """
     if kind not in KINDS:
-        raise UsageError("no such kind of gate", expected=", ".join(KINDS), got=kind)
-    wanted, several = _wanted(e, target, kind)
-    if not wanted:
-        raise UsageError("there is nothing to gate", expected="an edge, a node, units, layers, or a list", got=target)
-    count = sum(w.length for w in wanted)
+        raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
+    requests, several = _requests(e, target, kind)
+    if not requests:
+        raise UsageError("nothing to gate", expected="an edge, a node, units, layers, or a list of these", got=target)
+    count = sum(r.length for r in requests)
     logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
-        raise DeadGate("a gate that begins at 0 or 1 has no gradient", got=init,
+        raise DeadGate("a gate with an infinite logit has no gradient", got=init,
                        fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
     if kind == "ste" and (logits <= 0).any():
-        e.warnings.append("a straight-through gate begins closed: nothing behind it learns until it opens")
-    made = _make(e, wanted, kind, logits, group, cost)
+        e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
+    made = _make(e, requests, kind, logits, group, cost)
     return tuple(made) if several else made[0]
 
 
-# -- where -------------------------------------------------------------------------------------------------------------
-def _wanted(e: Transaction, target: Any, kind: str) -> tuple[list[_Wanted], bool]:
+# -- sites -------------------------------------------------------------------------------------------------------------
+def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], bool]:
+    """The gates to make, and whether the caller gets a tuple of handles."""
     p = e.program
     if kind == "choice":
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
-            raise UsageError("a choice is between options", expected="two or more edges into junctions", got=target)
-        places = tuple(_at_edge(p, edge, i)[0] for i, edge in enumerate(edges))
-        return [_Wanted(places, len(edges), lambda: np.concatenate([_weight(p, [edge]) for edge in edges]))], False
+            raise UsageError("a choice needs several options", expected="two or more edges into junctions", got=target)
+        sites = tuple(_edge_site(p, edge, i) for i, edge in enumerate(edges))
+        return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):
-        target.needed()
-        return [w for name, ids in target.chosen.items() for w in _units(e, name, ids, target.sizes[name])], True
+        target.check_nonempty()
+        return [
+            r for name, ids in target.chosen.items() for r in _unit_requests(e, name, ids, target.sizes[name])
+        ], True
     if isinstance(target, Sequence) and not isinstance(target, str | Value | NodeId | EdgeId):
-        return [_one(p, t) for t in target], True
-    return [_one(p, target)], False
+        return [_request(p, t) for t in target], True
+    return [_request(p, target)], False
 
 
-def _one(p: Program, target: Any) -> _Wanted:
+def _request(p: Program, target: Any) -> _Request:
     if isinstance(target, EdgeId) or (isinstance(target, str) and "->" in target):
         edge = p.edge(target)
-        return _Wanted(_at_edge(p, edge, None), 1, lambda: _weight(p, [edge]))
+        return _Request((_edge_site(p, edge, None),), 1, lambda: _edge_cost(p, [edge]))
     value = p.value(target)
     if p.op(value.node) in KINDS_OF_NODES or not p.spec(value).dtype.is_float:
-        raise GateNotAllowed("a gate multiplies what an op computes", where=p.path(value), got=p.op(value.node))
+        raise GateNotAllowed(
+            "only the floating result of an op can be gated",
+            where=p.path(value),
+            got=f"{p.op(value.node)} {p.spec(value)}",
+        )
     readers = tuple(edge for edge in p.out_edges(value.node) if p.edge_value(edge) == value)
-    place = _Place(value, None, readers, value in p.outputs(), f"{p.path(value)}.gate")
-    return _Wanted((place,), 1, lambda: _weight(p, list(readers)))
+    site = _Site(value, None, readers, value in p.outputs(), f"{p.path(value)}.gate")
+    return _Request((site,), 1, lambda: _edge_cost(p, list(readers)))
 
 
-def _at_edge(p: Program, edge: EdgeId, element: int | None) -> tuple[_Place, ...]:
+def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
     target = p.graph.target(edge)
     value = p.edge_value(edge)
     if not p.is_junction(target):
         raise GateNotAllowed(
-            "a gate stands on an edge into a junction: a port of an op needs its operand",
+            "only an edge into a junction can be gated: an op needs every operand",
             where=p.path(edge),
-            fix='e.insert(edge, "junction") makes one, or gate the node or its units',
+            fix='e.insert(edge, "junction") adds a junction; or gate the node or its units',
         )
     if of_site(p, value.node) is not None:
-        raise GateNotAllowed("the edge has a gate", where=p.path(edge), fix="e.ungate(gate) first")
+        raise GateNotAllowed("the edge has a gate already", where=p.path(edge), fix="e.ungate(gate) first")
     source = p.path(value.node).rpartition(".")[2]
-    return (_Place(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element),)
+    return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
 
-def _units(e: Transaction, name: str, ids: Sequence[int], size: int) -> list[_Wanted]:
+def _unit_requests(e: Transaction, name: str, ids: Sequence[int], size: int) -> list[_Request]:
     p, found = e.program, e.program.axes()
     if name not in found:
-        return [_layer(p, f"{name}.{number}", edges) for number, edges in branches(p, name, ids, size)]
+        return [_layer_request(p, f"{name}.{number}", edges) for number, edges in branches(p, name, ids, size)]
     group = found[name]
     if group.frozen:
-        raise GateNotAllowed("units of a frozen axis can't go", where=name, got=group.frozen[0])
+        raise GateNotAllowed("units of a frozen axis cannot be removed", where=name, got=group.frozen[0])
     scores, decided = _scores(p, group)
     if any(node not in decided for node in _mixed(group)):
         raise NotZeroPreserving(
-            "a unit that is 0 is not a unit that is gone", where=name, got=group.mixed[0],
-            fix="gate the layer, or units before it",
+            "setting a unit of this axis to zero does not remove it", where=name, got=group.mixed[0],
+            fix="gate the layer, or units of an earlier axis",
         )  # fmt: skip
     if len(ids) != group.size:
-        raise GateNotAllowed("an axis is gated as a whole", where=name, expected=f"all {group.size}", got=len(ids))
-    places = [
-        _Place(value, dim, readers, False, f"{name}.gate", term=group.axes.solution.dims[value][dim])
+        raise GateNotAllowed("only all units of an axis can be gated", where=name, expected=f"all {group.size}",
+                             got=len(ids))  # fmt: skip
+    dims = group.axes.solution.dims
+    sites = [
+        _Site(value, dim, readers, False, f"{name}.gate", term=dims[value][dim])
         for value, dim, readers in _before_sums(p, group, decided)
     ]
-    places += [
-        _Place(value, dim, (edge,), False, f"{name}.gate", term=group.axes.solution.dims[value][dim], log=True)
+    sites += [
+        _Site(value, dim, (edge,), False, f"{name}.gate", term=dims[value][dim], log=True)
         for value, dim, edge in scores
     ]
-    if not places:
+    if not sites:
         raise GateNotAllowed("no sum reads the axis", where=name)
-    return [_Wanted(tuple(places), group.size, lambda: _prices(p, group), group.atoms)]
+    return [_Request(tuple(sites), group.size, lambda: _axis_cost(p, group), group.atoms)]
 
 
-def _layer(p: Program, path: str, edges: Sequence[EdgeId]) -> _Wanted:
-    places = tuple(_Place(p.edge_value(edge), None, (edge,), False, f"{path}.gate") for edge in edges)
-    return _Wanted(places, 1, lambda: _weight(p, list(edges)))
+def _layer_request(p: Program, path: str, edges: Sequence[EdgeId]) -> _Request:
+    sites = tuple(_Site(p.edge_value(edge), None, (edge,), False, f"{path}.gate") for edge in edges)
+    return _Request(sites, 1, lambda: _edge_cost(p, list(edges)))
 
 
 def _mixed(group: AxisGroup) -> list[NodeId]:
-    """Nodes where units that are 0 leave a trace."""
-    said = group.axes.solution.said
-    return list(dict.fromkeys(node for atom in group.atoms for node, _ in said.get(atom, Said()).mixed))
+    """Nodes where a unit that is zero still affects the result."""
+    notes = group.axes.solution.notes
+    return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
 
 def _scores(p: Program, group: AxisGroup) -> tuple[list[tuple[Value, int, EdgeId]], set[NodeId]]:
-    """(scores, dimension, edge) of each softmax over the axis, and all that depends on their results.
+    """(scores, dimension, edge) of each softmax over the axis, and all descendants of these softmaxes.
 
-    A unit whose score is -∞ is gone there: it has weight 0, and what orders or counts weights never takes it.
+    A score of -∞ removes its unit there: the weight is 0, and ops that sort or count weights never choose it.
     """
     found = []
     for node in _mixed(group):
-        if p.op(node) == "softmax":
+        if p.op(node) == "softmax":  # the one op that is exact for a score of -∞
             edge = p.in_edges(node)[0]
             value = p.edge_value(edge)
             terms = group.axes.solution.dims[value]
             dim = p.attrs(node)["axis"] % len(terms)
             if tuple(atoms(terms[dim])) == group.atoms:
                 found.append((value, dim, edge))
-    return found, dependent(p, [p.graph.target(edge) for _, _, edge in found])
+    return found, p.dependents([p.graph.target(edge) for _, _, edge in found])
 
 
 def _before_sums(
     p: Program, group: AxisGroup, decided: Collection[NodeId]
 ) -> list[tuple[Value, int, tuple[EdgeId, ...]]]:
-    """(value, dimension, edges that read it) in front of each sum over the axis that is not decided by a softmax.
+    """(value, dimension, edges that read it) before each sum over the axis that no softmax decides.
 
-    Where one value has no place for exactly the units, it is the dimension that holds them among others.
+    Where no dimension of the value is exactly the axis, it is the dimension that contains the units.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], list[EdgeId]] = {}
-    for node, ends in dict.fromkeys(s for atom in group.atoms for s in solution.said.get(atom, Said()).summed):
+    for node, ends in dict.fromkeys(s for atom in group.atoms for s in solution.notes.get(atom, AtomNotes()).summed):
         if node in decided:
             continue
         edges = p.in_edges(node)
         end = next(((port, dim) for port, dim in ends if origin(p, p.edge_value(edges[port])) is None), None)
         if end is None:
-            raise GateNotAllowed("a sum over the axis reads weights alone", where=f"{group.name}, {p.path(node)}")
+            raise GateNotAllowed("a sum over the axis reads only weights", where=f"{group.name}, {p.path(node)}")
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
         better = _exact(p, group, value)
@@ -247,7 +273,7 @@ def _before_sums(
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """The nearest value from here back, over views that nothing else reads, with a dimension that is the axis alone."""
+    """The nearest value upstream, through views with one reader, with a dimension that is exactly the axis."""
     dims = group.axes.solution.dims
     while True:
         for dim, term in enumerate(dims[value]):
@@ -261,26 +287,28 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
             return None
 
 
-# -- what it costs -----------------------------------------------------------------------------------------------------
-def unit_prices(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
-    """What goes with each unit of an axis, float64 [size]; of what several units share, as keys of queries, its part.
+# -- costs -------------------------------------------------------------------------------------------------------------
+def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
+    """Return the cost of what is removed with each unit of an axis, float64 [size].
+
+    Entries that several units share, as the keys of query heads, count by their share.
 
     Args:
-        each: key of a param -> what one of its entries counts.
+        each: key of a param -> cost of one of its entries.
     """
-    price = 0.0
-    for key, dims in group.slices(0).items():  # a unit is one place of each atom: all have as many entries
+    cost = 0.0
+    for key, dims in group.slices(0).items():  # a unit is one index of each atom: all have as many entries
         if key in each:
             here = {a for term in group.axes.weights[key] for a in atoms(term)}
             sharing = np.prod([known(a) for a in group.atoms if a not in here])
             rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
-            price += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
-    return np.full(group.size, price)
+            cost += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
+    return np.full(group.size, cost)
 
 
-def behind(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
-    """Nodes that nothing needs any more without these edges."""
-    needed = {v.node for v in p.outputs()} | set(p.writes())
+def removed_with(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
+    """Return the nodes that nothing needs without these edges."""
+    needed = {v.node for v in p.outputs()} | set(p.assigns())
     left: dict[NodeId, int] = {}
     stack, gone = list(edges), set()
     while stack:
@@ -292,44 +320,44 @@ def behind(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
     return gone
 
 
-def _prices(p: Program, group: AxisGroup) -> np.ndarray:
-    price = unit_prices(p, group, {p.key(n): 1.0 for n in p.params() if p.key(n) not in RESERVED})
-    return np.maximum(np.round(price), 1).astype(np.int64)
+def _axis_cost(p: Program, group: AxisGroup) -> np.ndarray:
+    cost = unit_costs(p, group, {p.key(n): 1.0 for n in p.params() if p.key(n) not in RESERVED})
+    return np.maximum(np.round(cost), 1).astype(np.int64)
 
 
-def _weight(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
-    """Entries of params that go with these edges, at least 1."""
-    total = sum(p.spec(n).size for n in behind(p, edges) if p.op(n) == PARAM)
+def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
+    """Entries of params that are removed with these edges, at least 1."""
+    total = sum(p.spec(n).size for n in removed_with(p, edges) if p.op(n) == PARAM)
     return np.array([max(total, 1)], np.int64)
 
 
-def _cost(cost: Cost, wanted: Sequence[_Wanted]) -> np.ndarray:
+def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
     if isinstance(cost, str):
         if cost not in ("params", "one"):
-            raise UsageError("no such cost", expected="params, one, or numbers", got=cost)
-        return np.concatenate([w.price() if cost == "params" else np.ones(w.length, np.int64) for w in wanted])
-    given = np.broadcast_to(np.asarray(cost), (sum(w.length for w in wanted),))
+            raise UsageError("unknown cost", expected="params, one, or numbers", got=cost)
+        return np.concatenate([r.cost() if cost == "params" else np.ones(r.length, np.int64) for r in requests])
+    given = np.broadcast_to(np.asarray(cost), (sum(r.length for r in requests),))
     if (given < 0).any() or (given != np.round(given)).any():
-        raise UsageError("a cost is a whole number from 0 on", got=cost)
+        raise UsageError("invalid cost", expected="integers >= 0", got=cost)
     return given.astype(np.int64)
 
 
-# -- making ------------------------------------------------------------------------------------------------------------
+# -- adding ------------------------------------------------------------------------------------------------------------
 def _make(
-    e: Transaction, wanted: Sequence[_Wanted], kind: str, inits: np.ndarray, group: str | None, cost: Cost
+    e: Transaction, requests: Sequence[_Request], kind: str, inits: np.ndarray, group: str | None, cost: Cost
 ) -> list[NodeId]:
     p = e.program
     name = group if group is not None else "hard_concrete" if kind == "hard_concrete" else "default"
-    price = _cost(cost, wanted)
-    wide = all(p.spec(w.places[0].value).dtype is float64 for w in wanted)
-    if not there(p):
-        _begin(e, wide)
+    costs = _costs(cost, requests)
+    wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
+    if not has_gates(p):
+        _add_gates_node(e, wide)
     node = p.node(NODE)
     sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
     if name not in groups:
         groups.append(name)
-        warmth = p.weights[TEMPERATURE].data.to_numpy()
-        e.set_weight(TEMPERATURE, np.append(warmth, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
+        temperatures = p.weights[TEMPERATURE].data.to_numpy()
+        e.set_weight(TEMPERATURE, np.append(temperatures, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
     logits = list(np.split(p.weights[LOGITS].data.to_numpy(), np.cumsum(sizes)[:-1])) if sizes else []
     rows = list(np.split(p.weights[TABLE].data.to_numpy(), np.cumsum(sizes)[:-1])) if sizes else []
     free = {}
@@ -337,32 +365,32 @@ def _make(
         if len(part) and part[0, STATE] == FREE:
             free.setdefault(len(part), []).append(port)
     ports, at = [], 0
-    for w in wanted:
-        reused = free[w.length].pop(0) if free.get(w.length) else None
+    for r in requests:
+        reused = free[r.length].pop(0) if free.get(r.length) else None
         port = len(sizes) if reused is None else reused
         generation = 0 if reused is None else int(rows[port][0, GENERATION]) + 1
-        row = np.zeros((w.length, len(COLUMNS)), np.int64)
+        row = np.zeros((r.length, len(COLUMNS)), np.int64)
         row[:, [KIND, GROUP, STATE, SLOT, GENERATION]] = KINDS.index(kind), groups.index(name), SOFT, port, generation
-        row[:, ELEMENT], row[:, COST] = np.arange(w.length), price[at : at + w.length]
+        row[:, ELEMENT], row[:, COST] = np.arange(r.length), costs[at : at + r.length]
         if reused is None:
-            sizes.append(w.length)
-            logits.append(inits[at : at + w.length])
+            sizes.append(r.length)
+            logits.append(inits[at : at + r.length])
             rows.append(row)
         else:
-            logits[port], rows[port] = inits[at : at + w.length], row
+            logits[port], rows[port] = inits[at : at + r.length], row
         ports.append(port)
-        at += w.length
+        at += r.length
     e.set_weight(LOGITS, np.concatenate(logits))
     e.set_weight(TABLE, np.concatenate(rows))
     if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
         e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
-    for value in dict.fromkeys([Value(node), *(place.value for w in wanted for place in w.places)]):
+    for value in dict.fromkeys([Value(node), *(site.value for r in requests for site in r.sites)]):
         if value.node in e.touched:
             e.spec(value)
-    return [_stand(e, w, Value(node, port)) for w, port in zip(wanted, ports, strict=True)]
+    return [_add_sites(e, r, Value(node, port)) for r, port in zip(requests, ports, strict=True)]
 
 
-def _begin(e: Transaction, wide: bool) -> None:
+def _add_gates_node(e: Transaction, wide: bool) -> None:
     kind = "float64" if wide else "float32"
     logits = e.param(LOGITS, np.zeros(0, kind))
     table = e.const(TABLE, np.zeros((0, len(COLUMNS)), np.int64))
@@ -371,70 +399,72 @@ def _begin(e: Transaction, wide: bool) -> None:
     e.add("gate", logits, table, temperature, run, name=NODE, sizes=())
 
 
-def _stand(e: Transaction, wanted: _Wanted, part: Value) -> NodeId:
-    """The products; returns the first one."""
+def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
+    return Value(e.add_op(op, operands, attrs, e.program.free_name(name)))
+
+
+def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
+    """Add the products of one gate; returns the first one."""
     p, sites = e.program, []
-    for place in wanted.places:
-        value, spec, factor = place.value, p.spec(place.value), part
-        if place.log:
-            factor = put(e, "clamp", [factor], {"low": LEAST, "high": None}, f"{place.name}.least")
-            factor = put(e, "log", [factor], {}, f"{place.name}.log")
+    for at in request.sites:
+        value, spec, factor = at.value, p.spec(at.value), part
+        if at.log:
+            factor = _put(e, "clamp", [factor], f"{at.name}.least", low=LEAST, high=None)
+            factor = _put(e, "log", [factor], f"{at.name}.log")
         if spec.dtype is not p.spec(part).dtype:
-            factor = put(e, "cast", [factor], {"dtype": spec.dtype}, f"{place.name}.cast")
-        if place.element is not None:
-            attrs = {"axis": 0, "start": place.element, "size": 1, "step": 1}
-            factor = put(e, "slice", [factor], attrs, f"{place.name}.option")
-        if place.dim is not None:
-            factor = _shaped(e, place, factor, wanted.atoms)
+            factor = _put(e, "cast", [factor], f"{at.name}.cast", dtype=spec.dtype)
+        if at.element is not None:
+            factor = _put(e, "slice", [factor], f"{at.name}.option", axis=0, start=at.element, size=1, step=1)
+        if at.dim is not None:
+            factor = _shaped(e, at, factor, request.atoms)
         elif not spec.shape:
-            factor = put(e, "squeeze", [factor], {"axes": (0,)}, f"{place.name}.scalar")
-        site = put(e, "add" if place.log else "mul", [value, factor], {}, place.name).node
-        lead(e, value, Value(site), place.readers, outputs=place.outputs)
-        sites.append(site)
+            factor = _put(e, "squeeze", [factor], f"{at.name}.scalar", axes=(0,))
+        site = _put(e, "add" if at.log else "mul", [value, factor], at.name)
+        redirect(e, {value: site}, edges=at.readers, outputs=at.outputs)
+        sites.append(site.node)
     return sites[0]
 
 
-def _shaped(e: Transaction, place: _Place, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """A vector over units as a factor along one dimension: repeated over what the dimension holds beside them."""
-    p, term = e.program, place.term
+def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
+    """Reshape a vector over units to a factor along one dimension, repeated over the dimension's other atoms."""
+    p, term = e.program, at.term
     assert term is not None
-    assert place.dim is not None
+    assert at.dim is not None
     made = tuple(atoms(term))
     if len(made) != len(group):
         parts = term.factors if isinstance(term, Product) else ()
         start = next((i for i in range(len(made)) if made[i : i + len(group)] == group), None)
         if start is None or len(parts) != len(made):
-            raise GateNotAllowed("the units lie among others, not side by side", where=place.name)
-        before, behind = (int(np.prod([known(t) for t in side])) for side in
-                          (parts[:start], parts[start + len(group) :]))  # fmt: skip
-        factor = put(e, "unsqueeze", [factor], {"axes": (0, 2)}, f"{place.name}.apart")
-        shape = (before, p.spec(factor).shape[1], behind)
-        factor = put(e, "expand", [factor], {"shape": shape}, f"{place.name}.repeated")
-        factor = put(e, "flatten", [factor], {"start": 0, "end": 2}, f"{place.name}.flat")
-    behind = len(p.spec(place.value).shape) - 1 - place.dim
-    if behind:
-        axes = tuple(range(1, behind + 1))
-        factor = put(e, "unsqueeze", [factor], {"axes": axes}, f"{place.name}.along")
+            raise GateNotAllowed("the units are not adjacent in this dimension", where=at.name)
+        before, after = (int(np.prod([known(t) for t in side])) for side in
+                         (parts[:start], parts[start + len(group) :]))  # fmt: skip
+        factor = _put(e, "unsqueeze", [factor], f"{at.name}.apart", axes=(0, 2))
+        shape = (before, p.spec(factor).shape[1], after)
+        factor = _put(e, "expand", [factor], f"{at.name}.repeated", shape=shape)
+        factor = _put(e, "flatten", [factor], f"{at.name}.flat", start=0, end=2)
+    trailing = len(p.spec(at.value).shape) - 1 - at.dim
+    if trailing:
+        factor = _put(e, "unsqueeze", [factor], f"{at.name}.along", axes=tuple(range(1, trailing + 1)))
     return factor
 
 
-# -- taking out --------------------------------------------------------------------------------------------------------
+# -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
-    """See `Transaction.ungate`."""
+    """Remove a gate, as if it were 1; its slot can be reused. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
-        lead(e, Value(site), p.operands(site)[0])
+        redirect(e, {Value(site): p.operands(site)[0]})
         release(e, site)
 
 
 def release(e: Transaction, site: NodeId) -> None:
-    """Take out a site that nothing reads, and give its slot back if it was the last one."""
+    """Remove an unread site, and free its slot if it was the last site of the gate."""
     p = e.program
-    part, between = of_site(p, site), carrier(p, site)
+    part, nodes = of_site(p, site), between(p, site)
     assert part is not None
     e.remove(site)
-    for node in between:
+    for node in nodes:
         if not p.graph.out_degree(node):
             e.remove(node)
     if any(p.edge_value(edge) == part for edge in p.out_edges(part.node)):
@@ -449,17 +479,17 @@ def release(e: Transaction, site: NodeId) -> None:
     e.set_weight(TABLE, table)
 
 
-def set_states(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
-    """See `Transaction.set_gate`."""
+def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
+    """Fix a gate, or some of its elements: `open` at 1, `closed` at 0, `frozen` at its value; `soft` trains it."""
     p = e.program
     found = p.gates()[p.node(handle)]
     code = {"soft": SOFT, "open": OPEN, "closed": CLOSED, "frozen": FROZEN}.get(state)
     if code is None:
-        raise UsageError("no such state of a gate", expected="soft, open, closed, frozen", got=state)
+        raise UsageError("unknown state of a gate", expected="soft, open, closed, frozen", got=state)
     table = p.weights[TABLE].data.to_numpy().copy()
-    rows = table[found.places]
+    rows = table[found.span]
     rows[slice(None) if elements is None else elements, STATE] = code
     if found.kind == "choice" and (rows[:, STATE] == CLOSED).all():
-        raise GateNotAllowed("the last option stays", where=found.owner)
+        raise GateNotAllowed("a choice needs one option that is not closed", where=found.owner)
     if not np.array_equal(rows[:, STATE], found.rows[:, STATE]):
         e.set_weight(TABLE, table)

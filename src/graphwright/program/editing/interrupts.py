@@ -1,8 +1,9 @@
-"""Ctrl-C waits while a program is between two states: half a primitive edit could not be taken back.
+"""Deferred Ctrl-C: half a primitive edit could not be rolled back, so interrupts wait until it is complete.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread. In a `held_back()` block it is noted;
-it is raised when the outermost block is left. Other threads never get one. An open edit keeps the handler that notes,
-which between the blocks tells at once: so an edit of many primitives installs it once.
+Python raises KeyboardInterrupt between any two instructions of the main thread. In a `defer_interrupts()` block a
+handler records the signal instead; it is raised when the outermost block is left. Other threads receive no signals. An
+open edit keeps the handler installed between its blocks, where it raises at once, so that an edit of many primitives
+installs it once.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_depth = 0  # of blocks in the main thread
-_keeping = 0  # open edits of the main thread
-_told: Callable[[int, FrameType | None], Any] | None = None  # who had the interrupts before
-_noted: list[tuple[int, FrameType | None]] = []
+_depth = 0  # of nested blocks in the main thread
+_open_edits = 0  # in the main thread
+_previous: Callable[[int, FrameType | None], Any] | None = None  # the handler before ours
+_pending: list[tuple[int, FrameType | None]] = []
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Raises: KeyboardInterrupt on leaving, if it came inside; what the block did stands then."""
+def defer_interrupts() -> Iterator[None]:
+    """Raises: KeyboardInterrupt at the end of the block if it came inside; the effects of the block stay."""
     global _depth
     if not _in_main():
         yield
@@ -30,59 +31,59 @@ def held_back() -> Iterator[None]:
     outer = _depth
     try:
         _depth = outer + 1
-        if not outer and not _keeping:
-            _listen()
+        if not outer and not _open_edits:
+            _install()
         yield
-    finally:  # until `_stop` the handler is there, and it notes: each of these lines is reached
+    finally:  # until `_uninstall` our handler records interrupts, so each of these lines is reached
         _depth = outer
         if not outer:
-            told = _told
-            if not _keeping:
-                _stop()
-            if _noted and told is not None:
-                first = _noted[0]
-                _noted.clear()
-                told(*first)
+            previous = _previous
+            if not _open_edits:
+                _uninstall()
+            if _pending and previous is not None:
+                first = _pending[0]
+                _pending.clear()
+                previous(*first)
 
 
-def keep_listening() -> bool:
-    """In a block: let the handler stay behind it, for further ones. True if `listen_no_longer` has to be called."""
-    global _keeping
-    kept = _in_main()
-    _keeping += kept
-    return kept
+def start_listening() -> bool:
+    """Inside a block, keep the handler installed after it; returns True if `stop_listening` has to be called."""
+    global _open_edits
+    main = _in_main()
+    _open_edits += main
+    return main
 
 
-def listen_no_longer() -> None:
-    """In a block: the handler goes with it."""
-    global _keeping
-    _keeping -= 1
+def stop_listening() -> None:
+    """Inside a block, uninstall the handler at its end."""
+    global _open_edits
+    _open_edits -= 1
 
 
 def _in_main() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _note(number: int, frame: FrameType | None) -> None:
-    if _depth or not _keeping:
-        _noted.append((number, frame))
+def _handle(number: int, frame: FrameType | None) -> None:
+    if _depth or not _open_edits:
+        _pending.append((number, frame))
     else:
-        _noted.clear()
-        (_told or signal.default_int_handler)(number, frame)
+        _pending.clear()
+        (_previous or signal.default_int_handler)(number, frame)
 
 
-def _listen() -> None:
-    global _told
+def _install() -> None:
+    global _previous
     handler: Any = signal.getsignal(signal.SIGINT)
-    _noted.clear()
-    if handler is not _note:
-        _told = handler if callable(handler) else None
-        if _told is not None:
-            signal.signal(signal.SIGINT, _note)
+    _pending.clear()
+    if handler is not _handle:
+        _previous = handler if callable(handler) else None
+        if _previous is not None:
+            signal.signal(signal.SIGINT, _handle)
 
 
-def _stop() -> None:
-    global _told
-    if _told is not None and signal.getsignal(signal.SIGINT) is _note:  # else somebody took it inside the edit
-        signal.signal(signal.SIGINT, _told)
-    _told = None
+def _uninstall() -> None:
+    global _previous
+    if _previous is not None and signal.getsignal(signal.SIGINT) is _handle:  # else user code replaced it
+        signal.signal(signal.SIGINT, _previous)
+    _previous = None

@@ -10,25 +10,25 @@ from typing import TYPE_CHECKING, Any
 from graphwright.graph.chain import Chain
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
+    from graphwright.array import NDArray, Spec
     from graphwright.graph import NodeId, Relabelled
     from graphwright.program.editing.edits import Edit
 
 
 AUTHORS = ("human", "gate", "evolution", "pass")
-"""Who may edit; which program of that kind it was is said by `tool`."""
+"""Kinds of author; `tool` names the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What takes an entry back and forth again; lives in memory, and in `history.safetensors` of a saved program.
+    """What undoes and redoes an entry, in memory and in `history.safetensors` of a saved program.
 
     Attributes:
         forward, inverse: primitive edits in the order to apply them.
         specs: specs that inference changed: node -> (before, after).
-        valid: whether the program was, and is, whole.
-        labels: changes of the topological order, in the order to restore them for the next step; each step leaves here
-            what the step in the other direction restores.
+        valid: whether the program was valid before, and after.
+        labels: changes of the topological order, in the order to restore them in the next step; each step replaces them
+            by those for the other direction.
     """
 
     forward: tuple[Edit, ...]
@@ -37,23 +37,32 @@ class Undo:
     valid: tuple[bool, bool] = (True, True)
     labels: list[Relabelled[NodeId]] = field(default_factory=list)
 
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The edits of both directions."""
+        return (*self.inverse, *self.forward)
+
+    def arrays(self) -> Iterator[NDArray]:
+        """Yield the arrays that the edits bring."""
+        return (array for edit in self.edits for array in edit.payloads)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One line of the journal.
 
     Attributes:
-        seq: place in the journal, from 0.
+        seq: index in the journal.
         time: UTC, ISO 8601.
-        why, author, tool, line: given by the caller; line is file:line of the user's code.
-        base_version: version that the edit was made on.
-        edits: JSON forms of the primitives.
-        before, after: hashes of the program, untouched weights of an opened file and slices of them by reference.
-        undoes, redoes: seq of the entry that this one takes back or makes again.
-        warnings: what was allowed but probably not meant.
+        why, author, tool, line: from the caller; line is file:line of the user's code.
+        base_version: version that was edited.
+        edits: JSON forms of the primitive edits.
+        before, after: hashes of the program, in which unread weights of an opened file are named by reference.
+        undoes, redoes: seq of the entry that this one undoes or redoes.
+        warnings: legal changes that are probably not intended.
         prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
-        undo: what takes it back; None if that was not kept.
-        cone: nodes that inference looked at; in memory only.
+        undo: what undoes it; None if that was not stored.
+        cone: nodes that inference visited; in memory only.
     """
 
     seq: int
@@ -74,14 +83,14 @@ class Entry:
     undo: Undo | None = field(default=None, repr=False, compare=False)
     cone: tuple[NodeId, ...] = field(default=(), repr=False, compare=False)
 
-    def remarks(self, name: str | None = None) -> list[dict[str, Any]]:
-        """What the edit says of its reasons: {name, and facts}; with a name what it says of that alone."""
-        said = [record for record in self.edits if record["edit"] == "Remark"]
-        return [{"name": r["name"], **r["facts"]} for r in said if name in (None, r["name"])]
+    def annotations(self, name: str | None = None) -> list[dict[str, Any]]:
+        """Return the notes of the edit, each with its name and facts; only those on `name` if one is given."""
+        found = [record for record in self.edits if record["edit"] == "Annotation"]
+        return [{"name": r["name"], **r["facts"]} for r in found if name in (None, r["name"])]
 
     def to_json(self) -> dict[str, Any]:
-        """The entry as it stands in `journal.jsonl`."""
-        return {name: _plain(getattr(self, name)) for name in _FIELDS}
+        """Return the entry as it is written in `journal.jsonl`."""
+        return {name: _as_json(getattr(self, name)) for name in _FIELDS}
 
     @staticmethod
     def from_json(data: dict[str, Any], undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
@@ -97,31 +106,15 @@ class Entry:
         return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} {edits}  {self.why}{kind}"
 
 
-_FIELDS = (
-    "seq",
-    "time",
-    "why",
-    "author",
-    "tool",
-    "line",
-    "base_version",
-    "edits",
-    "before",
-    "after",
-    "undoes",
-    "redoes",
-    "warnings",
-    "prev",
-    "hash",
-)
+_FIELDS = tuple(name for name in Entry.__slots__ if name not in ("undo", "cone"))
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
 class Journal(Sequence[Entry]):
-    """Entries in order, and their hash chain; `hash` is that of the last one and stands for the whole history."""
+    """Entries in order, as a hash chain; `hash` is that of the last entry and identifies the whole history."""
 
     def __init__(self, chain: Chain | None = None) -> None:
         self.chain = Chain() if chain is None else chain
@@ -140,7 +133,7 @@ class Journal(Sequence[Entry]):
 
     @property
     def hash(self) -> str:
-        """Hash of the last entry; of an empty journal what it goes on from, or 64 zeros."""
+        """Hash of the last entry; of an empty journal the hash that it continues from, or 64 zeros."""
         return self.chain.head
 
     def put(self, entry: Entry) -> None:
@@ -156,7 +149,7 @@ class Journal(Sequence[Entry]):
             "seq": len(self._entries),
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         }
-        link = self.chain.append({name: _plain(body[name]) for name in _FIELDS if name in body})
+        link = self.chain.append({name: _as_json(body[name]) for name in _FIELDS if name in body})
         entry = Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo, cone)
         self._entries.append(entry)
         return entry

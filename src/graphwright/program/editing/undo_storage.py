@@ -1,7 +1,7 @@
-"""What undoes the entries of a journal, as JSON and arrays: edits by handle, and records that revive what was removed.
+"""The undo of journal entries as JSON and arrays, for saved programs, and its arrays in a temporary file.
 
-Arrays are named by their digest; the JSON says nothing of where they lie. A variable is written once and referred to
-by number, since undo and redo hand the same one back and forth.
+Arrays are named by their digest; the JSON does not say where they are stored. A variable is written once and referred
+to by number, because undo and redo restore the same object.
 """
 
 from __future__ import annotations
@@ -12,35 +12,33 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.autograd import Parameter, Variable
 from graphwright.graph import EdgeId, NodeId, Relabelled, RemovedEdge, RemovedNode, RewiredEdge
-from graphwright.program.axes.resize import Resized, Sliced
+from graphwright.program.axes.resize import ResizedAxis, ResizedWeight
 from graphwright.program.axes.units import runs
-from graphwright.program.editing.edits import PRIMITIVES, holding, made_by, payloads
+from graphwright.program.editing.edits import PRIMITIVES
 from graphwright.program.editing.journal import Undo
 from graphwright.program.errors import NotUndoable
 from graphwright.program.files import forms
+from graphwright.program.files.forms import handle_form, value_form
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.program import Program
 from graphwright.program.weights import Promise, digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from graphwright.program.editing.edits import Edit
     from graphwright.program.program import Program
 
 Fetch = Callable[[str, str | None], NDArray]
-"""Digest, and the reference that the array counted by -> the array."""
+"""(digest, reference that names the array in a state's hash) -> the array."""
 
 
 class Packer:
-    """Writes undo down; `arrays` collects what it needs by digest."""
+    """Converts undo to JSON; `arrays` collects the needed arrays by digest."""
 
     def __init__(self, p: Program) -> None:
         self.arrays: dict[str, NDArray] = {}
@@ -48,54 +46,54 @@ class Packer:
         self._program = p
         self._live = {id(v): key for key, v in reversed(list(p.weights.items()))}
         self._numbers: dict[int, int] = {}
-        self._kept: list[Variable] = []
+        self._alive: list[Variable] = []  # so that no id is used twice
 
     def pack(self) -> dict[str, Any]:
-        """The whole history of the program: stacks, marks, undo of each entry, graveyard."""
-        h, yard = self._program.history, self._program.graveyard
-        entries = [e for e in (*h.undoable, *h.redoable) if e.undo is not None]
-        undos = {str(e.seq): self.undo(e.undo) for e in entries if e.undo is not None}
-        needed = {made_by(edit) for e in entries if e.undo for edit in (*e.undo.forward, *e.undo.inverse)}
+        """Return the whole history of the program: stacks, undo of each entry, tombstones."""
+        h, tombstones = self._program.history, self._program.tombstones
+        undos = {e.seq: e.undo for e in (*h.undoable, *h.redoable) if e.undo is not None}
+        needed = {edit.issued for undo in undos.values() for edit in undo.edits}
         return {
-            "undos": undos,
-            "removed": [_removed(record) for handle, record in yard.removed.items() if handle in needed],
-            "back": {str(int(e)): [_rewired(r) for r in records] for e, records in yard.back.items() if records},
-            "forth": {str(int(e)): [_rewired(r) for r in records] for e, records in yard.forth.items() if records},
+            "undos": {str(seq): self.undo(undo) for seq, undo in undos.items()},
+            "removed": [_removed(record) for handle, record in tombstones.removed.items() if handle in needed],
+            "back": _rewires(tombstones.back),
+            "forth": _rewires(tombstones.forth),
             "variables": self.variables,
         }
 
     def undo(self, undo: Undo) -> dict[str, Any]:
-        """One entry's undo."""
+        """Return the undo of one entry."""
         return {
             "forward": [self.edit(e) for e in undo.forward],
             "inverse": [self.edit(e) for e in undo.inverse],
             "specs": [
-                [forms.handle_form(n), *([s.to_json() for s in side] for side in both)]
-                for n, both in undo.specs.items()
+                [handle_form(n), *([s.to_json() for s in side] for side in both)] for n, both in undo.specs.items()
             ],
             "valid": list(undo.valid),
-            "labels": [[[forms.handle_form(n), label, created] for n, label, created in r.before] for r in undo.labels],
+            "labels": [[[handle_form(n), label, created] for n, label, created in r.before] for r in undo.labels],
         }
 
     def edit(self, edit: Edit) -> list[Any]:
-        """One primitive edit: its name and its fields in order."""
-        name = type(edit).__name__
-        return [name, *(WRITERS[kind](self, getattr(edit, field)) for field, kind in FIELDS[name].items())]
+        """Return one primitive edit: its name and its fields in order."""
+        return [
+            type(edit).__name__,
+            *(CODECS[kind].write(self, getattr(edit, name)) for name, kind in edit.packed.items()),
+        ]
 
     def array(self, array: NDArray) -> list[Any]:
-        """An array by its digest, and the reference that it counts by."""
+        """Return the digest of an array, and the reference that names it in a state's hash."""
         weights = self._program.weights
         digest, known = weights.digest_of(array), weights.promise_of(array)
-        assert array.storage.memory is not None or not array.size  # a save over its own source must not lose it
+        assert array.storage.memory is not None or not array.size  # read it now: the save may replace its file
         self.arrays.setdefault(digest, array)
         return [digest, None if known is None else known.reference]
 
     def variable(self, variable: Variable | None) -> int | None:
-        """A variable by its number."""
+        """Return the number of a variable."""
         if variable is None:
             return None
         if id(variable) not in self._numbers:
-            self._kept.append(variable)
+            self._alive.append(variable)
             self._numbers[id(variable)] = len(self.variables)
             key = self._live.get(id(variable))
             self.variables.append(
@@ -120,8 +118,8 @@ class Unpacker:
         self.undos = {forms.integer(int(seq), 0): self.undo(undo) for seq, undo in forms.table(data["undos"]).items()}
         for form in forms.array(data["removed"]):
             record = _read_removed(form)
-            p.graveyard.removed[record.node if isinstance(record, RemovedNode) else record.edge] = record
-        for name, stacks in (("back", p.graveyard.back), ("forth", p.graveyard.forth)):
+            p.tombstones.removed[record.node if isinstance(record, RemovedNode) else record.edge] = record
+        for name, stacks in (("back", p.tombstones.back), ("forth", p.tombstones.forth)):
             for packed, records in forms.table(data[name]).items():
                 edge = EdgeId.from_int(int(packed))
                 stacks[edge] = [_read_rewired(edge, r) for r in forms.array(records)]
@@ -129,10 +127,8 @@ class Unpacker:
     def undo(self, data: Any) -> Undo:
         """Inverse of `Packer.undo`."""
         data = forms.table(data, ("forward", "inverse", "specs", "valid", "labels"))
-        specs = {}
-        for row in forms.array(data["specs"]):
-            node, old, new = forms.array(row, 3)
-            specs[forms.handle(node, NodeId)] = (forms.specs(old), forms.specs(new))
+        changed = rows(data["specs"], 3)
+        specs = {forms.handle(node, NodeId): (forms.specs(old), forms.specs(new)) for node, old, new in changed}
         labels = [
             Relabelled(
                 tuple(
@@ -141,7 +137,7 @@ class Unpacker:
                         None if label is None else forms.integer(label, -(1 << 62)),
                         forms.integer(created),
                     )
-                    for n, label, created in (forms.array(x, 3) for x in forms.array(record))
+                    for n, label, created in rows(record, 3)
                 )
             )
             for record in forms.array(data["labels"])
@@ -157,11 +153,10 @@ class Unpacker:
 
     def edit(self, data: Any) -> Edit:
         """Inverse of `Packer.edit`."""
-        name = forms.text((forms.array(data) or [None])[0])
-        fields = FIELDS.get(name)
-        if fields is None or len(data) != len(fields) + 1:
+        kind = PRIMITIVES.get(forms.text((forms.array(data) or [None])[0]))
+        if kind is None or len(data) != len(kind.packed) + 1:
             raise forms.wrong("a primitive edit", data)
-        return PRIMITIVES[name](**{f: READERS[k](self, d) for (f, k), d in zip(fields.items(), data[1:], strict=True)})
+        return kind(**{f: CODECS[k].read(self, d) for (f, k), d in zip(kind.packed.items(), data[1:], strict=True)})
 
     def array(self, data: Any) -> NDArray:
         """Inverse of `Packer.array`."""
@@ -180,111 +175,70 @@ class Unpacker:
         return kind(self.array(data["array"]), forms.flag(data["trainable"]), forms.text(data["name"]))
 
 
-FIELDS: dict[str, dict[str, str]] = {
-    "AddNode": {
-        "node": "node",
-        "op": "text",
-        "attrs": "attrs",
-        "name": "text",
-        "specs": "specs",
-        "seq": "integer",
-        "variable": "variable",
-    },  # `after` is a hint for the first time only
-    "RemoveNode": {"node": "node"},
-    "AddEdge": {"edge": "edge", "src": "value", "dst": "node", "port": "integer"},
-    "RemoveEdge": {"edge": "edge"},
-    "Rewire": {"edge": "edge", "src": "value"},
-    "SetAttr": {"node": "node", "attrs": "attrs"},
-    "Rename": {"node": "node", "name": "text"},
-    "SetWeight": {"key": "text", "array": "array", "inplace": "flag"},
-    "ResizeAxis": {
-        "axes": "axes",
-        "weights": "sliced",
-        "attrs": "node_attrs",
-        "correct": "flag",
-        "inputs": "node_specs",
-    },
-    "SetOutputs": {"outputs": "outputs"},
-    "Remark": {"name": "text", "facts": "attrs"},
-}
-"""Fields of each primitive, with their kinds."""
-
-WRITERS: dict[str, Callable[[Packer, Any], Any]] = {
-    "node": lambda _, x: forms.handle_form(x),
-    "edge": lambda _, x: forms.handle_form(x),
-    "value": lambda _, x: forms.value_form(x),
-    "text": lambda _, x: x,
-    "integer": lambda _, x: x,
-    "flag": lambda _, x: x,
-    "attrs": lambda _, x: encode_attrs(x),
-    "specs": lambda _, x: [s.to_json() for s in x],
-    "array": Packer.array,
-    "variable": Packer.variable,
-    "outputs": lambda _, x: [[name, forms.value_form(v)] for name, v in x],
-    "axes": lambda _, x: [[axis, of, runs(places)] for axis, of, places in x],
-    "sliced": lambda packer, x: [
-        [key, packer.array(array), [[dim, runs(old)] for dim, old in places]] for key, array, places in x
-    ],
-    "node_attrs": lambda _, x: [[forms.handle_form(node), encode_attrs(attrs)] for node, attrs in x],
-    "node_specs": lambda _, x: [[forms.handle_form(node), [s.to_json() for s in specs]] for node, specs in x],
-}
-READERS: dict[str, Callable[[Unpacker, Any], Any]] = {
-    "node": lambda _, x: forms.handle(x, NodeId),
-    "edge": lambda _, x: forms.handle(x, EdgeId),
-    "value": lambda _, x: forms.value(x),
-    "text": lambda _, x: forms.text(x),
-    "integer": lambda _, x: forms.integer(x),
-    "flag": lambda _, x: forms.flag(x),
-    "attrs": lambda _, x: forms.attrs(x),
-    "specs": lambda _, x: forms.specs(x),
-    "array": Unpacker.array,
-    "variable": Unpacker.variable,
-    "outputs": lambda _, x: tuple(
-        (forms.text(n), forms.value(v)) for n, v in (forms.array(o, 2) for o in forms.array(x))
-    ),
-    "axes": lambda _, x: tuple(
-        Resized(forms.text(axis), forms.integer(of), forms.places(places))
-        for axis, of, places in (forms.array(row, 3) for row in forms.array(x))
-    ),
-    "sliced": lambda packer, x: tuple(_sliced(packer, forms.array(row, 3)) for row in forms.array(x)),
-    "node_attrs": lambda _, x: tuple(
-        (forms.handle(node, NodeId), forms.attrs(attrs))
-        for node, attrs in (forms.array(row, 2) for row in forms.array(x))
-    ),
-    "node_specs": lambda _, x: tuple(
-        (forms.handle(node, NodeId), forms.specs(specs))
-        for node, specs in (forms.array(row, 2) for row in forms.array(x))
-    ),
-}
+def rows(data: Any, length: int) -> list[list[Any]]:
+    """Return a JSON list of lists of one length. Raises: ProgramFileError."""
+    return [forms.array(row, length) for row in forms.array(data)]
 
 
-def _sliced(unpacker: Unpacker, row: list[Any]) -> Sliced:
-    places = ((forms.integer(dim, 0, forms.MAX_RANK), forms.places(old))
-              for dim, old in (forms.array(p, 2) for p in forms.array(row[2])))  # fmt: skip
-    return Sliced(forms.text(row[0]), unpacker.array(row[1]), tuple(places))
+class Codec(NamedTuple):
+    """How a field of one kind is written and read."""
+
+    write: Callable[[Packer, Any], Any]
+    read: Callable[[Unpacker, Any], Any]
+
+
+CODECS: dict[str, Codec] = {
+    "node": Codec(lambda _, x: handle_form(x), lambda _, x: forms.handle(x, NodeId)),
+    "edge": Codec(lambda _, x: handle_form(x), lambda _, x: forms.handle(x, EdgeId)),
+    "value": Codec(lambda _, x: value_form(x), lambda _, x: forms.value(x)),
+    "text": Codec(lambda _, x: x, lambda _, x: forms.text(x)),
+    "integer": Codec(lambda _, x: x, lambda _, x: forms.integer(x)),
+    "flag": Codec(lambda _, x: x, lambda _, x: forms.flag(x)),
+    "attrs": Codec(lambda _, x: encode_attrs(x), lambda _, x: forms.attrs(x)),
+    "specs": Codec(lambda _, x: [s.to_json() for s in x], lambda _, x: forms.specs(x)),
+    "array": Codec(Packer.array, Unpacker.array),
+    "variable": Codec(Packer.variable, Unpacker.variable),
+    "outputs": Codec(
+        lambda _, x: [[name, value_form(v)] for name, v in x],
+        lambda _, x: tuple((forms.text(n), forms.value(v)) for n, v in rows(x, 2)),
+    ),
+    "axes": Codec(
+        lambda _, x: [[axis, size, runs(indices)] for axis, size, indices in x],
+        lambda _, x: tuple(
+            ResizedAxis(forms.text(axis), forms.integer(size), forms.indices(old)) for axis, size, old in rows(x, 3)
+        ),
+    ),
+    "resized_weights": Codec(
+        lambda packer, x: [[key, packer.array(array), [[d, runs(old)] for d, old in dims]] for key, array, dims in x],
+        lambda unpacker, x: tuple(
+            ResizedWeight(
+                forms.text(key),
+                unpacker.array(array),
+                tuple((forms.integer(d, 0, forms.MAX_RANK), forms.indices(old)) for d, old in rows(dims, 2)),
+            )
+            for key, array, dims in rows(x, 3)
+        ),
+    ),
+    "node_attrs": Codec(
+        lambda _, x: [[handle_form(node), encode_attrs(attrs)] for node, attrs in x],
+        lambda _, x: tuple((forms.handle(node, NodeId), forms.attrs(attrs)) for node, attrs in rows(x, 2)),
+    ),
+    "node_specs": Codec(
+        lambda _, x: [[handle_form(node), [s.to_json() for s in specs]] for node, specs in x],
+        lambda _, x: tuple((forms.handle(node, NodeId), forms.specs(specs)) for node, specs in rows(x, 2)),
+    ),
+}
+"""Kind of a field, as `Edit.packed` names it -> its JSON form."""
 
 
 def _removed(record: RemovedNode | RemovedEdge) -> list[Any]:
     c = record.columns
-    if isinstance(record, RemovedNode):
-        return [
-            "node",
-            forms.handle_form(record.node),
-            c["op"],
-            encode_attrs(c["attrs"]),
-            c["name"],
-            [s.to_json() for s in c["specs"]],
-            c["seq"],
-            c["next_port"],
-        ]
-    return [
-        "edge",
-        *map(forms.handle_form, record[:3]),
-        c["src_port"],
-        c["dst_port"],
-        record.out_position,
-        record.in_position,
-    ]
+    if isinstance(record, RemovedEdge):
+        ends = map(handle_form, record[:3])
+        return ["edge", *ends, c["src_port"], c["dst_port"], record.out_position, record.in_position]
+    specs = [s.to_json() for s in c["specs"]]
+    attrs = encode_attrs(c["attrs"])
+    return ["node", handle_form(record.node), c["op"], attrs, c["name"], specs, c["seq"], c["next_port"]]
 
 
 def _read_removed(data: Any) -> RemovedNode | RemovedEdge:
@@ -299,36 +253,35 @@ def _read_removed(data: Any) -> RemovedNode | RemovedEdge:
             "next_port": forms.integer(next_port, 0, 2**31 - 1),
         }
         return RemovedNode(forms.handle(node, NodeId), columns, ())
-    _, edge, src, dst, src_port, dst_port, out_place, in_place = forms.array(data, 8)
+    _, edge, src, dst, src_port, dst_port, out_position, in_position = forms.array(data, 8)
     ports = {"src_port": forms.integer(src_port, 0, 2**31 - 1), "dst_port": forms.integer(dst_port, 0, 2**31 - 1)}
-    return RemovedEdge(
-        forms.handle(edge, EdgeId),
-        forms.handle(src, NodeId),
-        forms.handle(dst, NodeId),
-        ports,
-        forms.integer(out_place, -1),
-        forms.integer(in_place, -1),
-    )
+    ends = forms.handle(edge, EdgeId), forms.handle(src, NodeId), forms.handle(dst, NodeId)
+    return RemovedEdge(*ends, ports, forms.integer(out_position, -1), forms.integer(in_position, -1))
+
+
+def _rewires(stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
+    return {str(int(edge)): [_rewired(r) for r in records] for edge, records in stacks.items() if records}
 
 
 def _rewired(r: RewiredEdge) -> list[Any]:
-    return [*map(forms.handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_position, r.in_position]
+    return [*map(handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_position, r.in_position]
 
 
 def _read_rewired(edge: EdgeId, data: Any) -> RewiredEdge:
-    *ends, out_place, in_place = forms.array(data, 6)
+    *ends, out_position, in_position = forms.array(data, 6)
     source, target, new_source, new_target = (forms.handle(n, NodeId) for n in ends)
     return RewiredEdge(
-        edge, source, target, forms.integer(out_place, -1), forms.integer(in_place, -1), new_source, new_target
+        edge, source, target, forms.integer(out_position, -1), forms.integer(in_position, -1), new_source, new_target
     )
 
 
+# -- the temporary file ------------------------------------------------------------------------------------------------
 _log = logging.getLogger("graphwright.program")
 ALIGNMENT = 64
 
 
-class Spill:
-    """Keeps what the undo of a program's entries holds in memory below a limit.
+class UndoSpill:
+    """Keeps the arrays that only undo holds below a limit in memory, by moving the oldest to a temporary file.
 
     Attributes:
         moved: bytes in the file.
@@ -336,15 +289,15 @@ class Spill:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._counted = self._since = 0  # bytes at the last count, and of entries that came since
+        self._counted = self._since = 0  # bytes at the last count, and of later entries
         self._file: IO[bytes] | None = None
         self._map: mmap.mmap | None = None
         self.moved = 0
 
     def entered(self, undo: Undo | None) -> None:
-        """An entry was made, undone or redone, so that undo alone may hold its arrays now: count, and make room."""
+        """After an edit, undo or redo: count the bytes that undo holds, and move arrays if they are too many."""
         if undo is not None:
-            self._since += sum({id(a): a.nbytes for a in _arrays(undo) if not a.storage.readonly}.values())
+            self._since += sum({id(a): a.nbytes for a in undo.arrays() if not a.storage.readonly}.values())
         if self._counted + self._since > self._program.history_bytes:
             self._make_room()
 
@@ -355,26 +308,26 @@ class Spill:
             id(array): array
             for entry in p.journal
             if entry.undo is not None
-            for array in _arrays(entry.undo)
+            for array in entry.undo.arrays()
             if array.size and not array.storage.readonly and id(array.storage) not in live
         }
         total = sum(array.nbytes for array in held.values())
         moved: dict[int, NDArray] = {}
         if total > p.history_bytes:
             try:
-                for number, array in held.items():  # the oldest first: the last edits are undone most
+                for number, array in held.items():  # the oldest first: recent edits are undone most often
                     if total <= p.history_bytes // 2:
                         break
                     moved[number] = self._move(array)
                     total -= array.nbytes
             except OSError as error:
-                _log.warning("undo keeps more than history_bytes in memory: no temporary file takes it: %s", error)
+                _log.warning("undo exceeds history_bytes in memory: cannot write a temporary file: %s", error)
         if moved:
             self._replace(moved)
         self._counted, self._since = total, 0
 
     def _move(self, array: NDArray) -> NDArray:
-        """Write an array to the file; returns one that maps it at its first use."""
+        """Write an array to the file; returns one that maps it when it is first used."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="graphwright-undo-")  # noqa: SIM115  # open as long as this is
             weakref.finalize(self, self._file.close)
@@ -387,9 +340,8 @@ class Spill:
         self._file.write(content.data)
         self._file.flush()
         self.moved = start + content.nbytes
-        twin = NDArray(
-            Storage.mapped(self._reader(array, start, digest), content.nbytes, CPU), array.dtype, array.shape
-        )
+        storage = Storage.mapped(self._reader(array, start, digest), content.nbytes, CPU)
+        twin = NDArray(storage, array.dtype, array.shape)
         self._program.weights.promises[twin] = Promise(digest, reference)
         return twin
 
@@ -402,22 +354,19 @@ class Spill:
                 self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
             content = memoryview(self._map)[start : start + size]
             if digest_of(spec, content) != digest:
-                raise NotUndoable("the temporary file that holds what undo needs was damaged", where=self._program.name)
+                raise NotUndoable("the temporary file with the arrays of undo is damaged", where=self._program.name)
             return content
 
         return read
 
     def _replace(self, moved: dict[int, NDArray]) -> None:
-        """Let the entries hold other arrays for those moved out."""
+        """Replace the moved arrays in the entries by the mapped ones."""
         h, journal = self._program.history, self._program.journal
         for entry in journal:
-            if entry.undo is not None and any(id(array) in moved for array in _arrays(entry.undo)):
-                forward, inverse = (
-                    tuple(holding(edit, moved) for edit in side) for side in (entry.undo.forward, entry.undo.inverse)
-                )
-                journal.put(replace(entry, undo=replace(entry.undo, forward=forward, inverse=inverse)))
+            undo = entry.undo
+            if undo is not None and any(id(array) in moved for array in undo.arrays()):
+                sides = {
+                    side: tuple(e.with_payloads(moved) for e in getattr(undo, side)) for side in ("forward", "inverse")
+                }
+                journal.put(replace(entry, undo=replace(undo, **sides)))
         h.undoable, h.redoable = ([journal[e.seq] for e in stack] for stack in (h.undoable, h.redoable))
-
-
-def _arrays(undo: Undo) -> Iterator[NDArray]:
-    return (array for edit in (*undo.inverse, *undo.forward) for array in payloads(edit))

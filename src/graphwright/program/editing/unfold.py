@@ -1,8 +1,8 @@
-"""Unfolding: an op written as one op per unit of an axis (a head, a neuron) into a junction, and folded back.
+"""Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = sum over h of o_h(x_h)`: each unit reads slices of the very values the op read, so no weight is copied, every
-checkpoint key stays, and cutting the edge of unit h leaves that unit out. Units along an axis of the result are put in
-their place among zeros by `pad_slice`, so that they are summed too.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of the values that the op read, so no weight is copied and every
+checkpoint key stays. Cutting the edge of unit h leaves that unit out. Units along an axis of the result are padded with
+zeros by `pad_slice`, so that they are summed too.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.ops import get, traits
-from graphwright.program.editing.replace import stand_in
-from graphwright.program.op_graph import Value
+from graphwright.ops import traits
+from graphwright.program.editing.replace import redirect
+from graphwright.program.op_graph import Ref, Value
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-class Axis(NamedTuple):
-    """Where an axis of an op runs.
+class SplitAxis(NamedTuple):
+    """Dimensions of an op's operands and result along one axis.
 
     Attributes:
-        operands: its dimension in each operand; None, or left out, where every unit reads all of it.
-        result: its dimension in the result; None if the units' results are summed.
-        bias: place of the operand that is added to that sum.
+        operands: dimension in each operand; None, or left out, where every unit reads the whole operand.
+        result: dimension in the result; None if the results of the units are summed.
+        bias: number of the operand that is added to that sum.
     """
 
     operands: tuple[int | None, ...]
@@ -36,111 +36,135 @@ class Axis(NamedTuple):
     bias: int | None = None
 
 
-AXES: Mapping[str, Mapping[str, Axis]] = {
-    "linear": {"in": Axis((-1, 1), None, bias=2), "out": Axis((None, 0, 0), -1)},
+SPLIT_AXES: Mapping[str, Mapping[str, SplitAxis]] = {
+    "linear": {"in": SplitAxis((-1, 1), None, bias=2), "out": SplitAxis((None, 0, 0), -1)},
     "matmul": {
-        "in": Axis((-1, -2), None),
-        "rows": Axis((-2, None), -2),
-        "columns": Axis((None, -1), -1),
-        "heads": Axis((-3, -3), -3),
+        "in": SplitAxis((-1, -2), None),
+        "rows": SplitAxis((-2, None), -2),
+        "columns": SplitAxis((None, -1), -1),
+        "heads": SplitAxis((-3, -3), -3),
     },
-    "sdpa": {"heads": Axis((1, 1, 1), 1)},
+    "sdpa": {"heads": SplitAxis((1, 1, 1), 1)},
 }
-"""op -> name of an axis -> where it runs."""
+"""op -> name of an axis -> its dimensions."""
 
 
-def unfold(e: Transaction, node: NodeId, name: str, units: int | None) -> NodeId:
-    """Put one op per unit in the place of `node`, inside an open edit; see `Transaction.unfold`."""
-    p, path, op = e.program, e.program.path(node), e.program.op(node)
-    if not isinstance(name, str) or name not in AXES.get(op, ()):
-        known = ", ".join(AXES.get(op, ())) or f"a {', '.join(AXES)}"
-        raise UsageError("the op does not split along this axis", where=f"{path} ({op})", expected=known, got=name)
-    out, reads, attrs, axis = e.spec(node), p.operands(node), p.attrs(node), AXES[op][name]
-    where = f"{path}, axis {name}"
-    sizes = _sizes(where, [p.spec(v) for v in reads], axis)
-    n = _count(p, node, axis) if units is None else units
+def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> NodeId:
+    """Split an op into one op per unit of an axis, summed by a junction; function and weights stay the same.
+
+    Cutting the edge of unit h into the junction leaves that unit out, as a mask would. A bias is added after the sum.
+
+    Args:
+        axis: of `linear` "in" (an o-projection sums its heads) or "out"; of `matmul` "in", "rows", "columns" or
+            "heads"; of `sdpa` "heads".
+        units: number of parts; by default that of a `flatten` before the axis or an `unflatten` after it, else one per
+            entry.
+    Returns: the node that now has the op's name and readers. Raises: UsageError for another op or axis, ShapeError.
+    """
+    p = e.program
+    node = p.node(ref)
+    path, op = p.path(node), p.op(node)
+    if not isinstance(axis, str) or axis not in SPLIT_AXES.get(op, ()):
+        known = ", ".join(SPLIT_AXES.get(op, ())) or f"a {', '.join(SPLIT_AXES)}"
+        raise UsageError("the op cannot be split along this axis", where=f"{path} ({op})", expected=known, got=axis)
+    out, reads, attrs, dims = e.spec(node), p.operands(node), p.attrs(node), SPLIT_AXES[op][axis]
+    where = f"{path}, axis {axis}"
+    sizes = _sizes(where, [p.spec(v) for v in reads], dims)
+    n = _count(p, node, dims) if units is None else units
     if not _divide(sizes, n):
         raise ShapeError(
-            "the axis does not split into so many units",
+            "the axis cannot be split evenly into this number of units",
             where=where,
             expected=f"a divisor of {', '.join(map(str, sizes))}",
             got=n,
         )
     e.rename(node, p.free_name(f"{path}.folded"))
-    cuts: dict[tuple[Value, int], Value] = {}
+    slices: dict[tuple[Value, int], Value] = {}
+
+    def put(op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> Value:
+        return Value(e.add_op(op, operands, attrs, p.free_name(name)))
 
     def part(value: Value, dim: int | None, unit: int) -> Value:
         if dim is None:
             return value
-        cut = _share(p.spec(value), dim, n, unit)
-        at = value, cut["start"]  # a key head serves several query heads
-        if at not in cuts:
-            cuts[at] = put(e, "slice", [value], cut, f"{path}.{unit}.part")
-        return cuts[at]
+        share = _share(p.spec(value), dim, n, unit)
+        at = value, share["start"]  # several query heads may read one key head
+        if at not in slices:
+            slices[at] = put("slice", [value], share, f"{path}.{unit}.part")
+        return slices[at]
 
     results = []
     for unit in range(n):
-        ins = [part(value, _dim(axis, i), unit) for i, value in enumerate(reads) if i != axis.bias]
-        made = put(e, op, ins, attrs, f"{path}.{unit}")
-        if axis.result is not None:
-            made = put(e, "pad_slice", [made], _place(out, axis, n, unit), f"{path}.{unit}.placed")
+        ins = [part(value, _dim(dims, i), unit) for i, value in enumerate(reads) if i != dims.bias]
+        made = put(op, ins, attrs, f"{path}.{unit}")
+        if dims.result is not None:
+            made = put("pad_slice", [made], _padding(out, dims, n, unit), f"{path}.{unit}.placed")
         results.append(made)
-    bias = [] if axis.bias is None else reads[axis.bias :]
-    total = put(e, "junction", results, {}, f"{path}.sum" if bias else path)
+    bias = [] if dims.bias is None else reads[dims.bias :]
+    total = put("junction", results, {}, f"{path}.sum" if bias else path)
     if bias:
-        total = put(e, "add", [total, *bias], {}, path)
-    stand_in(e, {Value(node): total})
+        total = put("add", [total, *bias], {}, path)
+    redirect(e, {Value(node): total})
     e.remove(node)
     return total.node
 
 
-def fold(e: Transaction, node: NodeId) -> NodeId:
-    """Put the op back whose units a junction sums, inside an open edit; see `Transaction.fold`."""
-    p, path = e.program, e.program.path(node)
+def fold(e: Transaction, ref: Ref) -> NodeId:
+    """Join an op that `unfold` split; the program's hash is as before.
+
+    Args:
+        ref: the node that has the op's name.
+    Raises: UsageError if a unit was cut or changed, or is read elsewhere.
+    """
+    p = e.program
+    node = p.node(ref)
+    path = p.path(node)
     for op, reads, attrs, gone in _folded(p, node):
         for going in gone:
             if going != node and (beyond := set(p.consumers(going)) - set(gone)):
-                raise UsageError("a unit is read elsewhere too", where=p.path(going), got=p.path(min(beyond)))
+                raise UsageError("another node reads a unit", where=p.path(going), got=p.path(min(beyond)))
         parts = [v.node for u in gone for v in p.operands(u) if traits(p.op(v.node)).slices]
         e.rename(node, p.free_name(f"{path}.unfolded"))
-        whole = put(e, op, reads, attrs, path)
-        stand_in(e, {Value(node): whole})
+        whole = e.add_op(op, reads, attrs, p.free_name(path))
+        redirect(e, {Value(node): Value(whole)})
         e.remove(gone)
         e.remove([n for n in dict.fromkeys(parts) if not p.consumers(n)])
-        return whole.node
+        return whole
     raise UsageError(
-        "these are not all units of one op", where=path, expected="what e.unfold made, no edge cut and no part changed"
+        "the operands of this node are not all units of one op",
+        where=path,
+        expected="a result of e.unfold, with no edge cut and no part changed",
     )
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
-    """Ops that unfold to what ends in `node`: name, operands, attributes; and the nodes that go, last ones first."""
+    """Yield ops that unfold to what ends in `node`: name, operands, attributes, and the nodes to remove, last first."""
     gone, bias = [node], []
     if traits(p.op(node)).sums:
         junction, *bias = p.operands(node)
         gone.append(node := junction.node)
     results = p.operands(node) if p.is_junction(node) else []
-    placed = bool(results) and all(traits(p.op(v.node)).pads for v in results)
-    units = [u.node for v in results for u in (p.operands(v.node) if placed else [v])]
-    gone += [*(v.node for v in results if placed), *units]
-    rows = {(p.op(u), repr(p.attrs(u)), len(p.operands(u))) for u in units}
-    if len(units) != len(results) or len(rows) != 1:
+    padded = bool(results) and all(traits(p.op(v.node)).pads for v in results)
+    units = [u.node for v in results for u in (p.operands(v.node) if padded else [v])]
+    gone += [*(v.node for v in results if padded), *units]
+    kinds = {(p.op(u), repr(p.attrs(u)), len(p.operands(u))) for u in units}
+    if len(units) != len(results) or len(kinds) != 1:
         return
     op, out = p.op(units[0]), p.spec(node)
-    for axis in AXES.get(op, {}).values():
-        if placed == (axis.result is None) or bool(bias) > (axis.bias is not None):
+    for axis in SPLIT_AXES.get(op, {}).values():
+        if padded == (axis.result is None) or bool(bias) > (axis.bias is not None):
             continue
-        if placed and any(p.attrs(v.node) != _place(out, axis, len(units), i) for i, v in enumerate(results)):
+        if padded and any(p.attrs(v.node) != _padding(out, axis, len(units), i) for i, v in enumerate(results)):
             continue
-        reads = [_whole(p, units, place, axis) for place in range(len(p.operands(units[0])))]
+        reads = [_whole(p, units, number, axis) for number in range(len(p.operands(units[0])))]
         whole = [v for v in reads if v is not None]
         if len(whole) == len(reads) and _divide(_sizes(p.path(node), [p.spec(v) for v in whole], axis), len(units)):
             yield op, [*whole, *bias], p.attrs(units[0]), gone
 
 
-def _whole(p: Program, units: Sequence[NodeId], place: int, axis: Axis) -> Value | None:
-    """The value whose shares the units read at one place; None if they do not."""
-    reads, dim = [p.operands(u)[place] for u in units], _dim(axis, place)
+def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
+    """Return the value whose shares are operand `number` of the units, if it exists."""
+    reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
     if any(not traits(p.op(v.node)).slices or not p.operands(v.node) for v in reads):
@@ -151,28 +175,28 @@ def _whole(p: Program, units: Sequence[NodeId], place: int, axis: Axis) -> Value
     return value if fits else None
 
 
-def _dim(axis: Axis, place: int) -> int | None:
-    return axis.operands[place] if place < len(axis.operands) else None
+def _dim(axis: SplitAxis, number: int) -> int | None:
+    return axis.operands[number] if number < len(axis.operands) else None
 
 
 def _share(spec: Spec, dim: int, units: int, unit: int) -> dict[str, Any]:
-    """The slice of an operand that a unit reads; one entry may serve several units, as a key head does."""
+    """Attributes of the slice of an operand that a unit reads; several units may share an entry, such as a key head."""
     size = spec.shape[dim]
     assert isinstance(size, int)
     return {"axis": dim % len(spec.shape), "start": unit * size // units, "size": max(size // units, 1), "step": 1}
 
 
-def _place(out: Spec, axis: Axis, units: int, unit: int) -> dict[str, Any]:
-    """Where in the result a unit's own lies."""
+def _padding(out: Spec, axis: SplitAxis, units: int, unit: int) -> dict[str, Any]:
+    """Attributes of the `pad_slice` that puts a unit's result at its position in the whole."""
     assert axis.result is not None
     share = _share(out, axis.result, units, unit)
     return {"axis": share["axis"], "start": share["start"], "step": 1, "size": out.shape[axis.result]}
 
 
-def _count(p: Program, node: NodeId, axis: Axis) -> int:
-    """As many units as there were before a `flatten` made the axis, or will be after an `unflatten`; else its size."""
-    place, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
-    value = p.operands(node)[place]
+def _count(p: Program, node: NodeId, axis: SplitAxis) -> int:
+    """Number of units that a `flatten` before the axis joined or an `unflatten` after it splits; else its size."""
+    number, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
+    value = p.operands(node)[number]
     if traits(p.op(value.node)).joins_axis:
         before, attrs = p.spec(p.operands(value.node)[0]), p.attrs(value.node)
         if attrs["start"] % len(before.shape) == dim % len(p.spec(value).shape):
@@ -190,27 +214,16 @@ def _known(spec: Spec, dim: int) -> int:
     return size if isinstance(size, int) else 0
 
 
-def _sizes(where: str, ins: Sequence[Spec], axis: Axis) -> list[int | str]:
+def _sizes(where: str, ins: Sequence[Spec], axis: SplitAxis) -> list[int | str]:
     """Sizes of the axis in the operands that have it. Raises: ShapeError."""
-    shared = [(spec, dim) for place, spec in enumerate(ins) if (dim := _dim(axis, place)) is not None]
+    shared = [(spec, dim) for number, spec in enumerate(ins) if (dim := _dim(axis, number)) is not None]
     if any(len(spec.shape) < 2 for spec in ins[:2]) or any(-dim > len(spec.shape) for spec, dim in shared):
-        raise ShapeError("the operands have no such axis", where=where, got=", ".join(map(repr, ins)))
+        raise ShapeError("the operands do not have this axis", where=where, got=", ".join(map(repr, ins)))
     return [spec.shape[dim] for spec, dim in shared]
 
 
 def _divide(sizes: Sequence[int | str], units: int) -> bool:
-    """Whether the operands can be shared out evenly; one entry of a shorter one may serve several units."""
+    """Return True if the operands split evenly; one entry of a shorter operand may serve several units."""
     known = [size for size in sizes if isinstance(size, int) and size > 0]
     whole = type(units) is int and units > 0 and len(known) == len(sizes) and not max(known) % units
     return whole and all(size % units == 0 or units % size == 0 for size in known)
-
-
-def put(e: Transaction, op: str, reads: Sequence[Value], attrs: Mapping[str, Any], name: str) -> Value:
-    """A new node whose operands have their specs already."""
-    p, row = e.program, get(op)
-    full, label = row.complete(attrs, name), p.free_name(name)
-    latest = max((v.node for v in reads), key=p.order_labels.key)
-    node = e._node(op, full, label, row.specs([p.spec(v) for v in reads], full, label), after=latest)
-    for port, value in enumerate(reads):
-        e._edge(value, node, port)
-    return Value(node)

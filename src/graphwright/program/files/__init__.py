@@ -1,1 +1,1 @@
-"""Saved programs and parameter files: written whole or not at all, read strictly."""
+"""Saved programs and parameter files: written atomically, read strictly."""

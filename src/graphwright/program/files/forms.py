@@ -1,4 +1,4 @@
-"""JSON forms of handles, values, specs and attributes in saved programs, read strictly: strangers write such files too.
+"""JSON forms of handles, values, specs and attributes in saved programs, read strictly because files are untrusted.
 
 Every reader raises `ProgramFileError` for a value of another type or range, before anything is built from it.
 """
@@ -23,59 +23,59 @@ _BIG = 1 << 62
 
 
 def integer(data: Any, low: int = 0, high: int = _BIG) -> int:
-    """An integer in a range."""
+    """Read an integer in a range."""
     if type(data) is not int or not low <= data <= high:
         raise wrong(f"an integer from {low} to {high}", data)
     return data
 
 
 def text(data: Any) -> str:
-    """A string."""
+    """Read a string."""
     if not isinstance(data, str):
-        raise wrong("a text", data)
+        raise wrong("a string", data)
     return data
 
 
 def optional_text(data: Any) -> str | None:
-    """A string or null."""
+    """Read a string or null."""
     return None if data is None else text(data)
 
 
 def flag(data: Any) -> bool:
-    """True or False."""
+    """Read a boolean."""
     if not isinstance(data, bool):
         raise wrong("true or false", data)
     return data
 
 
 def array(data: Any, length: int | None = None) -> list[Any]:
-    """A list, of a given length if one is given."""
+    """Read a list, of a given length if one is given."""
     if not isinstance(data, list) or (length is not None and len(data) != length):
         raise wrong("a list" if length is None else f"a list of {length}", data)
     return data
 
 
 def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
-    """An object, with exactly the given fields if they are given."""
+    """Read an object, with exactly the given fields if they are given."""
     if not isinstance(data, dict) or (fields is not None and data.keys() != set(fields)):
         raise wrong("an object" if fields is None else f"an object of {', '.join(sorted(fields))}", data)
     return data
 
 
 def handle(data: Any, kind: type[NodeId] | type[EdgeId]) -> Any:
-    """A handle, from [index, generation]."""
+    """Read a handle from [index, generation]."""
     index, generation = array(data, 2)
     return kind(integer(index, 0, 2**31 - 2), integer(generation, 1, 2**31 - 1))
 
 
 def value(data: Any) -> Value:
-    """A value, from [index, generation, port]."""
+    """Read a value from [index, generation, port]."""
     index, generation, port = array(data, 3)
     return Value(handle([index, generation], NodeId), integer(port, 0, 2**31 - 2))
 
 
 def spec(data: Any) -> Spec:
-    """A spec, from [dtype name, [dims]]."""
+    """Read a spec from [dtype name, [dims]]."""
     name, dims = array(data, 2)
     if text(name) not in DTYPES or len(array(dims)) > MAX_RANK:
         raise wrong("a dtype and at most 32 dimensions", data)
@@ -83,26 +83,26 @@ def spec(data: Any) -> Spec:
 
 
 def specs(data: Any) -> tuple[Spec, ...]:
-    """Specs of all results of a node."""
+    """Read the specs of all results of a node."""
     return tuple(spec(s) for s in array(data))
 
 
 def attrs(data: Any) -> Mapping[str, Any]:
-    """Attributes of a node, as `encode_attrs` wrote them."""
+    """Read the attributes of a node, as `encode_attrs` writes them."""
     try:
         return decode_attrs(table(data))
     except ProgramFileError:
         raise
     except Exception as error:
-        raise wrong("attributes", data) from error
+        raise wrong("attributes of a node", data) from error
 
 
-def places(data: Any) -> tuple[int, ...]:
-    """Places along an axis, as `units.runs` wrote them."""
+def indices(data: Any) -> tuple[int, ...]:
+    """Read indices along an axis, as `units.runs` writes them."""
     try:
         return parsed(text(data))
     except ValueError as error:
-        raise wrong("places along an axis", data) from error
+        raise wrong("indices along an axis", data) from error
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:
@@ -116,5 +116,5 @@ def value_form(v: Value) -> list[int]:
 
 
 def wrong(expected: str, got: Any) -> ProgramFileError:
-    """The error for a value that is not what stands there in a saved program."""
-    return ProgramFileError("a saved program holds something else here", expected=expected, got=repr(got)[:120])
+    """Return the error for an unexpected value in a saved program."""
+    return ProgramFileError("unexpected value in a saved program", expected=expected, got=repr(got)[:120])

@@ -1,7 +1,6 @@
-"""Loading a saved program: same handles, same journal, weights mapped and checked when they are first touched.
+"""Loading a saved program: same handles, same journal, weights mapped and checked when they are first read.
 
-Nothing in the files is believed: the text is under a checksum, every value is read strictly, and the program is handed
-out only when all of it stands.
+Files are untrusted: the text has a checksum, every value is read strictly, and the whole program is validated.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class TensorFiles:
-    """The tensor files of a saved program, and arrays that map them."""
+    """The tensor files of a saved program, as arrays that map them."""
 
     def __init__(self, folder: Path, headers: Mapping[str, Any], p: Program) -> None:
         self.program = p
@@ -51,15 +50,15 @@ class TensorFiles:
         for name, (path, length) in files.items():
             size, digest = forms.array(headers[name], 2)
             if path.stat().st_size != size or header_digest(path, length) != digest:
-                raise ProgramFileError("the file is not the one that was saved", where=path)
+                raise ProgramFileError("the file was changed after the save", where=path)
         self._mapped: list[NDArray] = []
 
     def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
-        """A tensor, mapped at its first use and checked against its digest then."""
+        """Return a tensor that is mapped, and checked against its digest, when it is first read."""
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong("a dtype of this package", info.tag)
+            raise forms.wrong("a supported dtype", info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
@@ -75,7 +74,7 @@ class TensorFiles:
         return array
 
     def verify(self) -> None:
-        """Touch all tensors. Raises: ProgramFileError."""
+        """Check the bytes of all tensors now. Raises: ProgramFileError."""
         for array in self._mapped:
             assert array.storage.memory is not None
 
@@ -104,20 +103,20 @@ _HEX = set(b"0123456789abcdef")
 
 
 def load(directory: StrPath, check: bool = True, verify: bool = False) -> Program:
-    """The program that `save` wrote; old handles are as alive or stale as they were.
+    """Load a program that `save` wrote; handles stay alive or stale as they were.
 
     Args:
-        directory: what was saved.
-        check: validate the whole; False opens a program that was saved broken (`valid` is False then), for repair.
-        verify: check the bytes of all tensors now; else each is checked when it is first touched.
+        directory: of the saved program.
+        check: raise for an invalid program; False opens it for repair, with `valid` False.
+        verify: check the bytes of all tensors now; else each is checked when it is first read.
     Raises: ProgramFileError; InvalidProgram with all findings, if `check`.
     """
     if not isinstance(directory, str | os.PathLike) or "\0" in os.fspath(directory):
-        raise ProgramFileError("no path to a saved program", expected="a directory", got=repr(directory))
+        raise ProgramFileError("invalid path of a saved program", expected="a directory", got=repr(directory))
     folder = Path(directory)
     if not (folder / "program.json").is_file():
         raise ProgramFileError(
-            "this is no saved program: there is no program.json",
+            "not a saved program: program.json is missing",
             where=folder,
             fix="graphwright.open opens Hugging Face directories and saved models",
         )
@@ -141,7 +140,7 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, GraphwrightError):
             what = error.what if error.where is None else f"{error.what} ({error.where})"
-        raise ProgramFileError(f"this is no saved program, or a damaged one: {what}"[:400], where=folder) from error
+        raise ProgramFileError(f"not a saved program, or a damaged one: {what}"[:400], where=folder) from error
 
 
 def _load(folder: Path, check: bool, verify: bool) -> Program:
@@ -153,7 +152,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    p.constraints.load(forms.array(body.get("constraints", [])))
+    _load_constraints(p, forms.array(body.get("constraints", [])))
     report = validate(p)
     if check:
         report.check(p.name)
@@ -168,20 +167,20 @@ def _read_body(folder: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise ProgramFileError("the file is too long", where=path, expected=f"at most {MAX_BYTES} bytes")
+        raise ProgramFileError("program.json is too large", where=path, expected=f"at most {MAX_BYTES} bytes")
     start = len(PREFIX) + 64
     text = data[start + len(MIDDLE) : -len(SUFFIX)]
     checksum = data[len(PREFIX) : start]
     framed = data == PREFIX + checksum + MIDDLE + text + SUFFIX and len(checksum) == 64 and _HEX.issuperset(checksum)
     if not framed or sha256(text).hexdigest().encode() != checksum:
-        raise ProgramFileError("the file is damaged: it does not have the checksum it claims", where=path)
+        raise ProgramFileError("program.json is damaged: its checksum does not match", where=path)
     body = parse_json(text, nesting=MAX_NESTING, where=path)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise ProgramFileError("this is no saved program", where=path, expected=FORMAT)
+        raise ProgramFileError("not a saved program", where=path, expected=f"format {FORMAT}")
     schema = forms.integer(body.get("schema"), 1)
     if schema > SCHEMA:
         raise ProgramFileError(
-            "this program was saved by a newer graphwright",
+            "the program was saved by a newer version of graphwright",
             where=path,
             expected=f"schema {SCHEMA}",
             got=f"schema {schema}",
@@ -212,15 +211,15 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
         for label, created in (forms.array(pair, 2) for pair in forms.array(body["labels"], len(nodes)))
     ]
     p.set_order(graph, dict(zip(nodes, keys, strict=True)))
-    loose = set(p.loose)
+    saved = set(p.back_edges)
     with suppress(CycleError):
-        p.straighten()
-    if p.loose != loose:
-        raise ProgramFileError("the order contradicts edges that close no cycle", got=f"{len(loose - p.loose)} edges")
+        p.order_back_edges()
+    if p.back_edges != saved:
+        raise ProgramFileError("the saved order contradicts the edges", got=f"{len(saved - p.back_edges)} edges")
     for node in nodes:
         p._touch(node)
         if p.path(node) in p._names or not is_name(p.path(node)):
-            raise ProgramFileError("a name is taken twice, or is no dotted path", got=repr(p.path(node))[:120])
+            raise ProgramFileError("duplicate or invalid node name", got=repr(p.path(node))[:120])
         p._names[p.path(node)] = node
     p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0))
     for node in sorted(nodes, key=p.seq):
@@ -234,23 +233,32 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
 
 
 def _check_nodes(p: Program) -> None:
-    """What holds even in a program that is open for repair."""
+    """Check the invariants that hold even in a program that is open for repair."""
     for node in p.nodes():
         ports = [p.edge_port(e) for e in p.in_edges(node)]
         next_port = p.graph.node(node, "next_port")
         if len(set(ports)) != len(ports) or any(not 0 <= port < next_port for port in ports):
             raise ProgramFileError(
-                "edges share a port, or enter one that was never given out", where=p.path(node), got=ports
+                "two edges enter one port, or one enters a port that was never issued", where=p.path(node), got=ports
             )
         for v in p.operands(node):
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
         if p.op(node) in STORED:
             p.weights[forms.text(p.attrs(node)["key"])]  # raises UnknownNode
             p._list_key(node)
-        if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "write"):
-            raise ProgramFileError("a source has one result, a write none", where=p.path(node))
+        if p.op(node) in KINDS and len(p.specs(node)) != (p.op(node) != "assign"):
+            raise ProgramFileError("wrong number of results: a source has one, an assign node none", where=p.path(node))
     for v in p.outputs():
         forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
+
+
+def _load_constraints(p: Program, data: list[Any]) -> None:
+    """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
+    if data:
+        from graphwright.surgery.constraints.constraint import from_json
+
+        for row in map(forms.table, data):
+            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
 
 
 # -- tensors ----------------------------------------------------------------------------------------
@@ -263,7 +271,7 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
         array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.optional_text(row["reference"]))
         if not is_key(key) or array.spec != forms.spec(row["spec"]):
             raise ProgramFileError(
-                "a tensor has another spec than it had", where=key, expected=row["spec"], got=array.spec
+                "the tensor file has another spec than program.json", where=key, expected=row["spec"], got=array.spec
             )
         kind = Parameter if forms.flag(row["trained"]) else Variable
         made[key] = kind(array, forms.flag(row["trainable"]), forms.text(row["name"]))
@@ -318,7 +326,7 @@ def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
 
 
 def _check_entry(entry: Entry, seq: int) -> None:
-    """A journal from strangers: the types that undo, blame and replay rely on."""
+    """Check the types that undo, blame and replay rely on."""
     forms.integer(entry.seq, seq, seq)
     forms.integer(entry.base_version)
     for field in (entry.time, entry.why, entry.author, entry.before, entry.after):

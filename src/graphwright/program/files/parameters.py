@@ -1,4 +1,4 @@
-"""The params of a program as one safetensors file: written atomically; read whole and checked before one is changed."""
+"""The params of a program in one safetensors file, written atomically and checked completely before any is loaded."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 
 class ParameterMismatch(CheckpointError):
-    """A file of params that is not of this program."""
+    """The params in the file do not match those of the program."""
 
 
 def parameters_of(p: Program) -> dict[str, Variable]:
-    """The params by key, in order of their nodes, tied ones once."""
+    """Return the params by key, in topological order, tied ones once."""
     keys = dict.fromkeys(p.key(n) for n in p.order() if p.op(n) == PARAM)
     return {key: p.weights[key] for key in keys}
 
 
 def save_parameters(p: Program, path: StrPath) -> None:
-    """Write the params under their keys, with their dtypes; a file that stands there is replaced as a whole.
+    """Write the params under their keys in their dtypes; an existing file is replaced atomically.
 
-    Raises: FileError if writing fails: what stood there still stands.
+    Raises: FileError if writing fails; an existing file is then unchanged.
     """
     own = parameters_of(p)
     items = [TensorData(k, v.dtype.safetensors, v.shape, lambda v=v: _bits(v.data)) for k, v in own.items()]
@@ -39,12 +39,12 @@ def save_parameters(p: Program, path: StrPath) -> None:
 
 
 def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
-    """Take the values of params from a file; all are read and checked before the first is changed.
+    """Load the values of params from a file; all are read and checked before the first is changed.
 
     Args:
-        strict: whether missing and unexpected keys are errors; other shapes and dtypes always are.
-    Returns: keys that are missing, and that were not expected.
-    Raises: ParameterMismatch listing all that does not fit; CheckpointError for a damaged file; UnreadableFile.
+        strict: missing and unexpected keys are errors; shapes and dtypes must always match.
+    Returns: the missing keys, and the unexpected ones.
+    Raises: ParameterMismatch listing all mismatches; CheckpointError for a damaged file; UnreadableFile.
     """
     own = parameters_of(p)
     with Checkpoint(path) as checkpoint:
@@ -57,7 +57,7 @@ def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[lis
             if info is not None and (tuple(info.shape), BY_TAG.get(info.tag)) != (variable.shape, variable.dtype):
                 wrong.append(f"{key}: expected {variable.spec}, got {info.tag}{list(info.shape)}")
         if wrong:
-            raise ParameterMismatch("the params do not fit:\n  " + "\n  ".join(wrong), where=path)
+            raise ParameterMismatch("the params do not match the program:\n  " + "\n  ".join(wrong), where=path)
         arrays: dict[str, NDArray] = {}
         for key, variable in own.items():
             if key in checkpoint:

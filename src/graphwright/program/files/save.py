@@ -1,8 +1,8 @@
-"""Saving a program: a directory that appears whole or not at all, every byte of it under a checksum.
+"""Saving a program: a directory written atomically, with checksums over every byte.
 
-`program.json` is {"checksum": sha256 of the text behind, "program": {...}}; it holds structure, handles, order and the
-digest of each tensor and of each tensor file's header. `journal.jsonl` is the hash chain, `history.safetensors` the
-arrays that undo needs and the weights do not have.
+`program.json` is {"checksum": sha256 of the rest, "program": {...}}; it has structure, handles, order and the digests
+of each tensor and each header of a tensor file. `journal.jsonl` is the hash chain. `history.safetensors` has the arrays
+that only undo needs.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 FORMAT, SCHEMA = "graphwright-program", 1
 PREFIX, MIDDLE, SUFFIX = b'{"checksum":"', b'","program":', b"}\n"
-Kept = Literal["full", "edits", "none"]
+HistoryMode = Literal["full", "edits", "none"]
 
 
 def save(
     p: Program,
     directory: StrPath,
-    history: Kept = "full",
+    history: HistoryMode = "full",
     overwrite: bool = False,
     max_shard_size: int | str = "5GB",
     companions: Mapping[str, bytes] | None = None,
@@ -48,18 +48,17 @@ def save(
     """Save a program; returns the directory.
 
     Args:
-        p: no edit of it is open.
-        directory: made here; its parent exists.
-        history: `full` keeps the journal and what undo needs, `edits` the journal alone (it can be read and replayed,
-            not undone; values of weights are not in it), `none` only its hash, from which the journal goes on.
-        overwrite: replace what stands there, in one step.
-        max_shard_size: bytes of weights in a file, or "5GB"; beyond it there are several, with an index.
-        companions: further files by name, for layers above that keep facts of their own beside the program.
-    Raises: DestinationExists, UnwritableTarget, UsageError, CheckpointChanged if a mapped weight's file changed; what
-        stood there before still stands.
+        directory: to create; its parent exists.
+        history: `full` saves the journal and what undo needs; `edits` only the journal, which can be read and replayed
+            but not undone, without values of weights; `none` only its hash, from which the journal continues.
+        overwrite: replace an existing directory atomically.
+        max_shard_size: most bytes of weights per file, or "5GB"; more weights are split over files with an index.
+        companions: further files by name, for facts of other layers.
+    Raises: DestinationExists, UnwritableTarget; UsageError while an edit is open; CheckpointChanged if the file of a
+        mapped weight changed. An existing directory is then unchanged.
     """
     if history not in ("full", "edits", "none"):
-        raise UsageError("no such history", where="history", expected="full, edits or none", got=history)
+        raise UsageError("unknown history mode", where="history", expected="full, edits or none", got=history)
     if p.history.open is not None:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
     check_free(directory, overwrite)
@@ -115,13 +114,13 @@ def save(
 
 
 def write_body(folder: Path, body: dict[str, Any]) -> None:
-    """Write `program.json` under its checksum."""
+    """Write `program.json` with its checksum."""
     text = json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
     (folder / "program.json").write_bytes(PREFIX + sha256(text).hexdigest().encode() + MIDDLE + text + SUFFIX)
 
 
 def _owners(p: Program) -> tuple[list[str], dict[str, str]]:
-    """Keys whose bytes are written, and keys that share the variable of one of them."""
+    """Return the keys whose bytes are written, and tied key -> the key of the same variable."""
     first: dict[int, str] = {}
     for key, variable in p.weights.items():
         first.setdefault(id(variable), key)
@@ -129,7 +128,7 @@ def _owners(p: Program) -> tuple[list[str], dict[str, str]]:
 
 
 def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> TensorData:
-    """A tensor to be written; its digest is of the very bytes that go into the file."""
+    """Return a tensor to write; its digest is computed from the bytes that are written."""
 
     def data() -> Any:
         host = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
@@ -153,7 +152,7 @@ def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:
 
 
 def _headers(folder: Path) -> dict[str, list[Any]]:
-    """File -> [size, BLAKE2b-128 of what is not payload]: the header of a tensor file, the whole of an index."""
+    """Return file -> [size, BLAKE2b-128 of the header of a tensor file, or of a whole index]."""
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.iterdir()):
         if path.name.endswith(".safetensors"):
@@ -164,7 +163,7 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
 
 
 def header_digest(path: str | os.PathLike[str], length: int) -> str:
-    """BLAKE2b-128 of the first `length` bytes of a file."""
+    """Return the BLAKE2b-128 of the first `length` bytes of a file."""
     state = blake2b(digest_size=16)
     with open(path, "rb") as file:
         for chunk in _pieces(file, length):

@@ -17,7 +17,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Value
-from graphwright.program.readers import lead
+from graphwright.program.editing.replace import redirect
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -248,7 +248,7 @@ class Ops:
         p = e.program
         node = p.node(path)
         total = e.add("junction", node, name=f"{path}.choice")
-        lead(e, Value(node), Value(total))
+        redirect(e, {Value(node): Value(total)})
         e.cut(p.in_edges(total)[0])
         return total
 
@@ -330,5 +330,5 @@ def _junction(e: Transaction, node: NodeId) -> NodeId:
     if there is not None:
         return there
     total = e.add("junction", node, name=f"{p.path(node)}.sum")
-    lead(e, Value(node), Value(total))
+    redirect(e, {Value(node): Value(total)})
     return total

@@ -11,8 +11,8 @@ from graphwright.graph.analysis import reachable
 from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
-from graphwright.program.readers import lead
 from graphwright.surgery.constraints.constraint import Constraint
 from graphwright.surgery.findings.finding import Fix, Severity, remove_unread_cone
 from graphwright.surgery.findings.residuals import carried, gated
@@ -135,7 +135,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
 def _sum_after(e: Transaction, node: NodeId) -> NodeId:
     """A junction that all readers of a node read instead of the node."""
     junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
-    lead(e, Value(node), Value(junction))
+    redirect(e, {Value(node): Value(junction)})
     return junction
 
 

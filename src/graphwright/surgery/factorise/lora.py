@@ -12,8 +12,8 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.ops import traits
 from graphwright.program import EmptySelection, Value
+from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
-from graphwright.program.readers import lead
 from graphwright.surgery.matrices import find_matrices, stored, values
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> t
         e.connect(value, p.graph.target(readers[0]))
     else:
         total = e.add("junction", node, value, name=f"{m.name}.lora.sum")
-        lead(e, Value(node), Value(total))
+        redirect(e, {Value(node): Value(total)})
     return f"{m.name}.lora.inner.weight", f"{m.name}.lora.outer.weight"
 
 
@@ -91,7 +91,7 @@ def _merge(e: Transaction, base: str) -> str:
     path, total = f"{base}.weight", f"{base}.lora.sum"
     e.set_weight(path, values(p, p.key(p.node(path))) + outer @ inner)
     if p.free_name(total) != total:
-        lead(e, Value(p.node(total)), Value(p.node(base)))
+        redirect(e, {Value(p.node(total)): Value(p.node(base))})
         e.remove(total)
     e.remove([n for n in p.select(f"{base}.lora.**")])
     return path

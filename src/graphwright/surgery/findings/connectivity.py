@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from graphwright.graph.analysis import connected_components, strongly_connected_components
-from graphwright.program.kinds import INPUT, SOURCES, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, INPUT, SOURCES, STORED
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, remove_unread_cone, removed, rewired
 from graphwright.surgery.findings.wiring import best_source, empty_ports, fits
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def cycle(d: Diagnosis) -> Iterator[Finding]:
     """The shortest cycle of each strongly connected component."""
     p = d.program
-    if not p.loose:  # no edge goes backwards in the topological order
+    if not p.back_edges:  # no edge goes backwards in the topological order
         return
     for component in strongly_connected_components(p.graph):
         if len(component) == 1 and not p.graph.has_edge(component[0], component[0]):
@@ -48,8 +48,8 @@ def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...
     """The edges of a shortest cycle in a strongly connected component, ending with the closing edge."""
     inside = set(component)
     best: list[EdgeId] = []
-    loose = [e for e in sorted(p.loose) if set(p.graph.endpoints(e)) <= inside]
-    for closing in loose or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
+    back = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
+    for closing in back or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
         goal, start = p.graph.endpoints(closing)
         came: dict[NodeId, EdgeId | None] = {start: None}
         queue = [start]
@@ -76,12 +76,12 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
     """Cut an edge into a junction, preferably the closing one; or let a port read an earlier value."""
     p = d.program
     cuttable = [e for e in edges if p.is_junction(p.graph.target(e)) and p.graph.in_degree(p.graph.target(e)) > 1]
-    cuttable.sort(key=lambda e: e not in p.loose)
+    cuttable.sort(key=lambda e: e not in p.back_edges)
     for edge in cuttable[:1]:
-        yield Fix(f"cut {p.path(edge)}", lambda e, edge=edge: e.cut(edge), edges=1, keeps_function=edge in p.loose)
+        yield Fix(f"cut {p.path(edge)}", lambda e, edge=edge: e.cut(edge), edges=1, keeps_function=edge in p.back_edges)
         if not p.spec(p.edge_value(edge)).symbolic:
             yield Fix(f"delay {p.path(edge)} by one step", lambda e, edge=edge: _delay(e, edge), edges=1, ops=2)
-    for edge in (e for e in edges if e in p.loose and e not in cuttable):
+    for edge in (e for e in edges if e in p.back_edges and e not in cuttable):
         source = best_source(p, d.wiring, p.graph.target(edge), p.edge_port(edge))
         if source is not None:
             yield rewired(p, edge, source, keeps=True)
@@ -150,7 +150,7 @@ def unreachable(d: Diagnosis) -> Iterator[Finding]:
 
 def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]) -> Finding:
     p, w = d.program, d.wiring
-    ahead = [i for i in w.flood(starts, w.after) if i in reached and w.ops[i] != WRITE]
+    ahead = [i for i in w.flood(starts, w.after) if i in reached and w.ops[i] != ASSIGN]
     frontier = [i for i in ahead if i not in w.outputs and not any(j in reached for j in w.after[i])]
     nodes = [w.nodes[i] for i in frontier]
     fix = _reconnect(d, frontier, set(w.flood(ends, w.before)), reached)
@@ -210,7 +210,7 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
     If an input is only used there, the path to the outputs is missing instead: see `unreachable`.
     """
     p, w = d.program, d.wiring
-    needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == WRITE)])
+    needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == ASSIGN)])
     for i, node in enumerate(w.nodes):
         if w.ops[i] in SOURCES or not w.unread(i) or not w.before[i] or node in d.claimed:
             continue

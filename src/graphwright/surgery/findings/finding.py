@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from graphwright.program import Mismatch, Value
-from graphwright.program.readers import lead
+from graphwright.program.editing.replace import redirect
 from graphwright.report import plain
 from graphwright.surgery.findings.wiring import Wiring
 
@@ -182,7 +182,7 @@ def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
-        lead(e, Value(node), operand)
+        redirect(e, {Value(node): operand})
         remove_unread_cone(e, node)
 
     return Fix(f"bypass {p.path(node)} ({p.op(node)})", apply, edges=1, keeps_function=keeps)

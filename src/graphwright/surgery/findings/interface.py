@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.array import Spec
-from graphwright.program.kinds import KINDS, STORED, WRITE
+from graphwright.program.kinds import ASSIGN, KINDS, STORED
 from graphwright.program.validate import first_axis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
 from graphwright.surgery.findings.wiring import best_source, fits
@@ -59,7 +59,7 @@ def _edge(d: Diagnosis, node: NodeId) -> tuple[EdgeId, Spec] | None:
     p = d.program
     edges = p.in_edges(node)
     specs = [p.specs(v.node)[v.port] for v in map(p.edge_value, edges)]
-    if p.op(node) == WRITE:
+    if p.op(node) == ASSIGN:
         return (edges[1], specs[0]) if len(edges) == 2 else None
     if p.is_junction(node):
         wrong = [(e, p.spec(node)) for e, s in zip(edges, specs, strict=True) if s != p.spec(node)]

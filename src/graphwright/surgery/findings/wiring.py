@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphwright.errors import GraphwrightError
 from graphwright.ops import OPS, get
 from graphwright.program import Value
-from graphwright.program.kinds import INPUT, KINDS, PARAM, SOURCES, STATE, WRITE
+from graphwright.program.kinds import ASSIGN, INPUT, KINDS, PARAM, SOURCES, STATE
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
@@ -43,7 +43,7 @@ class Wiring:
             for j in readers:
                 self.before[j].append(i)
         self.outputs = {self.at[v.node] for v in p.outputs() if v.node in self.at}
-        for node in p.writes():
+        for node in p.assigns():
             ends = p.operands(node)
             if len(ends) == 2:
                 self.carried[self.at[ends[0].node]] = self.at[ends[1].node]
@@ -54,7 +54,7 @@ class Wiring:
 
     def unread(self, i: int) -> bool:
         """Whether a node has no reader, is no output, and assigns no state."""
-        return not self.after[i] and i not in self.outputs and self.ops[i] != WRITE
+        return not self.after[i] and i not in self.outputs and self.ops[i] != ASSIGN
 
     def passes(self, i: int) -> bool:
         """Whether a node's result depends on the values of its operands."""
@@ -63,7 +63,7 @@ class Wiring:
     def differentiable(self, i: int) -> bool:
         """Whether a gradient passes through a node."""
         if self.ops[i] in KINDS:
-            return self.ops[i] != WRITE
+            return self.ops[i] != ASSIGN
         row = OPS.get(self.ops[i])
         return row is not None and (row.vjp is not None or row.traits.opaque)
 
@@ -109,7 +109,7 @@ class Wiring:
         stack = list(gone)
         for i in stack:  # grows while it is walked
             for j in self.before[i]:
-                free = j not in gone and j not in self.outputs and self.ops[j] not in (INPUT, WRITE)
+                free = j not in gone and j not in self.outputs and self.ops[j] not in (INPUT, ASSIGN)
                 if free and all(k in gone for k in self.after[j]):
                     gone[j] = None
                     stack.append(j)
@@ -118,7 +118,7 @@ class Wiring:
 
 def least_arity(op: str) -> int:
     """Number of ports of an op that must have an edge."""
-    if op == WRITE:
+    if op == ASSIGN:
         return 2
     arity = get(op).arity
     return arity if isinstance(arity, int) else arity[0]
@@ -159,7 +159,7 @@ def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
     """(node, port) of ports that lack an edge, and of junctions that are read but have no edge."""
     for i, node in enumerate(w.nodes):
         op = w.ops[i]
-        if op in SOURCES or (op != WRITE and op not in OPS):
+        if op in SOURCES or (op != ASSIGN and op not in OPS):
             continue
         if p.is_junction(node):
             if not w.before[i] and not w.unread(i):
@@ -178,7 +178,7 @@ def fits(p: Program, node: NodeId, port: int, spec: Spec) -> bool:
         return p.spec(node) == spec
     ins = {p.edge_port(e): p.specs(v.node)[v.port] for e in p.in_edges(node) for v in [p.edge_value(e)]}
     ins[port] = spec
-    if p.op(node) == WRITE:
+    if p.op(node) == ASSIGN:
         return len(ins) == 2 and ins[0] == ins[1]
     if set(ins) != set(range(len(ins))):
         return False
@@ -202,12 +202,12 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
     best: tuple[tuple, Value] | None = None
     known: dict[Spec, bool] = {}
     for i, source in enumerate(w.nodes):
-        if i in later or w.ops[i] == WRITE:
+        if i in later or w.ops[i] == ASSIGN:
             continue
         dead = w.unread(i)
         if unread and not dead:
             continue
-        if p.op(node) == WRITE and port == 0 and w.ops[i] not in (PARAM, STATE):
+        if p.op(node) == ASSIGN and port == 0 and w.ops[i] not in (PARAM, STATE):
             continue
         for result, spec in enumerate(p.specs(source)):
             if spec not in known:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.program import EmptySelection, Value
+from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
-from graphwright.program.readers import lead
 from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import find_matrices, stored, values
 from graphwright.surgery.orthogonal.methods import polar, second_factor
@@ -63,7 +63,7 @@ def bake(program: Program, where: str | Selection = "**") -> list[str]:
         for base in bases:
             made = program.node(f"{base}.orthogonal")
             w = e.param(f"{base}.weight", _value(program, base), key=_key(program, base), trainable=False)
-            lead(e, Value(made), Value(w))
+            redirect(e, {Value(made): Value(w)})
     return [f"{base}.weight" for base in bases]
 
 
@@ -77,7 +77,7 @@ def unbake(program: Program, where: str | Selection = "**") -> list[str]:
     with program.edit(f"unbake {len(bases)} matrices", author="pass", tool="graphwright.surgery.unbake") as e:
         for base in bases:
             w = program.node(f"{base}.weight")
-            lead(e, Value(w), Value(program.node(f"{base}.orthogonal")))
+            redirect(e, {Value(w): Value(program.node(f"{base}.orthogonal"))})
             e.remove(w)
     return [f"{base}.orthogonal" for base in bases]
 
@@ -96,7 +96,7 @@ def make_dense(program: Program, where: str | Selection = "**") -> list[str]:
                 e.set_attr(path, trainable=True)
             else:
                 w = e.param(path, _value(program, base), key=_key(program, base))
-                lead(e, Value(made), Value(w))
+                redirect(e, {Value(made): Value(w)})
             for node in reversed(_generator(program, made)):
                 e.remove(node)
     return [f"{base}.weight" for base in bases]
@@ -132,7 +132,7 @@ def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
         root = param("scale", _root(p))
         spd = nodes.add("matmul", root, nodes.add("permute", root, axes=(1, 0)))
         made = nodes.add("matmul", made, spd) if tall else nodes.add("matmul", spd, made)
-    lead(e, Value(m.param), Value(made))
+    redirect(e, {Value(m.param): Value(made)})
     e.remove(m.param)
     e.rename(made, f"{base}.orthogonal")
     return f"{base}.orthogonal"

@@ -18,7 +18,7 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.ops.axes import atoms, resized, resolve
 from graphwright.program import Value
-from graphwright.program.cost import Size, counted, ones, op_flops, size
+from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
 from graphwright.surgery.budgets import AtMost, Latency, Ratio
 from graphwright.surgery.measure import speed
 
@@ -157,7 +157,7 @@ class Footprint:
             for atom in {a for v in values for t in dims[v] for a in atoms(t)}:
                 self._with.setdefault(atom, []).append(node)
 
-    def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> Size:
+    def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> ModelSize:
         """The sizes with so many units per axis kept, and some nodes removed.
 
         Query heads in any number per key head (an axis of several atoms) count as equal shares of their total.
@@ -186,7 +186,7 @@ class Footprint:
                 continue
             terms = [t for v in self.p.operands(node) for t in dims[v]] if node in touched else []
             flops += self._flops(node, maps) * _share(terms, shares) if node in touched else count
-        return Size(params, size, flops)
+        return ModelSize(params, size, flops)
 
     def _flops(self, node: NodeId, maps: Mapping[Atom, np.ndarray]) -> float:
         p, dims = self.p, self.axes.solution.dims

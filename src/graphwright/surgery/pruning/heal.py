@@ -76,7 +76,7 @@ def heal(
     def step(goal: Tensor, *feeds: Tensor) -> Tensor:
         optimizer.zero_grad()
         found = program(**dict(zip(names, feeds, strict=True)))
-        logits = found["logits"] if isinstance(found, dict) else found
+        logits = found["logits"] if "logits" in found else next(iter(found.values()))
         scores = functional.log_softmax(logits.float())
         loss = functional.kl_div(scores, goal, log_target=True, reduction="batchmean") / float(goal.shape[1])
         loss.backward()

@@ -86,7 +86,7 @@ def consumers(group: AxisGroup) -> list[Consumer] | None:
     """All sums over an axis, or None if one of them is no product with a trained matrix."""
     p, found = group.axes.program, {}
     for atom in group.atoms:
-        known = group.axes.solution.said.get(atom)
+        known = group.axes.solution.notes.get(atom)
         for node, ends in known.summed if known is not None else ():
             made = _consumer(p, group, node, ends)
             if made is None:

@@ -38,7 +38,7 @@ def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
     Returns: axis -> number of removed units, and `nodes` -> number of removed nodes; empty without an edit.
     """
     removed: dict[str, int] = {}
-    needed = p.reachable([*p.outputs(), *p.writes()])
+    needed = p.reachable([*p.outputs(), *p.assigns()])
     dead = [n for n in p.nodes() if n not in needed and p.op(n) != INPUT]
     with p.edit("remove zero units", author="pass", tool=TOOL) as e:
         if dead:

@@ -1,0 +1,214 @@
+"""Recording tensor code into a program: the recorder of one trace, and running a function on symbols."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphwright.autograd import Parameter, Symbol, Tensor, TraceError, Variable, active_recorder, as_tensor, scope
+from graphwright.autograd.recorder import differentiating
+from graphwright.program.derived.recompute import Recomputed
+from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.array import NDArray, Spec
+    from graphwright.ops import Op
+    from graphwright.program.program import Program
+
+
+class TraceRecorder:
+    """Adds the operations of one trace to a program.
+
+    Each variable becomes one param or state node, every other array a const, which the recorder keeps alive. After an
+    assignment to a variable, later reads get the new value, and the step ends with one assign node.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.dependencies: dict[int, tuple[Program, int]] = {}
+        self.facts: list[tuple[Callable[[], object], object]] = []
+        self.variables: dict[int, tuple[Variable, Value]] = {}
+        self._current: dict[int, Tensor] = {}
+        self._consts: dict[int, tuple[NDArray, Value]] = {}
+        self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._expected: tuple[str, str] | None = None
+        self.recomputed = Recomputed(program)
+
+    # -- the recorder protocol ---------------------------------------------------------------------------------------
+    def resolve(self, tensor: Tensor) -> Symbol:
+        """Return the symbol of a tensor."""
+        return tensor.data if isinstance(tensor.data, Symbol) else Symbol(tensor.spec, self.value_of(tensor), self)
+
+    def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+        """Record one operation."""
+        operands, backward = [self._own(s) for s in inputs], differentiating.get()
+        if backward:
+            operands = [self.recomputed.read(v) for v in operands]
+        node = self.program.add_op(op.name, operands, attrs, self._name(op.name))
+        self.recomputed.took(node, backward=backward)
+        specs = self.program.specs(node)
+        return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(specs))
+
+    def assign(self, variable: Variable, value: Tensor) -> None:
+        """Record that a variable has `value` from here on."""
+        self._source(variable)
+        self._current[id(variable)] = self.resolved(value)
+
+    def assume(self, fact: Callable[[], object]) -> None:
+        """Add a guard: the trace is valid as long as `fact()` returns what it returns now."""
+        self.facts.append((fact, fact()))
+
+    def path(self, symbol: Symbol) -> str:
+        """Return the name of a symbol's node."""
+        return self.program.path(symbol.handle)
+
+    def before_grad(self, leaf: Tensor) -> None:
+        """Save a leaf's gradient from before the trace, to restore it afterwards."""
+        if id(leaf) not in self._grads:
+            self._grads[id(leaf)] = (leaf, leaf.grad)
+            if leaf.grad is not None and not leaf.grad.symbolic:
+                raise TraceError(
+                    "the traced step would add to a gradient from before the trace",
+                    where=leaf.name or None,
+                    fix="call zero_grad() inside the step, before backward()",
+                )
+
+    def resolved(self, tensor: Tensor) -> Tensor:
+        """Return a tensor with the present value, unaffected by later assignments to a variable."""
+        if not isinstance(tensor, Variable):
+            return tensor
+        value = self.value_of(tensor)
+        return Tensor(Symbol(tensor.spec, value, self))
+
+    # -- for programs that run inside a trace ------------------------------------------------------------------------
+    def depends(self, program: Program) -> None:
+        """Add a guard: the trace is valid for this version of a program only."""
+        self.dependencies[id(program)] = (program, program.version)
+
+    def expect(self, op: str, path: str) -> None:
+        """Name the next recorded `op` after the node it comes from."""
+        self._expected = (op, path)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+    def value_of(self, tensor: Tensor) -> Value:
+        """Return the program's value for a tensor."""
+        data = tensor.data
+        if isinstance(tensor, Variable):
+            current = self._current.get(id(tensor))
+            return self._source(tensor) if current is None else self.value_of(current)
+        if isinstance(data, Symbol):
+            return self._own(data)
+        found = self._consts.get(id(data))
+        if found is None:
+            name = self.program.free_name(tensor.name or "const")
+            node = self.constant(name, data.spec)
+            self.program.weights.add(name, Variable(data, name=name))
+            found = self._consts[id(data)] = (data, Value(node))
+        return found[1]
+
+    def constant(self, name: str, spec: Spec) -> Any:
+        """Add a const node."""
+        return self.program.add_source(CONST, name, spec, {"key": name})
+
+    def _own(self, symbol: Symbol) -> Value:
+        if symbol.recorder is not self:
+            raise TraceError(
+                "the tensor belongs to another trace", got=symbol.spec, fix="return it from that trace and feed it"
+            )
+        return symbol.handle
+
+    def _source(self, variable: Variable) -> Value:
+        found = self.variables.get(id(variable))
+        if found is None:
+            kind = PARAM if isinstance(variable, Parameter) else STATE
+            name = self.program.free_name(variable.name or kind)
+            attrs: dict[str, Any] = {"key": name}
+            if kind == PARAM:
+                attrs["trainable"] = variable.requires_grad
+            node = self.program.add_source(kind, name, variable.spec, attrs)
+            self.program.weights.add(name, variable)
+            found = self.variables[id(variable)] = (variable, Value(node))
+        return found[1]
+
+    def _name(self, op: str) -> str:
+        expected, self._expected = self._expected, None
+        if expected is not None and not scope.get():
+            path = expected[1] if expected[0] == op else f"{expected[1]}.{op}"
+            if expected[0] != op:
+                self._expected = expected  # this is a cast that autocast added; the op itself is recorded next
+        else:
+            path = ".".join((*scope.get(), op))
+        return self.program.free_name(path)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+    def finish(self, outputs: Mapping[str, Tensor]) -> None:
+        """Declare the outputs, and assign the new values of variables."""
+        p = self.program
+        p.set_outputs({name: self.value_of(t) for name, t in outputs.items()})
+        for key, value in self._current.items():
+            source = self.variables[key][1]
+            p.add_assign(source, self.value_of(value), p.free_name(f"{p.path(source)}.next"))
+
+    def restore(self) -> None:
+        """Restore the gradients that leaves had before the trace."""
+        for leaf, grad in self._grads.values():
+            leaf.grad = grad
+
+
+def record_into(
+    program: Program, fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
+) -> tuple[TraceRecorder, Any]:
+    """Run `fn` on symbols and record it into an empty program; returns the recorder and the result of `fn`.
+
+    Args:
+        specs: of the arguments of `fn`, which become the inputs.
+        names: of the inputs; by default the parameter names of the function, or of a module's `forward`.
+    """
+    recorder = TraceRecorder(program)
+    labels = names if names is not None else _parameter_names(fn, len(specs))
+    feeds = []
+    for label, spec in zip(labels, specs, strict=True):
+        program.check_name(label)
+        node = program.add_source(INPUT, label, spec, {})
+        feeds.append(Tensor(Symbol(spec, Value(node), recorder)))
+    token = active_recorder.set(recorder)
+    try:
+        result = fn(*feeds)
+        recorder.finish(_named(result))
+    finally:
+        active_recorder.reset(token)
+        recorder.restore()
+    return recorder, result
+
+
+def _named(result: Any) -> dict[str, Tensor]:
+    if result is None:
+        return {}
+    if isinstance(result, Tensor):
+        return {"out": result}
+    if isinstance(result, Mapping):
+        return {str(name): as_tensor(value) for name, value in result.items()}
+    if isinstance(result, tuple | list):
+        return {"out" if i == 0 else f"out_{i}": as_tensor(value) for i, value in enumerate(result)}
+    raise TraceError(
+        "unsupported result of a traced function",
+        expected="tensors, alone or in a tuple or dict",
+        got=type(result).__name__,
+    )
+
+
+def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
+    forward = getattr(fn, "forward", None)  # more informative than a module's __call__(*args)
+    try:
+        known = [
+            n
+            for n, q in inspect.signature(forward if callable(forward) else fn).parameters.items()
+            if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        known = []
+    spare = (name for i in itertools.count() if (name := f"x{i}") not in known[:count])
+    return tuple(known[i] if i < len(known) else next(spare) for i in range(count))
