@@ -62,7 +62,7 @@ def _steps(p: Program, entry: Entry) -> list[PruneStep]:
     for edit in entry.undo.forward:
         if isinstance(edit, ResizeAxis):
             (axis,) = edit.axes
-            removed = tuple(map(int, np.delete(np.arange(axis.of), axis.places)))
+            removed = tuple(map(int, np.delete(np.arange(axis.of), axis.old)))
             found.append({"what": "units", "name": axis.axis, "units": removed, "size": axis.of, "weights": {}})
         elif isinstance(edit, SetWeight):
             found[-1]["weights"][edit.key] = edit.array
