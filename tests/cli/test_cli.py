@@ -155,7 +155,7 @@ def test_interrupted_training_reports_what_was_saved(call, text, tmp_path, monke
     monkeypatch.setattr(Trainer, "run", stop_at_three)
     small = ["--batch", 2, "--window", 32, "--save-every", 2, "--steps", 6]
     state = tmp_path / "state"
-    assert f"2 steps are kept in {state}" in call(
+    assert f"2 steps are saved in {state}" in call(
         "train", "bundled", "--text", text, "--state", state, *small, code=130
     )
     assert "--state" in call("train", "bundled", "--text", text, *small, code=130)

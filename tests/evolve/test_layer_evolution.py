@@ -110,13 +110,13 @@ def test_saved_run_of_another_task_or_with_missing_files_is_refused(tmp_path):
         ev.resume(tmp_path / "run", run.task)
     text["members"].pop()
     (tmp_path / "run" / "run.json").write_text(json.dumps(text))
-    home = next((tmp_path / "run" / "members").iterdir())
+    home = next((tmp_path / "run" / "candidates").iterdir())
     raw = bytearray((home / "moments.safetensors").read_bytes())
     raw[-1] ^= 1
     (home / "moments.safetensors").write_bytes(raw)
     with pytest.raises(ResumeMismatch, match="damaged"):
         ev.resume(tmp_path / "run", run.task)
-    shutil.rmtree(tmp_path / "run" / "members")
+    shutil.rmtree(tmp_path / "run" / "candidates")
 
 
 def test_line_of_fitter_parents_replays_to_the_same_structure():
@@ -406,5 +406,5 @@ def test_invalid_starts_of_layers_are_refused():
     own = ev.Task([[0, 0], [0, 1], [1, 0], [1, 1]], [0, 1, 1, 0], fitness=lambda p: 1.0, split="same")
     with pytest.raises(TaskError, match="has a fitness function"):
         ev.Evolution(own, ev.blocks(start(2, 1)))
-    with pytest.raises(UsageError, match="a program"):
+    with pytest.raises(UsageError, match="takes a Program"):
         ev.blocks(cast(Any, 3))

@@ -199,12 +199,12 @@ def circle(e):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda e: e.insert(e.program.out_edges("n3.sum")[0], "tanh", name="odd"), "odd: a genome of neurons"),
-        (lambda e: e.set_weight("n3.l4.weight", np.float32(np.nan)), "a weight is finite"),
-        (lambda e: m.add_link(e, "n3.sum", rng, "n0.x0", 1.0), "same delay"),
-        (lambda e: e.set_outputs(y="n3.out", z="n3.sum"), "can't hold this"),
-        (too_many, "limits of this run"),
-        (circle, "a closed link would close a circle"),
+        (lambda e: e.insert(e.program.out_edges("n3.sum")[0], "tanh", name="odd"), "odd: the edited program"),
+        (lambda e: e.set_weight("n3.l4.weight", np.float32(np.nan)), "a weight is not finite"),
+        (lambda e: m.add_link(e, "n3.sum", rng, "n0.x0", 1.0), "same ends and delay"),
+        (lambda e: e.set_outputs(y="n3.out", z="n3.sum"), "no longer a genome of neurons"),
+        (too_many, "exceeds the limits"),
+        (circle, "links without delay form a cycle"),
         (lambda e: e.remove("nowhere"), "nowhere"),
     ],
 )  # fmt: skip
@@ -331,7 +331,7 @@ def test_invalid_manual_edit_leaves_layer_run_unchanged():
     def broken(e):
         e.set_weight("out.bias", np.full(1, np.nan, np.float32))
 
-    for edit, message in ((wide, "more parameters"), (other, "do not fit"), (broken, "no finite loss")):
+    for edit, message in ((wide, "more parameters"), (other, "changed the inputs"), (broken, "not finite")):
         with pytest.raises(UsageError, match=message), run.edit(who, "no") as e:
             edit(e)
     with pytest.raises(UsageError, match="no member of the population has this number"), run.edit(10**6):

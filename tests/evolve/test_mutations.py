@@ -328,7 +328,7 @@ def test_link_ends_at_a_junction_and_makes_no_cycle():
             for k in range(20):
                 m.add_link(e, total, np.random.default_rng(k))
 
-    with pytest.raises(UsageError, match="no earlier value"):
+    with pytest.raises(UsageError, match="all earlier values"):
         all_there_are()
     assert len(links(p)) == before
     with p.edit("one") as e:

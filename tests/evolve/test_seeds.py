@@ -77,7 +77,7 @@ def test_a_report_of_neurons_has_these_fields_and_the_log_s_figures():
     assert r["flops"] == _flops_by_hand(result.best.program)
     text = str(result)
     for part in ("MaxGenerations after 6 generations, 120 evaluations", "484 passes forward", "mutations refused",
-                 "24 genomes had no fitness", "the same cases for training, validation and test"):  # fmt: skip
+                 "24 candidates failed", "the same cases for training, validation and test"):  # fmt: skip
         assert part in text
 
 

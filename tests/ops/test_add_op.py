@@ -90,7 +90,7 @@ def test_an_added_op_is_written_as_code_and_as_onnx(softsign: str) -> None:
         old = model.program.node("layers.0.mlp.act")
         new = e.add("softsign", "layers.0.mlp.gate", name="layers.0.mlp.softsign")
         e.rewire(model.program.out_edges(old)[0], new)
-    assert model.export_plan().rung == 5
+    assert model.export_plan().level == 5
     assert any("F.softsign(" in text for text in generate(model.program, "0", []).values())
     b = Builder()
     b.output(b.softsign(b.input("x", (3, 4))), "y")

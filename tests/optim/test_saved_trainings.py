@@ -241,7 +241,7 @@ KILLED = """
 import sys
 sys.path.insert(0, sys.argv[2])
 import graphwright as gw
-from test_training_state import Run
+from test_saved_trainings import Run
 run, step = Run(), 0
 while True:
     run.steps(1)

@@ -93,13 +93,13 @@ def test_a_correct_save_survives_every_fault_and_every_crash(tmp_path):
 @pytest.mark.parametrize(
     ("save", "fault"),
     [
-        (in_place, "EIO at operation 1: write model: the fault shows"),
+        (in_place, "EIO at operation 1: write model: a reader sees the effect of the fault"),
         (without_syncing_the_file, "power loss .*: names arrived, content did not"),
         (without_syncing_the_folder, "power loss after operation 5 .*: only what was fsynced"),
         (without_looking_at_short_writes, "short at operation 0: write"),
         (with_errors_swallowed, "EIO at operation 0: open"),
         (with_old_removed_first, "EIO at operation 1: open"),
-        (with_a_new_temporary_name_each_time, "EIO at operation 1: write .*: the next save does not mend it"),
+        (with_a_new_temporary_name_each_time, "EIO at operation 1: write .*: the next save does not clean up"),
     ],
 )
 def test_each_classic_mistake_is_caught_at_the_fault_that_shows_it(tmp_path, save, fault):
@@ -129,7 +129,7 @@ def test_a_save_that_is_not_seen_is_refused_rather_than_passed(tmp_path):
         with unseen(folder / "model", "w") as file:
             file.write(NEW)
 
-    with pytest.raises(UsageError, match="where it is not seen"):
+    with pytest.raises(UsageError, match="not intercepted"):
         check_atomic(tmp_path, old_file, save)
 
 

@@ -28,7 +28,7 @@ from graphwright.autograd.recorder import Symbol, active_recorder, mark_alias
 from graphwright.autograd.tape import Hook, TapeNode
 from graphwright.errors import DTypeError, UsageError
 from graphwright.ops import Op, compute, get
-from graphwright.ops.casting import Kind, is_cast, target_dtype
+from graphwright.ops.casting import OperandKind, is_cast, target_dtype
 
 if TYPE_CHECKING:
     from graphwright.autograd.tensor import Tensor
@@ -242,7 +242,7 @@ def _plain(operands: Sequence[Any]) -> bool:
 def _cast_operands(row: Op, operands: Sequence[Any]) -> Sequence[Tensor]:
     """Tensors of the dtypes that the op needs; each cast is an operation of its own."""
     given: list[Any] = []
-    kinds: list[Kind] = []
+    kinds: list[OperandKind] = []
     for o in operands:
         number = None if isinstance(o, TensorBase) else _number_dtype(o)
         if number is None:
@@ -270,7 +270,7 @@ def _number_dtype(value: Any) -> DType | None:
 
 
 @lru_cache(4096)
-def _casts(row: Op, kinds: tuple[Kind, ...], low: DType | None) -> tuple[DType | None, ...]:
+def _casts(row: Op, kinds: tuple[OperandKind, ...], low: DType | None) -> tuple[DType | None, ...]:
     """Per operand the dtype to cast it to, or to make a number in; None to leave it as it is."""
     target = target_dtype(row, kinds, low)
     result: list[DType | None] = []

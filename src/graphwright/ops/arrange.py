@@ -1,4 +1,4 @@
-"""Entries moved, repeated or left out within their array, and the transposes of such moves."""
+"""Reordering, repeating, padding and masking entries of an array, and the transposes of these ops."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from graphwright.ops.shape import onnx_size
 
 @op("flip")
 class Flip:
-    """Axes read from their end."""
+    """x[..., -1 - i, ...]: some axes in reversed order."""
 
     arity, attrs = 1, {"axes": ...}
-    axes = fixed_size("the order of its entries matters: it reads from the end", attr="axes")
+    axes = fixed_size("the order of its entries matters: it reverses the axis", attr="axes")
     emit = "{0}.flip({axes})"
 
     @staticmethod
@@ -44,16 +44,16 @@ class Flip:
 
 @op("roll")
 class Roll:
-    """Entries moved by `shifts` along axes, those that leave at one end entering at the other."""
+    """x[(i - shift) mod n]: entries shifted cyclically along axes."""
 
     arity, attrs = 1, {"shifts": ..., "axes": ...}
-    axes = fixed_size("the order of its entries matters: it moves entries along it", attr="axes")
+    axes = fixed_size("the order of its entries matters: it shifts entries along it", attr="axes")
     emit = "{0}.roll({shifts}, {axes})"
 
     @staticmethod
     def infer(x, shifts, axes):
         if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
-            raise ShapeError("a shift for each axis, each axis once", expected=axes, got=shifts)
+            raise ShapeError("shifts and axes must pair up, each axis once", expected=axes, got=shifts)
         return x
 
     @staticmethod
@@ -84,7 +84,7 @@ class Roll:
 
 @op("tile")
 class Tile:
-    """The array as a whole, repeated along each axis: a b -> a b a b; `repeats` may name more axes than x has."""
+    """The whole array repeated along each axis: a b -> a b a b; `repeats` may be longer than the rank of x."""
 
     arity, attrs = 1, {"repeats": ...}
     emit = "{0}.tile({repeats})"
@@ -92,10 +92,10 @@ class Tile:
     @staticmethod
     def infer(x, repeats):
         if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
-            raise ShapeError("a number of repeats for each axis", expected=len(x.shape), got=repeats)
+            raise ShapeError("repeats must have an entry >= 0 for each axis", expected=len(x.shape), got=repeats)
         shape = (*(1,) * (len(repeats) - len(x.shape)), *x.shape)
         if any(isinstance(n, str) and r != 1 for n, r in zip(shape, repeats, strict=True)):
-            raise ShapeError("an axis whose size is a name cannot be repeated", expected=x, got=repeats)
+            raise ShapeError("an axis of symbolic size cannot be repeated", expected=x, got=repeats)
         return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
 
     @staticmethod
@@ -139,7 +139,12 @@ class RepeatInterleave:
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
         if isinstance(x.shape[at], str) or repeats < 0:
-            raise ShapeError("a known size, repeated", where=f"axis {at}", expected="a number at least 0", got=repeats)
+            raise ShapeError(
+                "repeat_interleave needs a known size and repeats >= 0",
+                where=f"axis {at}",
+                expected="a number at least 0",
+                got=repeats,
+            )
         return Spec((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]), x.dtype)
 
     @staticmethod
@@ -175,22 +180,23 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     lead = len(x.shape) - len(widths)
     if mode not in MODES or lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
         raise ShapeError(
-            f"padding ({', '.join(MODES)}) before and after each of the last axes", got=f"{mode}, {widths}"
+            f"padding must be {', '.join(MODES)}, with widths (before, after) for each of the last axes",
+            got=f"{mode}, {widths}",
         )
     for n, pair in zip(x.shape[lead:], widths, strict=True):
         least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
         if any(pair) and (isinstance(n, str) or n < least):
-            raise ShapeError(f"too small an axis for this padding ({mode})", expected=f"at least {least}", got=x)
+            raise ShapeError(f"the axis is too small for padding mode {mode}", expected=f"at least {least}", got=x)
     sizes = (n + sum(p) if isinstance(n, int) else n for n, p in zip(x.shape[lead:], widths, strict=True))
     return Spec((*x.shape[:lead], *sizes), x.dtype)
 
 
 @op("pad")
 class Pad:
-    """The last axes made longer by `widths` = (before, after) each.
+    """x with its last axes extended by `widths` = (before, after) each.
 
-    `constant`: by `value`; `reflect`: mirrored at the outermost entry, which is not repeated; `replicate`: by copies of
-    the outermost entry.
+    `constant` pads with `value`; `reflect` mirrors at the outermost entry without repeating it; `replicate` copies the
+    outermost entry.
     """
 
     arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
@@ -226,7 +232,7 @@ class Pad:
 
 @op("pad_backward")
 class PadBackward(Backward):
-    """The last axes made shorter again, what lay outside added to the entry it was made of: the transpose of `pad`."""
+    """padᵀ g: each padding entry of g added to the entry it was copied from, the last axes cut to size."""
 
     arity, attrs = 1, {"widths": ..., "mode": "constant"}
     traits = Traits(backward_of="pad")
@@ -301,10 +307,10 @@ class Triu(_Triangle):
 
 @op("iota")
 class Iota:
-    """The places 0, 1, ... along an axis of the operand, int64; also of an axis whose size is a name."""
+    """0, 1, ..., n - 1 for the size n of an axis of x, int64; n may be symbolic."""
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
-    vjp, why = None, {"vjp": "places are integers"}
+    vjp, why = None, {"vjp": "indices are integers"}
     emit = "torch.arange({0}.shape[{axis}])"
     traits = Traits(valueless=True)
 

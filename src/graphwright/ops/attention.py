@@ -20,7 +20,7 @@ from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
 def _heads(u: AxesUse) -> None:
-    """What attention says of heads and their sizes, wherever keys lie; keys and values are alike in the rest."""
+    """Tie heads and head sizes of queries, keys and values, for any storage of the keys."""
     q, k, v = u.ins[:3]
     heads, groups = size(q[1]), size(k[1])
     repeats = Atom(int(heads) // int(groups)) if isinstance(heads, int) and isinstance(groups, int) else Atom(1)
@@ -35,15 +35,15 @@ def _heads(u: AxesUse) -> None:
     u.summed(q[3], (0, 3), (1, 3))
     u.kind(q[3], "head_dim")
     u.kind(v[3], "head_dim")
-    u.mixed(q[2], "sees keys by their place")
+    u.mixed(q[2], "masks keys by position")
 
 
 @op("rope_table")
 class RopeTable:
-    """cos and sin of positions [B, T] (int64) times frequencies [d/2], times `scale`: two of [B, T, d/2].
+    """scale·cos(pθ) and scale·sin(pθ) for positions p [B, T] (int64) and frequencies θ [d/2]: two of [B, T, d/2].
 
-    In the dtype of the frequencies: float32 whatever the model computes in, as angles of far positions need its digits,
-    or float64.
+    The results have the dtype of the frequencies, float32 or float64 whatever the model computes in: angles of large
+    positions need its digits.
     """
 
     arity, attrs = 2, {"scale": 1.0}
@@ -74,7 +74,7 @@ class RopeTable:
 
 
 class _Frequencies:
-    """What the length-dependent frequency ops share."""
+    """Shared cells of the ops that compute rotary frequencies."""
 
     vjp, why = None, {"vjp": "frequencies are not trained"}
 
@@ -82,15 +82,15 @@ class _Frequencies:
     def check(positions, *tables):
         one_dtype(*tables)
         if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
-            raise DTypeError("takes int64 positions and float32 or float64 frequencies", got=f"{positions}, {tables}")
+            raise DTypeError("positions must be int64 and frequencies float32 or float64", got=f"{positions}, {tables}")
         return tables[0]
 
 
 @op("rope_dynamic")
 class RopeDynamic:
-    """Frequencies [d/2] for the longest position: θ' = θ·(s·L/M - (s - 1))^(d/(d-2)), L = max(position + 1, M).
+    """θ' = θ·(s·L/M - (s - 1))^(d/(d-2)) for L = max(position + 1, M): frequencies [d/2], dynamic NTK scaling.
 
-    Equal to the given ones up to M = `original`; s = `factor` (dynamic NTK scaling).
+    s is `factor`, M is `original`; up to position M the given frequencies are returned.
     """
 
     arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
@@ -108,9 +108,9 @@ class RopeDynamic:
 
     @staticmethod
     def axes(u: AxesUse):
-        u.frozen(u.ins[1][0], "has its size in its formula")
+        u.frozen(u.ins[1][0], "its size is part of the formula")
         for term in u.ins[0]:
-            u.mixed(term, "takes the largest over it")
+            u.mixed(term, "takes the maximum over it")
         return [u.ins[1]]
 
     @staticmethod
@@ -127,7 +127,7 @@ class RopeDynamic:
 
 @op("rope_longer")
 class RopeLonger:
-    """The second frequencies if a position lies at `original` or beyond, else the first; [d/2] (LongRoPE)."""
+    """long if max(position) ≥ `original` else short: one of two frequency tables [d/2] (LongRoPE)."""
 
     arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
     emit = "{2} if int({0}.max()) + 1 > {original} else {1}"
@@ -159,11 +159,11 @@ ROPE_STYLES = ("half", "interleaved")
 
 @op("rope")
 class Rope:
-    """Turn pairs of entries of x [B, H, T, D] by the angle of their position.
+    """(a, b) -> (a·cos - b·sin, b·cos + a·sin) for pairs of entries of x [B, H, T, D]: rotary position embedding.
 
-    (a, b) -> (a·cos - b·sin, b·cos + a·sin), cos and sin [B, T, d/2], d ≤ D; entries past d pass. Pair i is
-    (x[i], x[i + d/2]) in style `half`, (x[2i], x[2i + 1]) in style `interleaved`. The gradient is the turn by the
-    negative angle (Su et al. 2021, eq. 34).
+    cos and sin are [B, T, d/2] with d ≤ D; entries after d are copied. Pair i is (x[i], x[i + d/2]) in style `half` and
+    (x[2i], x[2i + 1]) in style `interleaved`. The gradient is the rotation by the negative angle (Su et al. 2021,
+    eq. 34).
     """
 
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
@@ -173,11 +173,13 @@ class Rope:
     def infer(x, cos, sin, style):
         one_dtype(x, cos, sin)
         if style not in ROPE_STYLES:
-            raise UsageError("no such style", expected=", ".join(ROPE_STYLES), got=style)
+            raise UsageError("unknown rotary style", expected=", ".join(ROPE_STYLES), got=style)
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
-            raise ShapeError("takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
+            raise ShapeError("rope takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
-            raise ShapeError("positions do not fit the input", expected=(x.shape[0], x.shape[2]), got=cos)
+            raise ShapeError(
+                "cos and sin do not match batch and length of x", expected=(x.shape[0], x.shape[2]), got=cos
+            )
         return x
 
     @staticmethod
@@ -240,9 +242,9 @@ class Rope:
 def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
     one_dtype(q, k, v)
     if any(len(t.shape) != 4 for t in (q, k, v)):
-        raise ShapeError("takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
+        raise ShapeError("attention takes q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q}, {k}, {v}")
     if window is not None and window < 1:
-        raise ShapeError("a window holds at least the query's own key", expected="None or >= 1", got=window)
+        raise ShapeError("window must be None or >= 1", expected="None or >= 1", got=window)
     equal_dim(q.shape[0], k.shape[0], "batch of k")
     equal_dim(q.shape[3], k.shape[3], "head_dim of k")
     for axis, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
@@ -251,11 +253,11 @@ def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[s
     if heads != groups and (isinstance(heads, str) or isinstance(groups, str) or groups == 0 or heads % groups):
         raise ShapeError("query heads must be a multiple of key heads", expected=f"k·{groups}", got=heads)
     if len(extra) != len(optional):
-        raise ShapeError("operands do not match `optional`", expected=optional, got=extra)
+        raise ShapeError("the number of operands does not match `optional`", expected=optional, got=extra)
     for name, spec in zip(optional, extra, strict=True):
         want = {"key_mask": Spec((k.shape[0], k.shape[2]), bool_), "q_start": Spec((), int64)}[name]
         if spec != want:
-            raise ShapeError(f"{name} has another spec", expected=want, got=spec)
+            raise ShapeError(f"{name} has a wrong spec", expected=want, got=spec)
 
 
 def _flops(q: Spec, k: Spec, v: Spec) -> int:
@@ -335,7 +337,7 @@ def _turned(t):
 
 
 def _visible(ins, attrs):
-    """Which keys a query reads: bool, to broadcast over [B, G, H / G, Tq, Tk]; None for all."""
+    """The attention mask: bool, broadcast over [B, G, H / G, Tq, Tk]; None if every key is visible."""
     q, k = ins[:2]
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), None
     if attrs["causal"]:
@@ -356,7 +358,7 @@ class SdpaBackward(Backward):
     """dq, dk, dv of `sdpa`, from its operands, its result and the gradient; probabilities are computed again."""
 
     arity, attrs, traits = (5, 7), _ATTRS, Traits(backward_of="sdpa", contiguous=(0, -2, -1), opaque=True)
-    vjp, why = None, {"vjp": "a gradient of it is that of its expansion, by which it is replaced where one is wanted"}
+    vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
     vm = attention_forms.SDPA
 
     @staticmethod
@@ -366,7 +368,7 @@ class SdpaBackward(Backward):
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
             raise ShapeError(
-                "result and gradient must have the spec of sdpa's result", expected=want, got=f"{out}, {grad}"
+                "result and gradient must have the spec of the result of sdpa", expected=want, got=f"{out}, {grad}"
             )
         return q, k, v
 
@@ -397,14 +399,16 @@ class SdpaBackward(Backward):
 
 def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
-        raise DTypeError("the table is int32 [B, most], lengths int32 [B]", got=f"{table}, {lengths}")
+        raise DTypeError("the block table must be int32 [B, blocks] and lengths int32 [B]", got=f"{table}, {lengths}")
     if lengths.shape != table.shape[:1] or table.shape[0] != batch:
-        raise ShapeError("a row of the table and a length per sequence", expected=batch, got=f"{table}, {lengths}")
+        raise ShapeError(
+            "the block table and lengths must have one entry per sequence", expected=batch, got=f"{table}, {lengths}"
+        )
 
 
 def _floats(*ins: Spec) -> None:
     if not all(i.dtype.is_float for i in ins):
-        raise DTypeError("rows are of floating dtypes", expected="floats", got=", ".join(map(repr, ins)))
+        raise DTypeError("KV entries must be floating", expected="floats", got=", ".join(map(repr, ins)))
 
 
 def _draw(rng):
@@ -414,7 +418,10 @@ def _draw(rng):
 
 @op("kv_append_paged")
 class KvAppendPaged(Update):
-    """The pool [N, G, block, D] with rows [B, G, T, D] written behind each sequence's length."""
+    """pool[table[b, p // block], :, p % block] ← rows[b, :, t] with p = lengths[b] + t: KV entries appended by block.
+
+    The pool is [N, G, block, D], the new entries are [B, G, T, D].
+    """
 
     arity, why = 4, {"emit": "transformers brings its own cache"}
     traits = Traits(inplace=((0, 0),), fixed=(2, 3), contiguous=(2, 3))
@@ -424,10 +431,12 @@ class KvAppendPaged(Update):
     def infer(pool, rows, table, lengths):
         _floats(pool, rows)
         if len(pool.shape) != 4 or len(rows.shape) != 4:
-            raise ShapeError("takes a pool [N, G, block, D] and rows [B, G, T, D]", got=f"{pool}, {rows}")
+            raise ShapeError(
+                "kv_append_paged takes a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}"
+            )
         _paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
-            raise ShapeError("rows do not fit the pool", expected=pool, got=rows)
+            raise ShapeError("the entries do not fit the pool", expected=pool, got=rows)
         return pool
 
     @staticmethod
@@ -446,17 +455,17 @@ class KvAppendPaged(Update):
         u.same(rows[0], table[0])
         u.same(rows[0], lengths[0])
         for term in (pool[0], pool[2], rows[0], rows[2], table[1]):
-            u.frozen(term, "finds rows through a table")
+            u.frozen(term, "reads entries through a block table")
         return [pool]
 
 
 @op("sdpa_paged")
 class SdpaPaged:
-    """softmax(scale · q kᵀ over visible keys) v of q [B, H, T, D] over pools of k [N, G, block, D] and v.
+    """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and pools of k [N, G, block, D] and v.
 
-    Query t of sequence b stands at position lengths[b] + t, and its own row is in the pool already; it sees the rows up
-    to it, with a window w the last w. Query head h reads key head h // (H / G). A place without a sequence gives 0.
-    With a softcap c scores s become c · tanh(s / c).
+    Query t of sequence b has position lengths[b] + t, and its own entry is in the pool already. It reads the entries up
+    to its position, the last w of them with a window w. Query head h reads key head h // (H / G). A batch row without a
+    sequence gives 0. With a softcap c, scores s become c·tanh(s / c).
     """
 
     arity, attrs, vjp = 5, {"scale": ..., "window": None, "softcap": None}, None
@@ -473,19 +482,19 @@ class SdpaPaged:
         one_dtype(k, v)
         _floats(q, k)
         if any(len(t.shape) != 4 for t in (q, k, v)):
-            raise ShapeError("takes q [B, H, T, D] and pools [N, G, block, D]", got=f"{q}, {k}, {v}")
+            raise ShapeError("sdpa_paged takes q [B, H, T, D] and pools [N, G, block, D]", got=f"{q}, {k}, {v}")
         _paged_check(q.shape[0], table, lengths)
         equal_dim(q.shape[3], k.shape[3], "head_dim of k")
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
         if q.shape[1] % k.shape[1] or (window is not None and window < 1):
             raise ShapeError(
-                "query heads are a multiple of key heads, a window holds a key",
+                "query heads must be a multiple of key heads, and window >= 1",
                 expected=f"k·{k.shape[1]}",
                 got=f"{q.shape[1]} heads, window {window}",
             )
         if softcap is not None and not softcap > 0:
-            raise UsageError("scores are capped at a positive number", where="softcap", expected="> 0", got=softcap)
+            raise UsageError("softcap must be positive", where="softcap", expected="> 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
     @staticmethod
@@ -508,13 +517,13 @@ class SdpaPaged:
         u.same(q[0], table[0])
         u.same(q[0], lengths[0])
         for term in (k[0], k[2], table[1]):
-            u.frozen(term, "finds rows through a table")
+            u.frozen(term, "reads entries through a block table")
         return [(*q[:3], v[3])]
 
 
 @op("kv_append")
 class KvAppend(Update):
-    """The cache [B, G, M, D] with rows [B, G, T, D] written from `start` (int64 scalar) on along its length axis."""
+    """cache[:, :, start : start + T] ← rows: a KV cache [B, G, M, D] with new entries [B, G, T, D], start int64."""
 
     arity, why = 3, {"emit": "transformers brings its own cache"}
     traits = Traits(inplace=((0, 0),), fixed=(2,))
@@ -523,9 +532,12 @@ class KvAppend(Update):
     @staticmethod
     def infer(cache, rows, start):
         if cache.dtype is not rows.dtype or start != Spec((), int64):
-            raise DTypeError("cache and rows share a dtype, start is an int64 scalar", got=f"{cache}, {rows}, {start}")
+            raise DTypeError(
+                "cache and entries must share a dtype, and start must be an int64 scalar",
+                got=f"{cache}, {rows}, {start}",
+            )
         if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
-            raise ShapeError("rows do not fit the cache", expected=cache, got=rows)
+            raise ShapeError("the entries do not fit the cache", expected=cache, got=rows)
         return cache
 
     @staticmethod
@@ -542,5 +554,5 @@ class KvAppend(Update):
         for axis in (0, 1, 3):
             u.same(cache[axis], rows[axis])
         for term in (cache[2], rows[2]):
-            u.frozen(term, "writes rows by their place")
+            u.frozen(term, "writes entries by position")
         return [cache]

@@ -24,7 +24,7 @@ from graphwright.errors import ShapeError
 
 # -- terms -------------------------------------------------------------------------------------------------------------
 class Atom:
-    """A dimension that nothing has split yet. `link` is what it was found to be, another atom or a term."""
+    """A dimension that is not split so far. `link` is the atom or term that it was found to equal."""
 
     __slots__ = ("link", "size")
 
@@ -35,25 +35,25 @@ class Atom:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Factors under one dimension, major first: place = (first · size of the rest) + rest. None has size 1."""
+    """Factors of one dimension, major first: index = (first · size of the rest) + rest. No factor has size 1."""
 
     factors: tuple[Term, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Parts behind one another along one dimension."""
+    """Parts concatenated along one dimension."""
 
     parts: tuple[Term, ...]
 
 
 Term = Atom | Product | Chain
 Places = Mapping[Atom, np.ndarray]
-"""Atom -> for each new place along it the place it had, or -1 for a new one."""
+"""Atom -> the old index of each new entry along it, or -1 for a new entry."""
 
 
 def size(term: Term) -> Dim:
-    """How many places a dimension has; a name if that is not known."""
+    """The size of a dimension; a name if it is symbolic."""
     if isinstance(term, Atom):
         return term.size
     if isinstance(term, Chain):
@@ -63,14 +63,14 @@ def size(term: Term) -> Dim:
 
 
 def known(term: Term) -> int:
-    """The size of a term that is no named one."""
+    """The size of a term that is not symbolic."""
     n = size(term)
     assert isinstance(n, int)
     return n
 
 
 def product(*terms: Term) -> Term:
-    """Terms under one dimension, those of size 1 left out."""
+    """A product of terms, without those of size 1."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.factors if isinstance(term, Product) else [term]
@@ -79,7 +79,7 @@ def product(*terms: Term) -> Term:
 
 
 def chain(*terms: Term) -> Term:
-    """Terms behind one another, empty ones left out."""
+    """A chain of terms, without empty ones."""
     flat: list[Term] = []
     for term in map(resolve, terms):
         flat += term.parts if isinstance(term, Chain) else [term]
@@ -88,7 +88,7 @@ def chain(*terms: Term) -> Term:
 
 
 def resolve(term: Term) -> Term:
-    """What a term is by now: roots of atoms, links followed."""
+    """Follow the links of all atoms of a term."""
     if isinstance(term, Atom):
         if term.link is None:
             return term
@@ -102,7 +102,7 @@ def resolve(term: Term) -> Term:
 
 
 def atoms(term: Term) -> Iterator[Atom]:
-    """The atoms of a resolved term, in order, each as often as it stands there."""
+    """The atoms of a resolved term, in order, with repetition."""
     if isinstance(term, Atom):
         yield term
     else:
@@ -111,7 +111,7 @@ def atoms(term: Term) -> Iterator[Atom]:
 
 
 def same(a: Term, b: Term) -> bool:
-    """Join two terms. False if they cannot be: sizes that differ, or splits that fit no common one."""
+    """Join two terms. Returns: False if their sizes differ or their splits have no common refinement."""
     a, b = resolve(a), resolve(b)
     if a is b or a == b:
         return True
@@ -137,10 +137,10 @@ def same(a: Term, b: Term) -> bool:
 
 
 def _products(left: list[Term], right: list[Term]) -> bool:
-    """From the minor end; the larger of two factors is split where the smaller one begins."""
+    """Match factors from the minor end; the larger of two is split by the smaller one."""
     while left and right:
         f, g = resolve(left.pop()), resolve(right.pop())
-        if isinstance(f, Product) or isinstance(g, Product):  # was split meanwhile
+        if isinstance(f, Product) or isinstance(g, Product):  # it was split in the meantime
             left += f.factors if isinstance(f, Product) else [f]
             right += g.factors if isinstance(g, Product) else [g]
             continue
@@ -162,7 +162,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
-    """Cut at the breakpoints of both, and join piece by piece."""
+    """Cut both at all their boundaries, and join piece by piece."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
         if isinstance(p, Chain) or isinstance(q, Chain):
@@ -183,7 +183,7 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
 
 
 def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
-    """A term as two behind one another; None if the place lies inside a product's minor factors."""
+    """Cut a term in two at an index; None if the index is inside the minor factors of a product."""
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
         term.link = Chain((head, tail))
@@ -207,7 +207,7 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
 
 
 def _chain_of_products(whole: Chain, split: Product) -> bool:
-    """Each part is a product with the same minor factors; the major one is the chain of what is left."""
+    """Split each part by the same minor factors; the major factor is the chain of the remaining factors."""
     major, *rest = split.factors
     inner = known(product(*rest))
     majors: list[Term] = []
@@ -221,7 +221,7 @@ def _chain_of_products(whole: Chain, split: Product) -> bool:
 
 
 def spread(term: Term, places: Places) -> np.ndarray:
-    """Places along a whole dimension for places along its atoms: old place of each new one, or -1."""
+    """Map indices along atoms to indices along a whole dimension: the old index of each new entry, or -1."""
     if isinstance(term, Atom):
         found = places.get(term)
         return np.arange(known(term)) if found is None else found
@@ -241,7 +241,7 @@ def spread(term: Term, places: Places) -> np.ndarray:
 
 
 def resized(term: Term, places: Places) -> Dim:
-    """The size of a dimension after its atoms have other places."""
+    """The size of a dimension after its atoms are resized."""
     n = size(term)
     if isinstance(n, str):
         return n
@@ -253,7 +253,7 @@ def resized(term: Term, places: Places) -> Dim:
 
 
 def text(term: Term, names: Mapping[Atom, str]) -> str:
-    """A term as one reads it: `heads × 16`, `q + k + v`."""
+    """A term as text: `heads × 16`, `q + k + v`."""
     if isinstance(term, Atom):
         return names.get(term, str(term.size))
     if isinstance(term, Product):
@@ -267,13 +267,13 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """What a row says of a dimension beside its joins.
+    """A fact about a dimension, beside the joins.
 
     Attributes:
         fact: `frozen`, `end` (of the program), `mixed`, `summed` or `kind`.
         term: the dimension.
         text: the reason, or which kind.
-        ends: (operand, dimension) that a sum runs over.
+        ends: (operand, dimension) pairs that a sum runs over.
     """
 
     fact: str
@@ -284,7 +284,7 @@ class AxisFact:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How removing zeros is made exact: `eps` and the scale are multiplied by D/d and √(D/d) for a size from D to d."""
+    """An exact correction for removed zeros: from size D to d, eps is scaled by D/d and the weight by √(D/d)."""
 
     term: Term
     port: int
@@ -294,18 +294,18 @@ class Correction:
 
 @dataclass(slots=True)
 class AxesUse:
-    """One use of an op in a program, as its row sees it.
+    """One use of an op in a program: the argument of its `axes` cell.
 
     Attributes:
         ins: dimensions of the operands.
         shapes: of the results.
         attrs: of the op.
-        stored: per operand, whether it is a weight as it is stored, but for a cast.
-        tables: per operand, whether it is a constant of the program, whose numbers an edit can change.
-        ranges: per operand, the axis whose places its integers name, if that is known.
-        notes, corrections: what the row said.
-        lookups: (axis, operand) whose numbers name places of the axis.
-        sizes: attribute -> term, or terms, that it is the size of.
+        stored: per operand, whether it is a stored weight, casts apart.
+        tables: per operand, whether it is a constant of the program, which an edit can change.
+        ranges: per operand, the axis that its integers index, if known.
+        notes, corrections: facts and corrections stated by the cell.
+        lookups: (axis, operand) pairs: the operand's integers index the axis.
+        sizes: attribute -> the term, or terms, whose size it is.
         result_ranges: per result, as `ranges`.
     """
 
@@ -322,30 +322,30 @@ class AxesUse:
     result_ranges: dict[int, Term | None] = field(default_factory=dict)
 
     def same(self, a: Term, b: Term) -> None:
-        """Join two dimensions; where no common split exists, both are frozen."""
+        """Join two dimensions, or freeze both if their splits have no common refinement."""
         if not same(a, b):
             for term in (a, b):
-                self.frozen(term, "splits it at places that do not fit together")
+                self.frozen(term, "splits it at boundaries that do not fit together")
 
     def frozen(self, term: Term, why: str) -> None:
-        """The size is bound: `why` goes on "the op ..."."""
+        """State that the size cannot change; `why` continues the sentence "the op ..."."""
         self.notes.append(AxisFact("frozen", term, why))
 
     def mixed(self, term: Term, why: str) -> None:
-        """Removing a unit is not the same as setting it to zero here."""
+        """State that removing a unit differs from setting it to zero."""
         self.notes.append(AxisFact("mixed", term, why))
 
     def summed(self, term: Term, *ends: tuple[int, int]) -> None:
-        """The dimension ends in a sum over these (operand, dimension): a zero leaves no trace."""
+        """State that the dimension ends in a sum over these (operand, dimension) pairs: zero units leave no trace."""
         ends = tuple((port, dim % len(self.ins[port])) for port, dim in ends)
         self.notes.append(AxisFact("summed", term, "", ends))
 
     def kind(self, term: Term, name: str) -> None:
-        """What the dimension is called in the field."""
+        """State what the dimension is: heads, channels, neurons, ..."""
         self.notes.append(AxisFact("kind", term, name))
 
     def fresh(self, n: Dim, why: str = "") -> Term:
-        """A dimension that nothing else determines; frozen if `why` says so."""
+        """A new independent dimension; frozen if a reason is given."""
         made = Atom(n)
         if why:
             self.frozen(made, why)
@@ -356,7 +356,7 @@ AxesRule = Callable[[AxesUse], Sequence[Dims]]
 
 
 def broadcast(u: AxesUse) -> Sequence[Dims]:
-    """Operands with broadcasting: equal dimensions join, one of size 1 joins nothing."""
+    """The `axes` cell of elementwise ops: equal dimensions join, those of size 1 join nothing."""
     return [broadcast_dims(u, u.ins, shape) for shape in u.shapes]
 
 

@@ -1,6 +1,6 @@
-"""Running a row: on arrays here, on anything else (tensors, builder nodes) by the operand's own `__gw_op__`.
+"""Run an op: on arrays directly, on tensors, builder nodes and other operands by their own `__gw_op__`.
 
-This is the one door to an op. A vjp, a module and a user write `call("tanh", x)`; what happens depends on what x is.
+All code calls ops through `call("tanh", x)`; the type of x decides whether it is computed, taped or recorded.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from graphwright.ops import expansion
 from graphwright.ops.registry import OPS, Attrs, Op, get
 
 MOST_BYTES = 1 << 16
-"""Of operands, results and scratch together; above it the copies cost what they save."""
+"""Bytes of operands, results and scratch together from which on copying costs as much as binding."""
 FEWEST_CALLS = 4
 
 
-class Bound(NamedTuple):
+class BoundCalls(NamedTuple):
     """Calls that compute `outs` from `ins`."""
 
     calls: list[Call]
@@ -33,29 +33,29 @@ class Bound(NamedTuple):
 
 
 @dataclass(slots=True)
-class Kept:
-    """The bindings of one use of an op; one that runs is taken out, so that threads do not meet in it.
+class CachedBindings:
+    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool.
 
     Attributes:
-        specs, scratch: of results, and of what the kernel wants beside them.
-        bound: by the text of the attributes, as 0.0 and -0.0 are equal and differ.
+        specs, scratch: specs of the results and of the kernel's scratch.
+        bound: pools by the repr of the attributes, since 0.0 == -0.0.
     """
 
     row: Op
     kernels: Backend
     specs: Sequence[Spec]
     scratch: Sequence[Spec]
-    bound: dict[tuple[str, ...], list[Bound]] = field(default_factory=dict)
+    bound: dict[tuple[str, ...], list[BoundCalls]] = field(default_factory=dict)
 
     @staticmethod
-    def worth(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
-        """Whether a use whose kernel is so many calls should be kept: its copied operands must lie as they do."""
+    def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
+        """True if caching a binding of `calls` calls pays: small operands, which must be contiguous on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
         alike = all(a.device is CPU and a.contiguous for a in ins)
         return calls >= FEWEST_CALLS and nbytes <= MOST_BYTES and alike
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
-        """New results of an op."""
+        """Compute new results."""
         pool = self.bound.setdefault(tuple(map(repr, attrs.values())), [])
         try:
             bound = pool.pop()
@@ -69,20 +69,20 @@ class Kept:
         pool.append(bound)
         return results
 
-    def _bind(self, ins: Sequence[NDArray], attrs: Attrs) -> Bound:
+    def _bind(self, ins: Sequence[NDArray], attrs: Attrs) -> BoundCalls:
         own, outs, work = (
             [self.kernels.empty(s.sizes, s.dtype) for s in specs]
             for specs in ([a.spec for a in ins], self.specs, self.scratch)
         )
-        return Bound(expansion.bind(self.row, self.kernels, outs, own, attrs, work), own, outs)
+        return BoundCalls(expansion.bind(self.row, self.kernels, outs, own, attrs, work), own, outs)
 
 
 def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
-    """Run an op on operands of any kind; one result, or a tuple of results.
+    """Run an op on operands of any kind and return its result, or a tuple of results.
 
     Args:
-        out: what the result is written into, of its exact spec and of the kind of the operands; one per result. It may
-            lie on an operand only as the row's `inplace` trait allows. It is what is returned.
+        out: where to write the result, with its exact spec and the type of the operands; one per result. It may share
+            memory with an operand only where the `inplace` trait allows it. It is returned.
     Raises: ShapeError, DTypeError, UsageError, AliasError, ReadOnlyArray before anything is written.
     """
     row = OPS.get(name) or get(name)
@@ -101,7 +101,7 @@ def compute(
     """Run an op on arrays; attributes are complete.
 
     Args:
-        outs: arrays to write, of exactly the inferred specs; fresh ones (or views of the operand) by default.
+        outs: arrays of exactly the inferred specs to write; by default new ones, or views of the operand.
     Raises: ShapeError, DTypeError, UsageError before any kernel runs.
     """
     if outs is not None:
@@ -114,7 +114,7 @@ def compute(
             return compute(row, on_one_device(row.name, ins), attrs)
         key += (a.dtype, a.shape, a.strides)
     if attrs:
-        key += attrs.values()  # of values that are equal, as 0.0 and -0.0, nothing known depends on which it is
+        key += attrs.values()  # 0.0 and -0.0 are equal keys; no cached fact depends on the sign
     try:
         known = _known.get(known_by := tuple(key))
     except TypeError:  # an attribute that cannot be hashed
@@ -129,8 +129,8 @@ def compute(
             if known.view is not None:
                 view, base = known.view, ins[0]
                 return (NDArray(base.storage, base.dtype, view.shape, view.strides, base.offset + view.offset),)
-            if known.kept is not None:
-                return known.kept.run(ins, attrs)
+            if known.cached is not None:
+                return known.cached.run(ins, attrs)
         if row.view is not None:
             return (_copied(row, ins[0], attrs, known.specs[0], outs),)
         return _bound(row, ins, attrs, outs, known, kernels)
@@ -141,9 +141,9 @@ def compute(
 
 
 def _bound(
-    row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Known, kernels: Backend
+    row: Op, ins: Sequence[NDArray], attrs: Attrs, outs: Sequence[NDArray] | None, known: _Dispatch, kernels: Backend
 ) -> tuple[NDArray, ...]:
-    """Results by a kernel bound to them."""
+    """Bind the kernel and run it."""
     new = outs is None
     if known.copied:
         ins = [a.copy() if place in known.copied else a for place, a in enumerate(ins)]
@@ -158,13 +158,13 @@ def _bound(
         calls = kernels.bind(row.name, outs, ins, attrs, work)
     for run in calls:
         run()
-    if new and not row.traits.update and Kept.worth(ins, known.specs, known.scratch, len(calls)):
-        known.kept = Kept(row, kernels, known.specs, known.scratch)
+    if new and not row.traits.update and CachedBindings.pays(ins, known.specs, known.scratch, len(calls)):
+        known.cached = CachedBindings(row, kernels, known.specs, known.scratch)
     return tuple(outs)
 
 
 def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[NDArray] | None) -> NDArray:
-    """A view that must copy, or that was asked into given memory."""
+    """Copy a view that strides cannot express, or that has an `out`."""
     if outs is not None and not writable_over(row, outs, [operand]):
         raise AliasError("out shares memory with the operand", where=row.name, fix="give a copy")
     source = contiguous(operand)
@@ -177,7 +177,7 @@ def _copied(row: Op, operand: NDArray, attrs: Attrs, spec: Spec, outs: Sequence[
 
 
 def _check_outs(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray], specs: Sequence[Spec]) -> None:
-    """Count a write of each. Raises: see `compute`."""
+    """Check outputs and count a write of each. Raises: see `compute`."""
     for out, spec in zip(outs, specs, strict=True):
         if out.spec != spec:
             raise ShapeError(
@@ -193,17 +193,17 @@ _impl = attrgetter("impl")
 
 
 @dataclass(slots=True)
-class _Known:
-    """What a use of an op is found to be, once for all operands laid out alike.
+class _Dispatch:
+    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides.
 
     Attributes:
-        specs, scratch: of results and of what the kernel wants beside them.
-        copied: places of operands that the kernel cannot take as they lie.
-        view: where the result of a view lies in the operand's memory, counted from the operand's offset, or None.
-        fresh: makes the one result in memory of its own, see `Backend.fresh`.
-        strides: of the first result in memory of its own.
+        specs, scratch: specs of the results and of the kernel's scratch.
+        copied: numbers of operands that are copied to row-major memory first.
+        view: layout of a view relative to the operand's offset, or None.
+        fresh: call that allocates and computes the one result, see `Backend.fresh`.
+        strides: strides of a newly allocated first result.
         expanded: the backend runs the op by its expansion.
-        kept: bindings of a kernel of many calls.
+        cached: reusable bindings of a kernel of many calls.
     """
 
     specs: tuple[Spec, ...]
@@ -213,15 +213,15 @@ class _Known:
     fresh: Fresh | None
     strides: tuple[int, ...]
     expanded: bool
-    kept: Kept | None = None
+    cached: CachedBindings | None = None
 
 
-_known: dict[Any, _Known] = {}
+_known: dict[Any, _Dispatch] = {}
 _MOST_KNOWN = 4096
 
 
-def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Known:
-    """What is known of a use, under its key from now on, since loops ask for the same again. Raises: as `Op.specs`."""
+def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs: Attrs, kernels: Backend) -> _Dispatch:
+    """Compute and cache the facts of a use. Raises: as `Op.specs`."""
     given = [a.spec for a in ins]
     specs = row.specs(given, attrs)
     view = fresh = None
@@ -234,7 +234,7 @@ def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs
         scratch = expansion.workspace(row, kernels, specs, given, attrs)
         if not copied:
             fresh = kernels.fresh(row.name, ins, attrs)
-    known = _Known(
+    known = _Dispatch(
         specs,
         scratch,
         frozenset(copied),
@@ -251,7 +251,7 @@ def _learned(key: tuple[Any, ...] | None, row: Op, ins: Sequence[NDArray], attrs
 
 
 def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ()) -> Sequence[NDArray]:
-    """The operands where an op runs: numbers (arrays of no axes) on the CPU join the others.
+    """Move operands to one device: 0-d arrays on the CPU follow the others.
 
     Raises: DeviceMismatch for any other mix.
     """
@@ -266,7 +266,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
     for array in given:
         if array.device != device and (array.device != CPU or array.shape or any(array is o for o in outs)):
             raise DeviceMismatch(
-                "operands lie on different devices",
+                "operands are on different devices",
                 where=op,
                 expected=device,
                 got=f"{array.spec} on {array.device}",
@@ -276,7 +276,7 @@ def on_one_device(op: str, ins: Sequence[NDArray], outs: Sequence[NDArray] = ())
 
 
 def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> bool:
-    """True if no output shares memory with an operand, save exactly and where the row lets it take that memory."""
+    """True if no output shares memory with an operand, except exactly where `Op.overwrites` allows it."""
     readers: dict[int, list[int]] = {}
     for i, operand in enumerate(ins):
         readers.setdefault(id(operand.storage), []).append(i)
@@ -295,7 +295,7 @@ def writable_over(row: Op, outs: Sequence[NDArray], ins: Sequence[NDArray]) -> b
 
 
 def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str | None = None) -> ComputeError:
-    """A backend's exception as one of ours: which op, on what; an index past its axis as IndexOutOfRange."""
+    """Convert a backend's exception: name op and operands, and make index errors IndexOutOfRange."""
     place = op if where is None else f"{where} ({op})"
     if isinstance(error, NonFinite):
         return NonFinite(error.what, where=place, got=error.got)
@@ -306,5 +306,5 @@ def kernel_error(op: str, ins: Sequence[NDArray], error: Exception, where: str |
 
 
 def contiguous(array: NDArray) -> NDArray:
-    """The array itself if its elements lie in row-major order, else a copy that does."""
+    """The array if it is row-major, else a row-major copy."""
     return array if array.contiguous else array.copy()

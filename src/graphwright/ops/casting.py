@@ -1,4 +1,4 @@
-"""Which dtype the operands of an op are cast to: torch's promotion, and the casting class of the row under autocast."""
+"""Operand dtypes of an op: torch's promotion rules, and the op's casting class under autocast."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from graphwright.array import dtype as named
 from graphwright.errors import DTypeError
 from graphwright.ops.registry import Op
 
-Kind = tuple[DType, str]
+OperandKind = tuple[DType, str]
 """Dtype of an operand, and whether it is an `array`, a `scalar0d` or a `python` number."""
 
 
-def target_dtype(row: Op, kinds: Sequence[Kind], low: DType | None) -> DType | None:
-    """The dtype in which an op takes its operands, or None to leave them.
+def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DType | None:
+    """Return the dtype that the operands are cast to, or None to leave them.
 
     Args:
-        kinds: of all operands, fixed ones included.
+        kinds: of all operands, including fixed ones.
         low: the dtype of autocast, or None outside it.
     """
     free = [kind for i, kind in enumerate(kinds) if i not in row.traits.fixed]
@@ -36,15 +36,15 @@ def target_dtype(row: Op, kinds: Sequence[Kind], low: DType | None) -> DType | N
 
 
 def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
-    """Whether the operand at a place, of this dtype, is cast to the op's target."""
+    """True if operand number `place`, of this dtype, is cast to the op's target."""
     if target in (None, dtype) or place in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")
 
 
 def low_dtype(dtype: object) -> DType:
-    """A 16-bit float by name. Raises: DTypeError for any other dtype."""
+    """Parse a 16-bit float dtype. Raises: DTypeError for any other dtype."""
     kind = named(dtype)
     if kind not in (bfloat16, float16):
-        raise DTypeError("autocast runs in a 16-bit float", expected="bfloat16 or float16", got=kind)
+        raise DTypeError("autocast takes a 16-bit float dtype", expected="bfloat16 or float16", got=kind)
     return kind

@@ -37,9 +37,9 @@ def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> No
     one_dtype(x, w, *([] if b is None else [b]))
     floating(x)
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
-        raise ShapeError("x is [N, C, spatial...] and w has as many axes", got=f"{x}, {w}")
+        raise ShapeError("x must be [N, C, spatial...] and w must have as many axes", got=f"{x}, {w}")
     if b is not None and b.shape != channels:
-        raise ShapeError("the bias has another size", where="axis out", expected=channels, got=b)
+        raise ShapeError("the bias must have one entry per output channel", where="axis out", expected=channels, got=b)
 
 
 def _divides(groups: int, *channels: Any) -> None:
@@ -48,18 +48,18 @@ def _divides(groups: int, *channels: Any) -> None:
 
 
 def _bias(g: Any) -> Any:
-    """The gradient of a bias: everything of its channel."""
+    """The gradient of a bias: the sum over its channel."""
     return call("sum", g, axes=(0, *range(2, len(g.shape))), keepdims=False)
 
 
 def _cost(places: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
-    """Each entry of `places` meets the weights of its channel."""
+    """Each output position is multiplied with the weights of its channel."""
     flops = 2 * places.size * (weight.size // max(weight.sizes[0], 1))
     return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int, ...], tuple[int, ...]]:
-    """Attributes, groups, kernel and spatial sizes: one or two axes, odd sizes, windows that leave a rest."""
+    """Attributes, groups, kernel and spatial sizes: one or two axes, odd sizes, windows that do not tile the input."""
     rank, groups = int(rng.integers(1, 3)), int(rng.integers(1, 3))
     kernel = tuple(int(k) for k in rng.integers(1, 4, rank))
     attrs: dict[str, Any] = {
@@ -101,7 +101,7 @@ def _convolved(u: AxesUse, groups: Atom, read: Term, made: Term, at: int) -> Seq
         u.same(made, u.ins[2][0])
     for term in (*x[2:], *w[2:]):
         u.frozen(term, "slides a window over it")
-    return [(x[0], made, *(u.fresh(n, "has so many places for its window") for n in u.shapes[0][2:]))]
+    return [(x[0], made, *(u.fresh(n, "has one entry per window position") for n in u.shapes[0][2:]))]
 
 
 def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
@@ -114,7 +114,7 @@ def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
 
 @op("conv")
 class Conv:
-    """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, places...].
+    """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, positions...].
 
     y[n, o, i] = b[o] + Σ w[o, c, k] · x[n, c, stride·i + dilation·k - padding], zero outside; channel o reads the
     channels c of its group.
@@ -216,9 +216,9 @@ class ConvTranspose:
 
 @op("conv_weight")
 class ConvWeight(Backward):
-    """The transpose of `conv` with respect to w: x [N, C, spatial...], g [N, O, places...] -> [O, C/groups, kernel...].
+    """The transpose of `conv` with respect to w: x [N, C, spatial...], g [N, O, ...] -> [O, C/groups, kernel...].
 
-    Σ over n and places of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
+    Σ over n and positions of g[n, o, i] · x[n, c, stride·i + dilation·k - padding].
     """
 
     arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
@@ -231,7 +231,7 @@ class ConvWeight(Backward):
         equal_dim(g.shape[0], x.shape[0], "N")
         places = Window.of(kernel, window).counts(x.shape[2:])
         if g.shape[2:] != places:
-            raise ShapeError("the gradient has another number of places", expected=places, got=g)
+            raise ShapeError("the gradient must have one entry per window position", expected=places, got=g)
         return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
 
     @staticmethod
@@ -255,7 +255,7 @@ class ConvWeight(Backward):
 
 @op("unfold")
 class Unfold:
-    """Windows as columns: x [N, C, spatial...] -> [N, C · entries of the kernel, places], zeros in the padding."""
+    """Windows as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], zeros in the padding."""
 
     arity, attrs, traits = 1, {**_WINDOW, "kernel": ...}, Traits(contiguous=(0,))
     why = {
@@ -266,7 +266,7 @@ class Unfold:
     @staticmethod
     def infer(x, kernel, **window):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
-            raise ShapeError("x is [N, C, spatial...]", got=x)
+            raise ShapeError("x must be [N, C, spatial...]", got=x)
         rule = Window.of(kernel, window)
         return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 
@@ -281,15 +281,15 @@ class Unfold:
 
     @staticmethod
     def axes(u: AxesUse):
-        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has so many entries in its window")
+        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has one entry per kernel entry")
         for term in x[2:]:
             u.frozen(term, "slides a window over it")
-        return [(x[0], product(x[1], kernel), u.fresh(u.shapes[0][2], "has so many places for its window"))]
+        return [(x[0], product(x[1], kernel), u.fresh(u.shapes[0][2], "has one entry per window position"))]
 
 
 @op("fold")
 class Fold:
-    """Sum of columns at the places of their windows: [N, C · entries, places] -> [N, C, sizes...]."""
+    """unfoldᵀ x: columns summed at their windows, [N, C · entries, positions] -> [N, C, sizes...]."""
 
     arity, attrs, traits = 1, {**_WINDOW, "kernel": ..., "sizes": ...}, Traits(contiguous=(0,))
     why = {
@@ -302,7 +302,11 @@ class Fold:
         rule = Window.of(kernel, window)
         places = prod(rule.counts(sizes))
         if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != places:
-            raise ShapeError("not the columns of such windows", expected=("N", f"C·{rule.entries}", places), got=x)
+            raise ShapeError(
+                "the operand does not have the shape of such columns",
+                expected=("N", f"C·{rule.entries}", places),
+                got=x,
+            )
         return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)
 
     @staticmethod
@@ -318,7 +322,7 @@ class Fold:
 
     @staticmethod
     def axes(u: AxesUse):
-        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has so many entries in its window")
+        x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has one entry per kernel entry")
         channels = Atom(u.shapes[0][1])
         u.same(x[1], product(channels, kernel))
         u.frozen(x[2], "slides a window over it")

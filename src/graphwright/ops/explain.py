@@ -1,4 +1,4 @@
-"""What an op is, in one text: formula, gradient, expansion, kernel, cost."""
+"""A text about one op: formula, gradient, expansion, kernel, cost."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from graphwright.ops.registry import Op, get
 
 
 def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
-    """Formula, gradient, expansion and kernel of an op; with shapes, floating-point operations and bytes as well.
+    """Describe an op: formula, gradient, expansion and kernel; with shapes, also floating-point operations and bytes.
 
     Args:
-        shapes: of the operands, float32, or their specs. From the first alone the others are worked out where the
-            row's sample tells how: `explain("rms_norm", (4, 16, 64))`.
-        attrs: attributes; those of the sample stand for what is left out and has no default.
-    Raises: UnknownOp; ShapeError, DTypeError, UsageError if all operands are given and do not fit.
+        shapes: shapes of float32 operands, or specs. From the first alone the others are inferred by the op's sample,
+            if possible: `explain("rms_norm", (4, 16, 64))`.
+        attrs: attributes; the sample's values replace missing ones without default.
+    Raises: UnknownOp; ShapeError, DTypeError, UsageError if the operands do not fit.
     """
     from graphwright.array.cpu import kernel_place  # torch, not needed to look at other cells
 
@@ -52,7 +52,7 @@ def _operands(row: Op) -> str:
 
 
 def _source(cell: Callable[..., Any] | None) -> str:
-    """The body of a cell's function."""
+    """The source of a cell's function body."""
     if cell is None:
         return ""
     lines = dedent(inspect.getsource(cell)).splitlines()
@@ -74,13 +74,13 @@ def _cost(row: Op, specs: Sequence[Spec], attrs: dict[str, Any]) -> str:
 
 
 def _needed(row: Op, given: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of the sample for those that have no default and are not given."""
+    """Attributes of the sample for required ones that are missing."""
     sampled = row.sample(np.random.default_rng(0))[1]
     return {name: sampled[name] for name, value in row.attrs.items() if value is ... and name not in given}
 
 
 def _completed(row: Op, first: Sequence[Spec], attrs: dict[str, Any]) -> tuple[list[Spec], dict[str, Any]] | None:
-    """Operands of the shapes that a sample has, its sizes exchanged for those of the operands that are given."""
+    """Complete the operands from a sample, with its sizes replaced by those of the given operands."""
     for seed in range(20):
         arrays, sampled = row.sample(np.random.default_rng(seed))
         shapes = [np.shape(a) for a in arrays]

@@ -1,7 +1,7 @@
-"""Gates: numbers made of trained logits that multiply messages and units. All gates of a program are one use of `gate`.
+"""Gates: factors computed from trained logits, which multiply edges and units. A program has one node of `gate`.
 
-The table says per element what gate it belongs to, int64 [N, 7] with the columns of `COLUMNS`; the run is seed, step
-and mode, int64 [3]. Both are operands: closing a gate, a new temperature or another mode never plans anew.
+The table maps each element to its gate, int64 [N, 7] with the columns of `COLUMNS`; the run is seed, step and mode,
+int64 [3]. Both are operands: closing a gate, changing a temperature or the mode needs no new plan.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _RUN = Spec((3,), int64)
 def _checked(logits: Spec, table: Spec, temperature: Spec, run: Spec, sizes: tuple[int, ...]) -> None:
     floating(logits)
     if len(logits.shape) != 1 or sum(sizes) != logits.shape[0]:
-        raise ShapeError("parts make up the logits", expected=f"[{sum(sizes)}]", got=logits)
+        raise ShapeError("the sizes must add up to the number of logits", expected=f"[{sum(sizes)}]", got=logits)
     if table != Spec((logits.shape[0], len(COLUMNS)), int64):
-        raise ShapeError("a row per logit", expected=Spec((logits.shape[0], len(COLUMNS)), int64), got=table)
+        raise ShapeError(
+            "the table must have one row per logit", expected=Spec((logits.shape[0], len(COLUMNS)), int64), got=table
+        )
     if len(floating(temperature).shape) != 1:
-        raise ShapeError("temperatures are a vector", got=temperature)
+        raise ShapeError("temperatures must be a vector", got=temperature)
     if run != _RUN:
-        raise DTypeError("a run is seed, step and mode", expected=_RUN, got=run)
+        raise DTypeError("the run must be int64 [3]: seed, step and mode", expected=_RUN, got=run)
 
 
 def _cost(ins, outs, attrs):
@@ -48,12 +50,12 @@ _TRAITS = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
 
 @op("gate")
 class Gate:
-    """Values of gates, a result per part: operands logits [N], table [N, 7], temperatures [G], run [3].
+    """gate(z, T): values of gates, one result per part, of logits [N], table [N, 7], temperatures [G], run [3].
 
-    A gate is what its kind makes of logit z and temperature T, in training with noise u(seed, step, slot, generation,
-    element), else without (`docs/structure.md` has the table of kinds). `groups` names the temperatures. The slope of a
-    hard gate is that of the soft one it was cut from, taken at the hard forward. Maddison et al. 2017 (concrete);
-    Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
+    The kind of a gate is a function of logit z and temperature T, in training with noise u(seed, step, slot,
+    generation, element), otherwise without (`docs/structure.md` has the table of kinds). `groups` names the
+    temperatures. The gradient of a hard gate is that of the soft gate it rounds, evaluated at the hard forward value.
+    Maddison et al. 2017 (concrete); Louizos et al. 2018 (hard concrete); Bengio et al. 2013 (straight through).
     """
 
     arity, attrs, cost = 4, {"sizes": ..., "groups": ()}, _cost
@@ -94,18 +96,20 @@ class Gate:
 
 @op("gate_grad")
 class GateGrad(Backward):
-    """Gradients of `gate` by logits and temperatures: its operands, then the gradients of the `given` parts."""
+    """∂gate/∂logits and ∂gate/∂temperatures, from the operands of `gate` and the gradients of the `given` parts."""
 
     arity, vjp, cost = (4, None), None, _cost
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
-    why = {"vjp": "the slope of a straight-through gate has no slope of its own"}
+    why = {"vjp": "a straight-through gradient has no derivative of its own"}
 
     @staticmethod
     def infer(logits, table, temperature, run, *grads, sizes, given):
         _checked(logits, table, temperature, run, sizes)
         wanted = [Spec((n,), logits.dtype) for n, there in zip(sizes, given, strict=True) if there]
         if list(grads) != wanted:
-            raise ShapeError("a gradient per given part", expected=", ".join(map(repr, wanted)), got=f"{list(grads)}")
+            raise ShapeError(
+                "there must be one gradient per given part", expected=", ".join(map(repr, wanted)), got=f"{list(grads)}"
+            )
         return logits, temperature
 
     @staticmethod
@@ -117,7 +121,7 @@ class GateGrad(Backward):
 
 
 def _drawn(rng: np.random.Generator) -> tuple[list[Any], tuple[int, ...]]:
-    """Gates whose gradient is their difference quotient and whose units are independent, noise included."""
+    """Gates with a true gradient and independent units, noise included."""
     sizes = tuple(int(n) for n in rng.integers(1, 4, rng.integers(1, 4)))
     smooth = [KINDS.index(k) for k in ("scale", "sigmoid", "concrete", "hard_concrete")]
     rows = []

@@ -1,4 +1,4 @@
-"""Ops that hand values on, in another dtype, memory or role for gradients; and the constant of an operand's spec."""
+"""Ops that pass values on, with another dtype, memory or gradient; and a constant of the operand's spec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphwright.ops.rules import floating, same, unary_sample
 
 @op("cast")
 class Cast:
-    """x in another dtype, rounded to nearest even; the gradient comes back in the dtype of x."""
+    """x in another dtype, rounded to nearest even, elementwise; the gradient is cast back."""
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
@@ -41,7 +41,7 @@ class Cast:
 
 @op("copy")
 class Copy:
-    """x in fresh, row-major memory."""
+    """x, copied to new row-major memory."""
 
     arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
     axes = identity
@@ -56,7 +56,7 @@ class Copy:
 
 @op("full_like")
 class FullLike:
-    """One value in the operand's spec."""
+    """`value`, in every entry of an array with the spec of x."""
 
     arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(valueless=True, elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
@@ -78,10 +78,10 @@ def _itself(layout, attrs):
 
 @op("stop_gradient")
 class StopGradient:
-    """x, as a constant for gradients; a view."""
+    """x, with gradient 0; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
-    vjp, why = None, {"vjp": "to end gradients is what it is for"}
+    vjp, why = None, {"vjp": "its purpose is to stop gradients"}
     axes = identity
     onnx = "Identity"
     emit = "{0}.detach()"
@@ -90,7 +90,7 @@ class StopGradient:
 
 @op("scale_gradient")
 class ScaleGradient:
-    """x; its gradient is scale·g. With scale 0 a stop, with -1 a gradient reversal (Ganin and Lempitsky 2015)."""
+    """x, with gradient scale·g; a view. Scale 0 stops gradients, -1 reverses them (Ganin and Lempitsky 2015)."""
 
     arity, attrs, infer, view, cost = 1, {"scale": ...}, same, _itself, free_cost
     sample = unary_sample(-1, 1, scale=-0.5)
@@ -106,7 +106,7 @@ class ScaleGradient:
 
 @op("recall")
 class Recall:
-    """x, as a value of its own: rewrites keep apart what is computed from the two; a view."""
+    """x, as a barrier for rewrites: values computed from x and from the result are never merged; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
     traits = Traits(linear_in=(0,), barrier=True)

@@ -1,4 +1,4 @@
-"""Rows by index, and entries by one index array per axis, as numpy's advanced indexing has them."""
+"""Rows by id, and entries by one index array per axis, as in numpy's advanced indexing."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _counted(u: AxesUse, attr: str) -> Term:
 
 @op("embedding")
 class Embedding:
-    """Rows of a table [V, D] for ids of any shape: [..., D]; repeated ids add up in the gradient."""
+    """table[ids]: rows of a table [V, D] for ids of any shape, [..., D]; gradients of repeated ids add up."""
 
     arity, saves, traits = 2, Saves(inputs=(1,)), Traits(lookup=True, matrix=0, contiguous=(1,))
     emit = "F.embedding({1}, {0})"
@@ -119,7 +119,7 @@ class Embedding:
 
 @op("embedding_backward")
 class EmbeddingBackward(Backward):
-    """Σ of gradient rows [..., D] per id into [rows, D], in index order."""
+    """Σ of gradient rows [..., D] per id, [rows, D], summed in index order."""
 
     arity, attrs, saves, traits = (
         2,
@@ -144,25 +144,27 @@ class EmbeddingBackward(Backward):
 
 
 AXES = 8
-"""Most index arrays of one op."""
+"""The most index arrays of one op."""
 
 
 class _Picked:
-    """What index arrays for consecutive axes pick: where the axes are, and the shape of what is read."""
+    """The entries that index arrays for consecutive axes select: the axes `start..end`, and the shape of the result."""
 
     def __init__(self, shape: Sequence[Any], ids: Sequence[Spec], axis: int) -> None:
         self.start = axis_of(axis, len(shape))
         self.end = self.start + len(ids)
         if self.end > len(shape) or any(isinstance(n, str) for n in shape[self.start : self.end]):
-            raise ShapeError("an index array for each axis of known size", where=f"from axis {axis}", got=tuple(shape))
+            raise ShapeError(
+                "index arrays need consecutive axes of known size", where=f"from axis {axis}", got=tuple(shape)
+            )
         if any(i.dtype is not int64 for i in ids):
-            raise DTypeError("an index is int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
+            raise DTypeError("index arrays must be int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
         self.places = broadcast_shapes(*(i.shape for i in ids))
         self.shape = (*shape[: self.start], *self.places, *shape[self.end :])
 
 
 def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], list[np.ndarray], dict[str, Any]]:
-    """A shape, one or two index arrays for it (negative places too), and the axis they begin at."""
+    """A shape, one or two index arrays for it (negative indices included), and the first indexed axis."""
     shape, count = (2, 3, 4), int(rng.integers(1, 3))
     axis = int(rng.integers(0, 4 - count))
     sizes = shape[axis : axis + count]
@@ -175,9 +177,9 @@ def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], l
 
 @op("index")
 class Index:
-    """Entries by index arrays, one per axis from `axis` on, broadcast together: x [.., n, m, ..] -> [.., *places, ..].
+    """x[..., i, j, ...]: entries by index arrays, one per axis from `axis` on, which broadcast together.
 
-    Places count from the end if negative; one outside its axis raises.
+    Negative indices count from the end; an index outside its axis raises.
     """
 
     arity, attrs, traits = (2, 1 + AXES), {"axis": 0}, Traits(linear_in=(0,), mixes="axis", contiguous=(0,))
@@ -222,7 +224,7 @@ class Index:
 
 @op("index_sum")
 class IndexSum(Backward):
-    """Zeros of `shape` with each entry of g added at its place, in order: the transpose of `index`."""
+    """indexᵀ g: zeros of `shape` with each entry of g added at its index, in order."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "shape": ...}, Index.saves
     traits = Traits(contiguous=(0,), backward_of="index")
@@ -231,7 +233,7 @@ class IndexSum(Backward):
     def infer(g, *ids, axis, shape):
         picked = _Picked(shape, ids, axis)
         if g.shape != picked.shape:
-            raise ShapeError("an entry for each place", expected=picked.shape, got=g)
+            raise ShapeError("the gradient must have one entry per index", expected=picked.shape, got=g)
         return Spec(tuple(shape), g.dtype)
 
     @staticmethod
@@ -250,7 +252,7 @@ def _updated(x: Spec, values: Spec, *ids: Spec, axis: int) -> Spec:
     one_dtype(x, values)
     picked = _Picked(x.shape, ids, axis)
     if broadcast_shapes(picked.shape, values.shape) != picked.shape:
-        raise ShapeError("values broadcast to the places", expected=picked.shape, got=values)
+        raise ShapeError("values must broadcast to the indexed shape", expected=picked.shape, got=values)
     return x
 
 
@@ -261,10 +263,9 @@ _UPDATE_SAVES = Saves(inputs=tuple(range(2, 2 + AXES)))
 
 @op("index_put")
 class IndexPut:
-    """x with values written at the places of index arrays: operands x, values, then one array per axis from `axis` on.
+    """x[i, j, ...] ← v: operands x, values, then one index array per axis from `axis` on; values broadcast.
 
-    Values broadcast to the places. Of values for one place the last stays; each of them gets the place's gradient, as
-    in torch.
+    Of several values for one index the last is written; each of them gets the gradient of that entry, as in torch.
     """
 
     arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
@@ -289,7 +290,7 @@ class IndexPut:
 
 @op("index_add")
 class IndexAdd:
-    """x with values added at the places of index arrays, in order: operands as of `index_put`; repeats add up."""
+    """x[i, j, ...] += v, in order: operands as of `index_put`; values for one index add up."""
 
     arity, attrs, saves, traits, infer = _UPDATE_ARITY, {"axis": 0}, _UPDATE_SAVES, _UPDATE, _updated
     axes = _index_update_axes
@@ -313,7 +314,7 @@ class IndexAdd:
 
 @op("index_fill")
 class IndexFill:
-    """x with one value at the places of index arrays, one per axis from `axis` on."""
+    """x[i, j, ...] ← value, with one index array per axis from `axis` on."""
 
     arity, attrs, saves = Index.arity, {"axis": 0, "value": ...}, Index.saves
     traits = Traits(contiguous=(0,), inplace=((0, 0),))
@@ -342,7 +343,7 @@ class IndexFill:
 
 @op("one_hot")
 class OneHot:
-    """1 at the place of each id along a new last axis of `classes`, else 0; int64. An id outside raises."""
+    """1 if k = id else 0, for k along a new last axis of `classes`, int64. An id outside raises."""
 
     arity, attrs, traits = 1, {"classes": ...}, Traits(contiguous=(0,))
     vjp, why = None, {"vjp": "ids are integers"}
@@ -352,7 +353,7 @@ class OneHot:
     def infer(ids, classes):
         _ids(ids)
         if classes < 0:
-            raise ShapeError("a number of classes", expected="at least 0", got=classes)
+            raise ShapeError("classes must be >= 0", expected="at least 0", got=classes)
         return Spec((*ids.shape, classes), int64)
 
     @staticmethod
@@ -371,7 +372,7 @@ class OneHot:
 
 @op("bincount")
 class Bincount:
-    """How often each of 0 .. length - 1 is among the ids; int64. An id outside raises."""
+    """Σ [id = k] for k = 0, ..., length - 1: how often each id occurs, int64. An id outside raises."""
 
     arity, attrs, traits = 1, {"length": ...}, Traits(contiguous=(0,))
     vjp, why = None, {"vjp": "ids are integers"}
@@ -381,7 +382,7 @@ class Bincount:
     def infer(ids, length):
         _ids(ids)
         if length < 0:
-            raise ShapeError("a number of counts", expected="at least 0", got=length)
+            raise ShapeError("length must be >= 0", expected="at least 0", got=length)
         return Spec((length,), int64)
 
     @staticmethod
@@ -403,9 +404,9 @@ class Bincount:
 
 @op("nonzero")
 class Nonzero:
-    """Places [size, ndim] int64 of the first `size` entries that are not 0, row by row; then rows of `fill`.
+    """Indices [size, ndim] int64 of the first `size` nonzero entries, in row-major order, then rows of `fill`.
 
-    How many there are only a run knows; how many are asked for is known when the program is made.
+    The number of nonzero entries is known at run time only; `size` is fixed when the program is built.
     """
 
     arity, attrs = 1, {"size": ..., "fill": -1}
@@ -421,7 +422,7 @@ class Nonzero:
     def infer(x, size, fill):
         if size < 0 or any(isinstance(n, str) for n in x.shape):
             raise ShapeError(
-                "a number of places in axes of known sizes", expected="size at least 0", got=f"{size}, {x}"
+                "nonzero needs size >= 0 and an operand of known shape", expected="size at least 0", got=f"{size}, {x}"
             )
         return Spec((size, len(x.shape)), int64)
 
@@ -432,22 +433,24 @@ class Nonzero:
 
 
 def _along(x: Spec, index: Spec, axis: int) -> int:
-    """The axis, if `index` has as many axes as x and leaves none but that one."""
+    """Normalise the axis. Raises: ShapeError unless `index` has the rank of x and fits all other axes."""
     at = axis_of(axis, len(x.shape))
     if index.dtype is not int64:
-        raise DTypeError("an index is int64", got=index, fix='index.to("int64")')
+        raise DTypeError("index arrays must be int64", got=index, fix='index.to("int64")')
     fits = len(index.shape) == len(x.shape) and all(
         a == at or i == n or (isinstance(i, int) and isinstance(n, int) and i <= n)
         for a, (i, n) in enumerate(zip(index.shape, x.shape, strict=True))
     )
     if not fits:
-        raise ShapeError("the index leaves the other axes", where=f"axis {at} excepted", expected=x.shape, got=index)
+        raise ShapeError(
+            "the index exceeds the operand on another axis", where=f"axis {at} excepted", expected=x.shape, got=index
+        )
     return at
 
 
 @op("gather")
 class Gather:
-    """Entries of x by place along an axis: y[i, j] = x[index[i, j], j] for axis 0; y has the shape of the index."""
+    """y[i, j] = x[index[i, j], j] for axis 0: entries by index along an axis; y has the shape of the index."""
 
     arity, attrs, saves, traits = 2, {"axis": ...}, Saves(inputs=(1,)), Traits(contiguous=(0, 1))
     emit = "{0}.gather({axis}, {1})"
@@ -494,7 +497,7 @@ class Gather:
 
 @op("scatter_sum")
 class ScatterSum(Backward):
-    """Zeros of `shape` with each entry of x added at its place along an axis, in order: the transpose of `gather`."""
+    """gatherᵀ x: zeros of `shape` with each entry of x added at its index along an axis, in order."""
 
     arity, attrs, saves, traits = (
         2,
@@ -506,7 +509,7 @@ class ScatterSum(Backward):
     @staticmethod
     def infer(x, index, axis, shape):
         if x.shape != index.shape:
-            raise ShapeError("an index for each entry", expected=x, got=index)
+            raise ShapeError("operand and index must have equal shapes", expected=x, got=index)
         _along(Spec(tuple(shape), x.dtype), index, axis)
         return Spec(tuple(shape), x.dtype)
 
@@ -524,15 +527,15 @@ def _written(x: Spec, index: Spec, values: Spec, axis: int) -> Spec:
     one_dtype(x, values)
     _along(x, index, axis)
     if values.shape != index.shape:
-        raise ShapeError("a value for each index", expected=index, got=values)
+        raise ShapeError("values and index must have equal shapes", expected=index, got=values)
     return x
 
 
 @op("scatter")
 class Scatter:
-    """x with values written at their places along an axis, in order: y[index[i, j], j] = v[i, j] for axis 0.
+    """y[index[i, j], j] ← v[i, j] for axis 0, in order: x with values written by index along an axis.
 
-    Of values for one place the last stays; each of them gets the place's gradient, as in torch.
+    Of several values for one index the last is written; each of them gets the gradient of that entry, as in torch.
     """
 
     arity, attrs, saves, infer = 3, {"axis": ...}, Saves(inputs=(1,)), _written
@@ -551,7 +554,7 @@ class Scatter:
     @staticmethod
     def sample(rng):
         axis = int(rng.integers(-2, 2))
-        order = rng.permuted(np.indices((3, 4))[axis % 2], axis=axis)  # no place twice: it has no difference quotient
+        order = rng.permuted(np.indices((3, 4))[axis % 2], axis=axis)  # no index twice: that has no difference quotient
         index = order[: rng.integers(1, 4), : rng.integers(1, 5)]
         return [rng.normal(size=(3, 4)), index, rng.normal(size=index.shape)], {"axis": axis}
 
@@ -562,7 +565,7 @@ class Scatter:
 
 @op("scatter_add")
 class ScatterAdd:
-    """x with values added at their places along an axis, in order; values for one place add up."""
+    """y[index[i, j], j] += v[i, j] for axis 0, in order: x with values added by index along an axis."""
 
     arity, attrs, saves, infer = 3, {"axis": ...}, Saves(inputs=(1,)), _written
     traits = Traits(contiguous=(0, 1, 2), inplace=((0, 0),), fixed=(1,), amp="promote")

@@ -124,7 +124,7 @@ class Linear:
             raise ShapeError("linear takes x [..., in] and w [out, in]", got=f"{x}, {w}")
         equal_dim(w.shape[1], x.shape[-1], "in")
         if b is not None and b.shape != w.shape[:1]:
-            raise ShapeError("the bias has another size", where="axis out", expected=w.shape[:1], got=b)
+            raise ShapeError("the bias must have one entry per output", where="axis out", expected=w.shape[:1], got=b)
         return Spec((*x.shape[:-1], w.shape[0]), x.dtype)
 
     @staticmethod
@@ -171,7 +171,7 @@ class Linear:
 
 
 def _dequantised(q, scales, group):
-    """Weights [out, in] of whole numbers and a scale per group along a row."""
+    """Weights [out, in] from integers and one scale per group along a row."""
     wide = call("repeat_interleave", scales, repeats=group, axis=1)
     return call("cast", q, dtype=scales.dtype) * call("slice", wide, axis=1, start=0, size=q.shape[1])
 
@@ -187,8 +187,8 @@ class LinearInt8:
     saves, traits = Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(1,), contiguous=(1, 2))
     vm = forms.LINEAR_INT8
     why = {
-        "onnx": "exported weights are floating: undo the quantising before",
-        "emit": "exported weights are floating: quantise what was exported, or undo before",
+        "onnx": "exported weights are floating: dequantise before the export",
+        "emit": "exported weights are floating: dequantise before the export, or quantise the exported files",
     }
 
     @staticmethod
@@ -196,14 +196,18 @@ class LinearInt8:
         one_dtype(x, scales, *([] if b is None else [b]))
         floating(x)
         if q.dtype is not int8:
-            raise DTypeError("quantised weights are int8", got=q)
+            raise DTypeError("quantised weights must be int8", got=q)
         if not x.shape or len(q.shape) != 2 or group < 1:
             raise ShapeError("takes x [..., in], q [out, in] and a group of at least 1", got=f"{x}, {q}, {group}")
         equal_dim(q.shape[1], x.shape[-1], "in")
         if scales.shape != (q.shape[0], -(-q.shape[1] // group)):
-            raise ShapeError("a scale per row and group", expected=(q.shape[0], -(-q.shape[1] // group)), got=scales)
+            raise ShapeError(
+                "scales must have one entry per row and group",
+                expected=(q.shape[0], -(-q.shape[1] // group)),
+                got=scales,
+            )
         if b is not None and b.shape != q.shape[:1]:
-            raise ShapeError("the bias has another size", where="axis out", expected=q.shape[:1], got=b)
+            raise ShapeError("the bias must have one entry per output", where="axis out", expected=q.shape[:1], got=b)
         return Spec((*x.shape[:-1], q.shape[0]), x.dtype)
 
     @staticmethod
@@ -265,12 +269,12 @@ def _draw(rng):
 class GroupedMatmul:
     """Rows offsets[e] to offsets[e + 1] of x [N, d] times w[e]: w [E, d, f] -> [N, f].
 
-    Offsets [E + 1] go from 0 up, to N at most; a run may be empty, and rows behind the last give 0. dx = g·wᵀ by the
+    Offsets [E + 1] go from 0 up, to N at most; a run may be empty, and rows after the last run give 0. dx = g·wᵀ by the
     same runs, dw = grouped_outer.
     """
 
     arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(2,), contiguous=(0, 1))
-    why = {"onnx": "opset 20 has no product by groups", "emit": "no family with experts is exported yet"}
+    why = {"onnx": "opset 20 has no grouped matrix product", "emit": "no family with experts is exported yet"}
 
     @staticmethod
     def infer(x, w, offsets):
@@ -382,5 +386,5 @@ class Solve:
     def axes(u: AxesUse):
         a, b = u.ins
         for term in (*a, b[0]):
-            u.frozen(term, "solves a system along it")
+            u.frozen(term, "solves a linear system along it")
         return [(a[1], b[1])]

@@ -1,4 +1,4 @@
-"""Losses, per row or per entry: reductions to one number are made of other ops (`nn.functional`)."""
+"""Losses per row or per entry; `nn.functional` reduces them to one number with other ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CrossEntropy(Loss):
 
     q_k = (1 - s)·w_k·[k = target] + (s/K)·w_k, with s the `smoothing` and w the class weights [K], a third operand, 1
     without it. Rows whose target is `ignore_index` give 0 and no gradient. Results are float32 or
-    wider. The gradient is g·(softmax(scores)·Σq - q); probabilities are not kept, only ln Σ exp.
+    wider. The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
     """
 
     arity, attrs = (2, 3), {"ignore_index": -100, "smoothing": 0.0}
@@ -34,13 +34,13 @@ class CrossEntropy(Loss):
     def infer(scores, targets, *weight, ignore_index, smoothing):
         floating(scores)
         if targets.dtype.name != "int64":
-            raise DTypeError("targets must be class ids", expected="int64", got=targets)
+            raise DTypeError("targets must be int64 class ids", expected="int64", got=targets)
         if not scores.shape or scores.shape[-1] == 0:
-            raise ShapeError("scores need at least one class on their last axis", got=scores)
+            raise ShapeError("scores must have at least one class on the last axis", got=scores)
         if targets.shape != scores.shape[:-1]:
-            raise ShapeError("one target per row of scores", expected=scores.shape[:-1], got=targets)
+            raise ShapeError("targets must have one entry per row of scores", expected=scores.shape[:-1], got=targets)
         if weight and (weight[0].shape != scores.shape[-1:] or not weight[0].dtype.is_float):
-            raise ShapeError("one floating weight per class", expected=scores.shape[-1:], got=weight[0])
+            raise ShapeError("class weights must be floating, one per class", expected=scores.shape[-1:], got=weight[0])
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
         return row, row
 
@@ -101,7 +101,7 @@ class CrossEntropy(Loss):
 
 @op("cross_entropy_backward")
 class CrossEntropyBackward(Backward):
-    """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and the weights if there are."""
+    """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and optional class weights."""
 
     arity, attrs = (4, 5), {"ignore_index": -100, "smoothing": 0.0}
     saves = Saves(inputs=(0, 1, 2, 3, 4))
@@ -148,7 +148,7 @@ class CrossEntropyBackward(Backward):
 
 
 class _Targets:
-    """Class ids [...]: which are ignored, and what belongs to the class of each row."""
+    """Class ids [...]: masks of ignored rows, and gathers and scatters by class."""
 
     def __init__(self, targets, attrs):
         self.ignored, self.smoothing = call("eq", targets, attrs["ignore_index"]), attrs["smoothing"]
@@ -224,7 +224,7 @@ class BinaryCrossEntropy(_Binary):
 
 
 def _log(p):
-    """Ln p, not below -100, where its gradient is 0 and not 0 · inf."""
+    """max(ln p, -100), with gradient 0 where p ≤ 0 instead of 0·∞."""
     tiny = call("le", p, 0.0)
     far = call("full_like", p, value=-100.0)
     return call("where", tiny, far, call("clamp", call("log", call("where", tiny, 1.0, p)), low=-100.0))

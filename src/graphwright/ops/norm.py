@@ -24,12 +24,12 @@ from graphwright.ops.rules import floating, one_dtype
 
 
 def _wide(*values: Any) -> list[Any]:
-    """Tensors of 16 bits in float32; what a row does not save is a spec and stays one."""
+    """Cast tensors of 16 bits to float32; operands that are not saved are specs and stay so."""
     return [v if isinstance(v, Spec) or not v.dtype.is_low else call("cast", v, dtype=float32) for v in values]
 
 
 def _narrow(grads, ins):
-    """Gradients in the dtypes of the operands."""
+    """Cast gradients to the dtypes of the operands."""
     return tuple(
         g if g is None or g.dtype is x.dtype else call("cast", g, dtype=x.dtype)
         for g, x in zip(grads, ins, strict=True)
@@ -45,7 +45,7 @@ def _mean(x, axes):
 
 
 def _count(x, axes, less):
-    """How many entries lie along axes, less a number: a number, or a value of the run where a size is a name."""
+    """Number of entries along axes, minus `less`: a float, or a traced value where a size is symbolic."""
     known = prod(n for a in axes if isinstance(n := x.shape[a], int))
     named = [call("size", x, axis=a) for a in axes if isinstance(x.shape[a], str)]
     if not named:
@@ -78,7 +78,7 @@ def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
     one_dtype(x, *scale)
     for spec in scale:
         if spec.shape != shape:
-            raise ShapeError("weight and bias have the shape that is normalised", expected=shape, got=spec)
+            raise ShapeError("weight and bias must have the normalised shape", expected=shape, got=spec)
     return floating(x)
 
 
@@ -178,7 +178,7 @@ class RmsNorm:
 
 @op("layer_norm")
 class LayerNorm:
-    """x̂·w + b over the last `rank` axes; w and b have their shape and may be left out, b alone too (Ba et al. 2016)."""
+    """x̂·w + b over the last `rank` axes (Ba et al. 2016); w and b have their shape; b or both may be left out."""
 
     arity, attrs, cost = (1, 3), {"rank": 1, "eps": 1e-5}, _cost
     saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
@@ -187,7 +187,7 @@ class LayerNorm:
     @staticmethod
     def infer(x, *scale, rank, eps):
         if not 1 <= rank <= len(x.shape):
-            raise ShapeError("not that many axes", expected=f"1 to {len(x.shape)}", got=rank)
+            raise ShapeError("rank exceeds the number of axes", expected=f"1 to {len(x.shape)}", got=rank)
         return _check_scale(x, x.shape[-rank:], scale)
 
     @staticmethod
@@ -240,14 +240,14 @@ class LayerNorm:
 
 
 def _by_channel(w, rank: int, groups: int | None = None):
-    """A vector of channels [C] as [C, 1, ...], or as [G, C/G, 1, ...], to lie on axis 1 of a tensor of `rank` axes."""
+    """Reshape a vector of channels [C] to [C, 1, ...] or [G, C/G, 1, ...], to broadcast from axis 1 of `rank` axes."""
     head = w.shape if groups is None else (groups, w.shape[0] // groups)
     return call("reshape", w, shape=(*head, *(1,) * (rank - 2)))
 
 
 @op("group_norm")
 class GroupNorm:
-    """x̂·w + b of x [N, C, ...] over each of `groups` runs of channels and all places; w, b [C] may be left out.
+    """x̂·w + b of x [N, C, ...] over each of `groups` runs of channels and all positions; w, b [C] may be left out.
 
     With one group a layer norm over all but N, with C groups an instance norm (Wu and He 2018).
     """
@@ -258,7 +258,7 @@ class GroupNorm:
     @staticmethod
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
-            raise ShapeError("the channels [N, C, ...] do not split into the groups", expected=groups, got=x)
+            raise ShapeError("the channels of x [N, C, ...] do not divide into the groups", expected=groups, got=x)
         return _check_scale(x, x.shape[1:2], scale)
 
     @staticmethod
@@ -314,13 +314,13 @@ class GroupNorm:
 
 def _channels(x: Spec, statistics: tuple[Spec, Spec], scale: tuple[Spec, ...]) -> None:
     if len(x.shape) < 2:
-        raise ShapeError("takes x [N, C, ...]", got=x)
+        raise ShapeError("the operand must be [N, C, ...]", got=x)
     _check_scale(x, x.shape[1:2], scale)
     for spec in statistics:
         if spec.shape != x.shape[1:2]:
-            raise ShapeError("one mean and one variance per channel", expected=x.shape[1:2], got=spec)
+            raise ShapeError("mean and variance must have one entry per channel", expected=x.shape[1:2], got=spec)
         if not spec.dtype.is_float or spec.dtype is not statistics[0].dtype:
-            raise DTypeError("mean and variance are floating, of one dtype", got=spec)
+            raise DTypeError("mean and variance must share a floating dtype", got=spec)
 
 
 def _normed_sample(rng: np.random.Generator) -> list:
@@ -387,7 +387,7 @@ class BatchNorm:
 
 @op("batch_norm_train")
 class BatchNormTrain:
-    """x̂·w + b over N and the places of x [N, C, ...], and the running mean and variance [C] after this batch.
+    """x̂·w + b over N and the positions of x [N, C, ...], and the running mean and variance [C] after this batch.
 
     Operands x, running mean, running variance and, if there are, w and b. The running ones move by `momentum` towards
     the batch's mean and its variance with n - 1 (Ioffe and Szegedy 2015, algorithms 1 and 2).
@@ -475,7 +475,7 @@ class Softmax(_AlongAxis):
     """e^(x - max) / Σ along an axis; gradient y(g - Σ g·y).
 
     A second operand is a mask, broadcast to x: entries where it is false are left out, and a row that is left out
-    altogether is 0. A row of -inf alone is NaN.
+    entirely is 0. A row of -inf alone is NaN.
     """
 
     arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))

@@ -1,8 +1,8 @@
-"""One step of an optimizer for any number of parameters of a dtype: new values, moments and counts, or the old ones.
+"""Optimizer steps for any number of parameters of one dtype: new values, moments and step counts.
 
-Operands: lr (0-d float64), found_inf (0-d float32: where it is not 0, everything keeps its value), then columns of one
-entry per parameter: gradients, parameters, the row's moments, steps made (0-d float32). Results: the columns after the
-gradients. No gradient flows through them: a step ends here.
+Operands: lr (0-d float64), found_inf (0-d float32; if it is not 0, all values stay as they are), then columns with one
+entry per parameter: gradients, parameters, moments, step counts (0-d float32). Results: the columns after the
+gradients. No gradient flows through a step.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def columns(ins, width: int, first: int = 2):
     """Operands from `first` on as `width` columns of equal length. Raises: ShapeError."""
     members, rest = divmod(len(ins) - first, width)
     if rest or not members:
-        raise ShapeError(f"takes {first} scalars and {width} columns of operands", got=f"{len(ins)} operands")
+        raise ShapeError(f"the op takes {first} scalars and {width} columns of operands", got=f"{len(ins)} operands")
     return [tuple(ins[first + c * members : first + (c + 1) * members]) for c in range(width)]
 
 
 class _Step(Update):
-    """What the steps of all optimizers share; `moments(attrs)` is how many columns of moments there are."""
+    """Shared cells of optimizer steps; `moments(attrs)` is the number of moment columns."""
 
     arity = 5, None
     traits = Traits(carried=True)
@@ -41,16 +41,18 @@ class _Step(Update):
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
         if lr != Spec((), float64) or found != _COUNT:
-            raise DTypeError("lr is a float64 scalar, found_inf a float32 one", got=f"{lr}, {found}")
+            raise DTypeError("lr must be a float64 scalar and found_inf a float32 scalar", got=f"{lr}, {found}")
         grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
-                raise DTypeError("parameters of one step are all float32 or all float64", got=f"{params[0]}, {spec}")
+                raise DTypeError(
+                    "parameters of one step must all be float32 or all be float64", got=f"{params[0]}, {spec}"
+                )
             for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
                 if other != spec:
                     raise ShapeError(f"a {name} must have the spec of its parameter", expected=spec, got=other)
             if steps[i] != _COUNT:
-                raise ShapeError("a count of steps is a float32 scalar", got=steps[i])
+                raise ShapeError("a step count must be a float32 scalar", got=steps[i])
         return members[len(grads) :]
 
     @staticmethod
@@ -201,7 +203,9 @@ class MuonStep(_Step):
         results = super().infer(lr, found, *members, **attrs)
         for spec in columns(members, 4, 0)[1]:
             if len(spec.shape) != 2:
-                raise ShapeError("only matrices have singular values", expected="[r, c]", got=spec, fix="AdamW for it")
+                raise ShapeError(
+                    "Muon takes matrices only", expected="[r, c]", got=spec, fix="use AdamW for this parameter"
+                )
         return results
 
     @classmethod
@@ -222,11 +226,11 @@ class EmaStep(Update):
     @staticmethod
     def infer(tau, *members):
         if tau != Spec((), float64):
-            raise DTypeError("tau is a float64 scalar", got=tau)
+            raise DTypeError("tau must be a float64 scalar", got=tau)
         sources, targets = columns(members, 2, 0)
         for source, target in zip(sources, targets, strict=True):
             if source != target:
-                raise ShapeError("source and target differ", expected=target, got=source)
+                raise ShapeError("source and target must have equal specs", expected=target, got=source)
             if not target.dtype.is_float:
                 raise DTypeError("only floating values can be averaged", got=target)
         return targets
@@ -239,7 +243,7 @@ class EmaStep(Update):
 
 @op("unscale_check")
 class UnscaleCheck(Update):
-    """g ← g · inverse for each gradient; found ← 1 if one of them has an infinity or NaN.
+    """g ← g · inverse for each gradient; found ← 1 if a gradient holds an infinity or NaN.
 
     Operands: inverse scale (0-d float32), found (0-d float32), gradients of one dtype; results: found, gradients.
     """
@@ -250,9 +254,9 @@ class UnscaleCheck(Update):
     @staticmethod
     def infer(inverse, found, *grads):
         if inverse != _COUNT or found != _COUNT:
-            raise DTypeError("inverse scale and found are float32 scalars", got=f"{inverse}, {found}")
+            raise DTypeError("inverse scale and found must be float32 scalars", got=f"{inverse}, {found}")
         if any(g.dtype is not grads[0].dtype or not g.dtype.is_float for g in grads):
-            raise DTypeError("gradients of one call share a floating dtype", got=", ".join(map(repr, grads)))
+            raise DTypeError("gradients of one call must share a floating dtype", got=", ".join(map(repr, grads)))
         return found, *grads
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Pooling and resampling over the trailing spatial axes, one or two; all axes before them are left alone.
+"""Pooling and resampling over one or two trailing spatial axes.
 
-Averages and interpolations are linear, so each has its transpose beside it, and the two are each other's gradient.
+Averages and interpolations are linear: each has its transpose beside it, and the two are each other's gradients.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _ROW_MAJOR = Traits(contiguous=(0,))
 
 
 def _window(x: Spec, kernel: Any, attrs: Any) -> tuple[Spec, Window]:
-    """The windows over the trailing axes, and what has one entry per window."""
+    """The spec with one entry per window over the trailing axes, and the windows."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
     if rank > 2 or len(floating(x).shape) < rank:
-        raise ShapeError("one or two spatial axes at the end", expected=f"[..., {rank} axes]", got=x)
+        raise ShapeError("pooling takes one or two trailing spatial axes", expected=f"[..., {rank} axes]", got=x)
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
-        raise ShapeError("padding is at most half of the window", expected=rule.extent, got=rule.padding)
+        raise ShapeError("padding must be at most half of the window", expected=rule.extent, got=rule.padding)
     at = len(x.shape) - rank
     return Spec((*x.shape[:at], *rule.counts(x.shape[at:])), x.dtype), rule
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
-    """Other sizes of the trailing axes."""
+    """The spec with other sizes of the trailing axes."""
     at = len(floating(x).shape) - len(sizes)
     if not 1 <= len(sizes) <= 2 or at < 0 or any(isinstance(n, str) or n < 1 for n in (*sizes, *x.shape[at:])):
-        raise ShapeError("one or two spatial axes at the end, of at least 1", expected=sizes, got=x)
+        raise ShapeError("resizing takes one or two trailing spatial axes of size >= 1", expected=sizes, got=x)
     return Spec((*x.shape[:at], *sizes), x.dtype)
 
 
@@ -98,9 +98,9 @@ def _planes(u: OnnxUse, rank: int) -> tuple[str, bool]:
 
 @op("max_pool")
 class MaxPool:
-    """Largest entry of each window, and its place among the spatial entries, row by row (int64); the first of equals.
+    """max over each window, and its flat index over the spatial axes (int64); the first of equal entries.
 
-    Padding counts as -∞. The gradient goes to the place.
+    Padding counts as -∞. The gradient goes to that index.
     """
 
     arity, saves, traits = 1, Saves(outputs=(1,)), _ROW_MAJOR
@@ -138,7 +138,7 @@ class MaxPool:
 
 @op("avg_pool")
 class AvgPool:
-    """Mean of each window; with `count_include_pad`, zeros of the padding count as entries."""
+    """Mean over each window; with `count_include_pad`, zeros of the padding count as entries."""
 
     arity, traits = 1, _ROW_MAJOR
     attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
@@ -165,7 +165,7 @@ class AvgPool:
 
 @op("avg_pool_backward")
 class AvgPoolBackward(Backward):
-    """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `avg_pool`."""
+    """avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
 
     arity, traits = 1, replace(_ROW_MAJOR, backward_of="avg_pool")
     attrs = {**AvgPool.attrs, "sizes": ...}
@@ -174,7 +174,7 @@ class AvgPoolBackward(Backward):
     def infer(g, sizes, kernel, count_include_pad, **window):
         x = Spec((*g.shape[: len(g.shape) - len(kernel)], *sizes), g.dtype)
         if len(x.shape) != len(g.shape) or _window(x, kernel, window)[0] != g:
-            raise ShapeError("not one entry per window", expected=f"windows over {sizes}", got=g)
+            raise ShapeError("the gradient must have one entry per window", expected=f"windows over {sizes}", got=g)
         return x
 
     @staticmethod
@@ -190,10 +190,10 @@ class AvgPoolBackward(Backward):
 
 @op("adaptive_avg_pool")
 class AdaptiveAvgPool:
-    """Means over windows that share out the trailing axes: entry i of m is over floor(i·n/m) .. ceil((i+1)·n/m)."""
+    """Means over windows that divide the trailing axes: entry i of m covers ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
 
     arity, attrs, traits = 1, {"sizes": ...}, _ROW_MAJOR
-    axes = resized_last("shares it out over windows")
+    axes = resized_last("divides it into windows")
     emit = _emit_pool("adaptive_avg_pool", "sizes")
 
     @staticmethod
@@ -224,7 +224,7 @@ class AdaptiveAvgPool:
 
 @op("adaptive_avg_pool_backward")
 class AdaptiveAvgPoolBackward(Backward):
-    """Each entry shared out over its window among trailing axes of `sizes`: the transpose of `adaptive_avg_pool`."""
+    """adaptive_avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
 
     arity, attrs, traits, sample = (
         1,
@@ -244,7 +244,9 @@ class AdaptiveAvgPoolBackward(Backward):
 
 def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: bool) -> Spec:
     if mode not in ("nearest", "linear") or (align_corners and mode == "nearest"):
-        raise ShapeError("no such interpolation", expected="nearest, or linear with or without align_corners", got=mode)
+        raise ShapeError(
+            "unknown interpolation mode", expected="nearest, or linear with or without align_corners", got=mode
+        )
     return _resized(x, sizes)
 
 
@@ -289,7 +291,7 @@ class Interpolate:
 
 @op("interpolate_backward")
 class InterpolateBackward(Backward):
-    """Each entry given back to the entries it was made of, among trailing axes of `sizes`: `interpolate` transposed."""
+    """interpolateᵀ g: each entry added to the entries it was interpolated from, trailing axes of `sizes`."""
 
     arity, attrs, traits, sample = (
         1,

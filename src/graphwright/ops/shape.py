@@ -25,7 +25,7 @@ def _fits(x: Spec, shape: tuple[Dim, ...]) -> None:
         want.remove(dim)
     left, right = Spec(tuple(have), x.dtype), Spec(tuple(want), x.dtype)
     if left.symbolic or right.symbolic or left.size != right.size:
-        raise ShapeError("another number of elements", expected=x, got=shape)
+        raise ShapeError("the shapes have different numbers of elements", expected=x, got=shape)
 
 
 def _unflatten(u: OnnxUse) -> str:
@@ -54,7 +54,7 @@ def _count(dims: Sequence[Term]) -> int:
 
 @op("reshape")
 class Reshape:
-    """The same elements, row by row, under another shape."""
+    """The same elements in row-major order, under another shape."""
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
     onnx = _unflatten
@@ -107,7 +107,7 @@ def _unflattened(parts: Sequence[int]) -> str:
 
 @op("unflatten")
 class Unflatten:
-    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may be named sizes."""
+    """Split one axis into several: [.., a·b, ..] -> [.., a, b, ..]; other axes may have symbolic sizes."""
 
     arity, attrs, cost = 1, {"axis": ..., "sizes": ...}, free_cost
     onnx = _unflatten
@@ -117,7 +117,9 @@ class Unflatten:
     def infer(x, axis, sizes):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] != prod(sizes):
-            raise ShapeError("the axis does not split so", where=f"axis {at}", expected=x.shape[at], got=sizes)
+            raise ShapeError(
+                "the sizes do not multiply to the axis", where=f"axis {at}", expected=x.shape[at], got=sizes
+            )
         return Spec((*x.shape[:at], *sizes, *x.shape[at + 1 :]), x.dtype)
 
     @staticmethod
@@ -149,7 +151,7 @@ class Unflatten:
 
 @op("flatten")
 class Flatten:
-    """Join axes start..end (both included) into one."""
+    """Axes start..end, both included, joined into one: [.., a, b, ..] -> [.., a·b, ..]."""
 
     arity, attrs, cost = 1, {"start": ..., "end": ...}, free_cost
     onnx = _unflatten
@@ -162,7 +164,9 @@ class Flatten:
         joined = x.shape[a : b + 1]
         named, known = [d for d in joined if isinstance(d, str)], [d for d in joined if isinstance(d, int)]
         if a > b or (named and prod(known) != 1) or len(named) > 1:
-            raise ShapeError("these axes do not join into one known size", expected="start <= end, sizes known", got=x)
+            raise ShapeError(
+                "these axes cannot be joined into one known size", expected="start <= end, sizes known", got=x
+            )
         size = named[0] if named else prod(known)
         return Spec((*x.shape[:a], size, *x.shape[b + 1 :]), x.dtype)
 
@@ -191,7 +195,7 @@ class Flatten:
 
 @op("permute")
 class Permute:
-    """Axes in another order."""
+    """The axes of x in another order."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
     emit = "{0}.permute({axes:sizes})"
@@ -200,7 +204,7 @@ class Permute:
     @staticmethod
     def infer(x, axes):
         if sorted(axes) != list(range(len(x.shape))):
-            raise ShapeError("not an order of the axes", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
+            raise ShapeError("axes must be a permutation", expected=f"each of 0..{len(x.shape) - 1} once", got=axes)
         return Spec(tuple(x.shape[a] for a in axes), x.dtype)
 
     @staticmethod
@@ -230,7 +234,7 @@ class Permute:
 
 @op("expand")
 class Expand:
-    """Broadcast to a shape; the gradient is summed back by the engine."""
+    """x broadcast to a shape; the autograd engine sums the gradient back."""
 
     arity, attrs, cost = 1, {"shape": ...}, free_cost
     emit = "{0}.expand({shape:sizes})"
@@ -239,7 +243,7 @@ class Expand:
     def infer(x, shape):
         lead = len(shape) - len(x.shape)
         if lead < 0 or any(h not in (1, w) for h, w in zip(x.shape, shape[lead:], strict=True)):
-            raise ShapeError("does not broadcast to this shape", expected=shape, got=x)
+            raise ShapeError("the operand does not broadcast to this shape", expected=shape, got=x)
         return Spec(tuple(shape), x.dtype)
 
     @staticmethod
@@ -269,7 +273,7 @@ class Expand:
 
 @op("slice")
 class Slice:
-    """Entries start, start + step, ... (`size` of them) of one axis."""
+    """x[start : start + size·step : step] along one axis: `size` entries."""
 
     arity, attrs, cost = 1, {"axis": ..., "start": ..., "size": ..., "step": 1}, free_cost
     traits = Traits(slices=True, linear_in=(0,), mixes="axis")
@@ -280,7 +284,7 @@ class Slice:
         full = x.shape[at]
         if isinstance(full, str) or size < 0 or step < 1 or start < 0 or (size and start + (size - 1) * step >= full):
             raise ShapeError(
-                "the slice leaves the axis", where=f"axis {at}", expected=full, got=f"{size} from {start}, step {step}"
+                "the slice exceeds the axis", where=f"axis {at}", expected=full, got=f"{size} from {start}, step {step}"
             )
         return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
 
@@ -310,7 +314,7 @@ class Slice:
             u.sizes |= {"start": before, "size": taken}
         elif a["size"] != whole:
             for term in (x[at], taken):
-                u.frozen(term, f"takes every {a['step']}th place of it")
+                u.frozen(term, f"takes every {a['step']}th entry of it")
         else:
             u.same(x[at], taken)
             u.sizes["size"] = taken
@@ -331,7 +335,7 @@ class Slice:
 
 @op("last")
 class Last:
-    """The last entry of an axis, kept as an axis of size 1."""
+    """x[-1:] along one axis, which keeps size 1."""
 
     arity, attrs, cost = 1, {"axis": ...}, free_cost
     emit = "{0}.narrow({axis}, -1, 1)"
@@ -361,7 +365,7 @@ class Last:
     @staticmethod
     def axes(u: AxesUse):
         x, at = u.ins[0], axis_of(u.attrs["axis"], len(u.ins[0]))
-        u.frozen(x[at], "reads its last place")
+        u.frozen(x[at], "reads its last entry")
         return [(*x[:at], Atom(1), *x[at + 1 :])]
 
     @staticmethod
@@ -399,7 +403,7 @@ class Size:
 
 @op("squeeze")
 class Squeeze:
-    """Axes of size 1 left out; the gradient gets them back."""
+    """x without some axes of size 1."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
     emit = "{0}.squeeze({axes})"
@@ -409,7 +413,7 @@ class Squeeze:
     def infer(x, axes):
         kept = _without(x.shape, axes)
         if any(x.shape[a] != 1 for a in axes_of(axes, len(x.shape))):
-            raise ShapeError("only axes of size 1 can be left out", expected=1, got=f"{x}, axes {axes}")
+            raise ShapeError("only axes of size 1 can be removed", expected=1, got=f"{x}, axes {axes}")
         return Spec(kept, x.dtype)
 
     @staticmethod
@@ -438,7 +442,7 @@ class Squeeze:
 
 @op("unsqueeze")
 class Unsqueeze:
-    """New axes of size 1, at these places of the result."""
+    """x with new axes of size 1, at these axis numbers of the result."""
 
     arity, attrs, cost = 1, {"axes": ...}, free_cost
     traits = Traits(rearranges=True, linear_in=(0,))
@@ -503,7 +507,7 @@ class Diagonal:
         a, b = (axis_of(axis, len(x.shape)) for axis in axes)
         if a == b or isinstance(x.shape[a], str) or isinstance(x.shape[b], str):
             raise ShapeError(
-                "a diagonal is of two different axes of known size", expected="two axes", got=f"{x}, {axes}"
+                "a diagonal needs two different axes of known size", expected="two axes", got=f"{x}, {axes}"
             )
         return Spec((*_without(x.shape, axes), lay.diagonal_size(x.shape[a], x.shape[b], offset)), x.dtype)
 
@@ -543,7 +547,7 @@ class Diagonal:
 
 @op("pad_slice")
 class PadSlice(Backward):
-    """Zeros of `size` along an axis with x at start, start + step, ...: the transpose of `slice`."""
+    """sliceᵀ x: zeros of `size` along an axis, with x at start, start + step, ..."""
 
     arity, attrs = 1, {"axis": ..., "start": ..., "step": 1, "size": ...}
     traits = Traits(pads=True, backward_of="slice")
@@ -552,7 +556,7 @@ class PadSlice(Backward):
     def infer(x, axis, start, step, size):
         at = axis_of(axis, len(x.shape))
         if x.shape[at] and start + (x.shape[at] - 1) * step >= size:
-            raise ShapeError("does not fit into the padded axis", where=f"axis {at}", expected=size, got=x)
+            raise ShapeError("the operand does not fit into the padded axis", where=f"axis {at}", expected=size, got=x)
         return Spec((*x.shape[:at], size, *x.shape[at + 1 :]), x.dtype)
 
     @staticmethod
@@ -574,14 +578,14 @@ class PadSlice(Backward):
             full = chain(before, x[at], behind)
             u.sizes |= {"start": before, "size": full}
         else:
-            full = u.fresh(a["size"], f"puts zeros between {a['step']} places of it")
-            u.frozen(x[at], f"puts zeros between {a['step']} places of it")
+            full = u.fresh(a["size"], f"puts zeros between {a['step']} entries of it")
+            u.frozen(x[at], f"puts zeros between {a['step']} entries of it")
         return [(*x[:at], full, *x[at + 1 :])]
 
 
 @op("concat")
 class Concat:
-    """Operands behind one another along an axis."""
+    """Operands concatenated along an axis."""
 
     arity, attrs, traits = (1, None), {"axis": ...}, Traits(jointly_linear=True, mixes="axis", amp="promote")
 
@@ -592,7 +596,9 @@ class Concat:
         rests = {(*i.shape[:at], *i.shape[at + 1 :]) for i in ins}
         if len(rests) > 1 or any(isinstance(i.shape[at], str) for i in ins):
             raise ShapeError(
-                "operands differ beside the joined axis", where=f"axis {at}", got=", ".join(map(repr, ins))
+                "operands differ on an axis other than the concatenated one",
+                where=f"axis {at}",
+                got=", ".join(map(repr, ins)),
             )
         return Spec((*ins[0].shape[:at], sum(i.shape[at] for i in ins), *ins[0].shape[at + 1 :]), ins[0].dtype)
 

@@ -1,7 +1,7 @@
-"""What a disk may hold after a power loss: of everything that was not fsynced, any part may be there or not.
+"""A model of a disk after a power loss: data that was not fsynced may be present or missing in any part.
 
-The model: a file has its content now and the content at its last fsync; a directory likewise has its names. After a
-crash each of them is found in either state. A rename is one change of names, never half done.
+A file has its present content and its content at the last fsync; a directory likewise has its names. After a crash
+each of them is found in either state. A rename is one atomic change of names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tree = dict[str, bytes | None]
 
 
 def snapshot(root: Path) -> Tree:
-    """The files and directories under `root`."""
+    """Read the files and directories under `root`."""
     tree: Tree = {}
     for folder, folders, files in os.walk(root):
         for name in folders:
@@ -30,7 +30,7 @@ def snapshot(root: Path) -> Tree:
 
 
 def materialise(tree: Tree, root: Path) -> None:
-    """Make the files and directories of `tree` under the new directory `root`."""
+    """Create the files and directories of `tree` under the new directory `root`."""
     root.mkdir()
     for name in sorted(tree):
         content = tree[name]
@@ -52,7 +52,7 @@ class _Folder:
 
 
 class Disk:
-    """A disk that starts with everything in `tree` durable and follows the operations applied to it."""
+    """A disk on which all of `tree` is durable at the start, and which follows the operations applied to it."""
 
     def __init__(self, tree: Tree) -> None:
         self._root = _Folder()
@@ -63,7 +63,7 @@ class Disk:
             parent.now[leaf] = parent.kept[leaf] = _Folder() if content is None else _File(content)
 
     def apply(self, operation: Operation) -> None:
-        """Follow one operation; those that change neither content nor names are passed over."""
+        """Apply one operation; those that change neither content nor names are ignored."""
         op = operation
         if op.fault and op.name != "write":
             return
@@ -86,7 +86,7 @@ class Disk:
                 src.now[old], dst.now[new] = dst.now[new], src.now[old]
 
     def states(self, seeds: int = 2) -> Iterator[tuple[str, Tree]]:
-        """What may be found after a crash now: the four extremes, torn content, and `seeds` random choices."""
+        """Return possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
 
         def whole(_: _File | _Folder) -> bool:
             return True

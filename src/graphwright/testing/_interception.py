@@ -1,6 +1,6 @@
-"""Every file operation under one folder, seen and if wanted spoiled: the calls of `os`, and `open` on top of them.
+"""Intercept every file operation under one folder, to record it and to inject faults: `os` calls, and `open`.
 
-Calls reached through `from os import write` or through C code (`mmap`, `shutil.copyfile`) are not seen.
+Calls made through `from os import write` or C code (`mmap`, `shutil.copyfile`) are not intercepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphwright.files import directory
 
 
 class RawFile(io.RawIOBase):
-    """An unbuffered file on the calls of `os`, as `open` would make one in C."""
+    """An unbuffered file on top of the `os` calls, like the one that `open` creates in C."""
 
     def __init__(self, path: Any, mode: str) -> None:
         self._fd = -1
@@ -71,7 +71,7 @@ class RawFile(io.RawIOBase):
 PATH_CALLS = ("mkdir", "rmdir", "unlink", "remove", "chmod")
 PAIR_CALLS = ("rename", "replace")
 HANDLE_CALLS = ("fsync", "fdatasync", "ftruncate", "fchmod", "read")
-# What each kind can hit: space runs out only where it is asked for, and POSIX lets no signal interrupt a rename.
+# Operations that each fault can hit: only writing runs out of space, and POSIX does not let signals interrupt a rename.
 KINDS: dict[str, frozenset[str]] = {
     "EIO": frozenset({"open", "write", "close", "exchange", *PATH_CALLS, *PAIR_CALLS, *HANDLE_CALLS}),
     "ENOSPC": frozenset({"open", "write", "mkdir", "fsync", "fdatasync", "ftruncate", "rename", "replace", "exchange"}),
@@ -82,10 +82,10 @@ KINDS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A file operation as the system saw it. Paths are relative to the watched folder.
+    """One file operation. Paths are relative to the watched folder.
 
     `handle` numbers the open files from 0 and is never reused; `offset` and `data` belong to a write or a truncation;
-    `fault` is the kind that hit this operation, which then did nothing, or half of its write.
+    `fault` is the kind of fault that hit the operation, which then had no effect, or for a write half of it.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Operation:
 
 
 class Interceptor:
-    """Stands before the system's calls. `strike(name)` says which kind of fault hits this call, or "" for none."""
+    """Wraps the system's calls. `strike(name)` returns the kind of fault for this call, or "" for none."""
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
         self.root = os.path.realpath(root)
@@ -116,7 +116,7 @@ class Interceptor:
 
     @contextmanager
     def installed(self) -> Iterator[list[Operation]]:
-        """Intercept until the block ends; yields the growing list of operations."""
+        """Intercept until the block ends; yield the growing list of operations."""
         stubs = {"open": self.open, "close": self.close, "write": self.write}
         stubs |= {name: self._path_call(name) for name in PATH_CALLS}
         stubs |= {name: self._pair_call(name) for name in PAIR_CALLS}
@@ -148,7 +148,7 @@ class Interceptor:
         return fd
 
     def close(self, fd: int) -> None:
-        """`os.close`: the descriptor is gone even when it fails."""
+        """`os.close`: the descriptor is closed even if the call fails."""
         handle, where = self._handles.pop(fd, (-1, ""))
         self._real["close"](fd)
         if handle >= 0:
@@ -156,7 +156,7 @@ class Interceptor:
             self._record(Operation("close", where, handle=handle, fault=fault))
 
     def write(self, fd: int, data: Any) -> int:
-        """`os.write`: a fault lets half of the bytes through, or reports fewer than were given."""
+        """`os.write`: a fault writes half of the bytes, or reports fewer than were given."""
         if fd not in self._handles:
             return self._real["write"](fd, data)
         handle, where = self._handles[fd]
@@ -170,14 +170,14 @@ class Interceptor:
         return done
 
     def open_stream(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-        """`open`: under the folder, on top of the calls above."""
+        """`open`: under the folder, built on the calls above."""
         if isinstance(file, int) or kwargs.get("opener") or self._relative(file, None) is None:
             return self._real_open(file, mode, buffering, *args, **kwargs)
         raw = RawFile(file, mode)
         if buffering == 0:
             return raw
         kind = io.BufferedRandom if "+" in mode else io.BufferedReader if "r" in mode else io.BufferedWriter
-        stream = kind(raw)  # a raw file, whatever its class
+        stream = kind(raw)  # a RawIOBase, whatever its class
         return stream if "b" in mode else io.TextIOWrapper(stream, *args, **kwargs)
 
     def _path_call(self, name: str) -> Callable[..., Any]:
@@ -200,7 +200,7 @@ class Interceptor:
                 return self._real[name](src, dst)
             fault = self.strike(name)
             result = None if fault else self._real[name](src, dst)
-            if result is not False:  # an exchange that the system does not have did nothing
+            if result is not False:  # an unsupported exchange had no effect
                 self._record(Operation(name, where, other, fault=fault))
             return result
 
@@ -213,7 +213,10 @@ class Interceptor:
             handle, where = self._handles[fd]
             fault = self.strike(name)
             done = None
-            if not fault and name not in ("fsync", "fdatasync"):  # noted, not done: what is durable is decided here
+            if not fault and name not in (
+                "fsync",
+                "fdatasync",
+            ):  # recorded only: the disk model decides what is durable
                 done = self._real[name](fd, *args)
             offset = args[0] if name == "ftruncate" else 0
             self._record(Operation(name, where, handle=handle, offset=offset, fault=fault))
@@ -225,7 +228,9 @@ class Interceptor:
         if isinstance(path, int):
             return None
         if dir_fd is not None:
-            raise UsageError("the fault harness follows paths", got="dir_fd", fix="pass whole paths while under test")
+            raise UsageError(
+                "the fault harness needs full paths", got="dir_fd", fix="do not use dir_fd in the code under test"
+            )
         full = os.path.abspath(os.fsdecode(path))
         return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) or full == self.root else None
 

@@ -1,6 +1,6 @@
-"""Defects planted in a program, each of one kind, at a random place that admits it: what a diagnosis must find.
+"""Plant one defect of a given kind at a random position of a program, for tests of diagnosis.
 
-A defect is one edit made with `check=False`; `plant` says which element it is about.
+A defect is one edit made with `check=False`; `plant` returns the element that it concerns.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ __all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """A planted defect: its kind, and the path of a node, or the key of a weight, that is part of it."""
+    """A planted defect: its kind, and the path of a node or the key of a weight that belongs to it."""
 
     kind: str
     element: str
 
 
 def plant(p: Program, kind: str, seed: int = 0) -> Planted:
-    """Plant a defect of a kind at a place drawn from the seed; it is an edit, which undo takes back.
+    """Plant a defect of a kind at a random position, as one edit that undo reverts.
 
-    Raises: UsageError for an unknown kind, or a program that has no place for it.
+    Raises: UsageError for an unknown kind, or a program without a suitable position.
     """
     if kind not in _PLANTERS:
-        raise UsageError("no such defect", got=kind, expected=", ".join(_PLANTERS))
+        raise UsageError("unknown defect", got=kind, expected=", ".join(_PLANTERS))
     if p.history.open is not None:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
     rng = np.random.default_rng(seed)
     element = _PLANTERS[kind](p, rng)
     if element is None:
-        raise UsageError("the program has no place for this defect", where=p.name, got=kind)
+        raise UsageError("the program has no position for this defect", where=p.name, got=kind)
     return Planted(kind, element)
 
 
@@ -59,7 +59,7 @@ def _shuffled(rng: np.random.Generator, items: list) -> list:
 
 
 def _values(p: Program, floating: bool = True) -> list[Value]:
-    """First results of all ops, in order of creation."""
+    """Return the first results of all ops, in order of creation."""
     nodes = sorted((n for n in p.nodes() if p.op(n) not in KINDS), key=p.seq)
     return [Value(n) for n in nodes if p.spec(n).dtype.is_float or not floating]
 
@@ -95,7 +95,7 @@ def _orphan_source(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _trunk(p: Program) -> list[NodeId]:
-    """Nodes that every way from the inputs to an output passes."""
+    """Return the nodes that lie on every path from the inputs to an output."""
     w = Wiring(p)
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     found = []
@@ -136,21 +136,21 @@ def _cycle(p: Program, rng: np.random.Generator) -> str | None:
     w = Wiring(p)
     for junction in _shuffled(rng, list(p.junctions()) or [v.node for v in _values(p)]):
         later = [w.nodes[i] for i in w.flood([w.at[junction]], w.after)]
-        alike = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
-        if p.is_junction(junction) and alike and p.graph.in_degree(junction):
+        same_spec = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
+        if p.is_junction(junction) and same_spec and p.graph.in_degree(junction):
             with _edit(p, "cycle") as e:
-                e.connect(alike[int(rng.integers(len(alike)))], junction)
+                e.connect(same_spec[int(rng.integers(len(same_spec)))], junction)
             return p.path(junction)
         edges = [e for e in p.in_edges(junction) if p.specs(p.edge_value(e).node)[0] == p.spec(junction)]
-        if edges and len(alike) > 1:
+        if edges and len(same_spec) > 1:
             with _edit(p, "cycle") as e:
-                e.rewire(edges[0], alike[1 + int(rng.integers(len(alike) - 1))])
+                e.rewire(edges[0], same_spec[1 + int(rng.integers(len(same_spec) - 1))])
             return p.path(junction)
     return None
 
 
 def _blocked_gradient(p: Program, rng: np.random.Generator) -> str | None:
-    """An edge behind which some weight learns and would not with the gradient stopped."""
+    """Return an edge such that stopping the gradient there leaves some weight without one."""
     w = Wiring(p)
     d = Diagnosis(p, None, Limits(), None)
     learns = {w.nodes[i] for i in learning(d)}
@@ -184,7 +184,7 @@ def _missing_residual(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
-    """Q of some heads times 64 and k by 64, or o and v: the function stays, the balance goes."""
+    """Scale q of some heads by 64 and k by 1/64, or o and v: the function stays, the balance is lost."""
     for node in _shuffled(rng, list(p.of_kind("sdpa"))):
         parts = attention_parts(p, node)
         names = [("q", "k"), ("o", "v")][int(rng.integers(2))]
@@ -214,7 +214,7 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 
 
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
-    """A value in half precision, or cut short, where the reader takes it as it was."""
+    """Pass a value in half precision, or truncated, to a reader that accepts it unchanged."""
     known = p.validate().mismatches
     for node in _shuffled(rng, [v.node for v in _values(p)]):
         for edge in _shuffled(rng, list(p.in_edges(node))):
@@ -235,7 +235,7 @@ def _interface(p: Program, rng: np.random.Generator) -> str | None:
 
 
 def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
-    """An op that changes the spec: its last channel is left out, or it has another dtype."""
+    """Insert an op that changes the spec: it drops the last channel, or changes the dtype."""
     width = spec.shape[-1] if len(spec.shape) else 0
     if narrow and isinstance(width, int) and width > 1:
         return "slice", {"axis": -1, "start": 0, "size": width - 1}
@@ -243,7 +243,7 @@ def _misfit(spec: Spec, narrow: bool) -> tuple[str, dict[str, Any]]:
 
 
 def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
-    """A trunk value led through two channels and back."""
+    """Route a trunk value through two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
         last = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
@@ -268,10 +268,10 @@ def _tensor(p: Program, rng: np.random.Generator) -> str | None:
     if not params:
         return None
     node = _shuffled(rng, params)[0]
-    place, value = int(rng.integers(p.spec(node).size)), (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
+    index, value = int(rng.integers(p.spec(node).size)), (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
 
     def spoil(values: np.ndarray) -> np.ndarray:
-        values.reshape(-1)[place] = value
+        values.reshape(-1)[index] = value
         return values
 
     with _edit(p, "tensor") as e:
@@ -294,4 +294,4 @@ _PLANTERS: dict[str, Callable[[Program, np.random.Generator], str | None]] = {
     "tensor": _tensor,
 }
 KINDS_OF_DEFECT = tuple(_PLANTERS)
-"""The kinds that can be planted."""
+"""Return the kinds that can be planted."""

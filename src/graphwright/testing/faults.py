@@ -1,6 +1,6 @@
-"""Proof that a save is atomic: broken at every file operation and by every power loss, old or new stands whole.
+"""Prove that a save is atomic: after a fault at any file operation, or a power loss, the old or new state is complete.
 
-`check_atomic` runs the save once for each fault it can suffer and once more after it; `inject` is a single fault.
+`check_atomic` runs the save once per possible fault, and once more after each; `inject` injects a single fault.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["KINDS", "NotAtomic", "Operation", "Survival", "check_atomic", "injec
 
 
 class NotAtomic(GraphwrightError, AssertionError):
-    """A fault left a mixture, a loss or a leftover; `where` is the fault, `got` what was found."""
+    """A fault left a mixture, a loss or a leftover; `where` is the fault, `got` the state found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """What was tried, all of it survived: operations of one save, faults injected, distinct states after a crash."""
+    """The tests that passed: operations of one save, faults injected, distinct states after a crash."""
 
     operations: int
     faults: int
@@ -34,20 +34,20 @@ class Survival:
 
 @contextmanager
 def record(folder: StrPath) -> Iterator[list[Operation]]:
-    """Yield the list that fills with the file operations under `folder`. Nothing is really fsynced meanwhile."""
+    """Yield the list of file operations under `folder` as it grows. Nothing is really fsynced meanwhile."""
     with Interceptor(Path(folder), lambda name: "").installed() as log:
         yield log
 
 
 @contextmanager
 def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
-    """Let the `at`-th operation under `folder` that `kind` can hit fail, counted from 0; the rest works.
+    """Let the `at`-th operation under `folder` that `kind` can hit fail, counted from 0.
 
     `kind` is a key of `KINDS`: EIO, ENOSPC and EINTR raise `OSError` (a write has then written half, or for EINTR
-    nothing), `short` lets a write take half of its bytes and say so. Yields the operations; the hit one has `fault`.
+    nothing), `short` makes a write partial. Yields the operations; the one hit has `fault`.
     """
     if kind not in KINDS:
-        raise UsageError("no such fault", expected=", ".join(KINDS), got=kind)
+        raise UsageError("unknown fault", expected=", ".join(KINDS), got=kind)
     left = at
 
     def strike(name: str) -> str:
@@ -69,10 +69,10 @@ def check_atomic(
     kinds: Sequence[str] = tuple(KINDS),
     seeds: int = 2,
 ) -> Survival:
-    """Prove that `save` leaves the old state or the new one, whatever fails, and that the next save leaves no rest.
+    """Prove that `save` leaves the old or the new state after any fault, and that the next save cleans up.
 
     Args:
-        work: an empty directory for the many copies.
+        work: an empty directory for the copies.
         before: fills a directory with the old state.
         save: changes that directory to the new state; may be called again, and reaches files through `os` or `open`.
         kinds: faults to inject at each operation in turn.
@@ -94,7 +94,7 @@ class _Trial:
             save(folder)
         self.new = snapshot(folder)
         if self.old == self.new or not self.operations:
-            raise UsageError("the save changes nothing, or changes it where it is not seen", got=self.operations)
+            raise UsageError("the save changes nothing, or uses calls that are not intercepted", got=self.operations)
         self.tops = {_top(path) for path in (*self.old, *self.new)}
 
     def inject_everywhere(self, kind: str) -> int:
@@ -139,7 +139,9 @@ class _Trial:
         visible = {path: content for path, content in tree.items() if _top(path) in self.tops}
         if visible not in allowed:
             expected = "old or new, whole" if len(allowed) > 1 else "the new state, since the save returned"
-            raise NotAtomic("the fault shows", where=fault, expected=expected, got=_describe(visible))
+            raise NotAtomic(
+                "a reader sees the effect of the fault", where=fault, expected=expected, got=_describe(visible)
+            )
 
     def _expect_clean_after_next_save(self, folder: Path, fault: str) -> None:
         with record(folder):
@@ -147,7 +149,7 @@ class _Trial:
         found = snapshot(folder)
         if found != self.new:
             raise NotAtomic(
-                "the next save does not mend it", where=fault, expected=_describe(self.new), got=_describe(found)
+                "the next save does not clean up", where=fault, expected=_describe(self.new), got=_describe(found)
             )
 
     def _fresh(self) -> Path:

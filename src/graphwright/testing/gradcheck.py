@@ -1,6 +1,6 @@
-"""Proof that a gradient is right: central differences in float64, against every mask of wanted gradients.
+"""Check gradients by central differences in float64, for every mask of wanted gradients.
 
-Invariant: a check that passes has compared at least one number; what it is told to check and cannot, it refuses.
+Invariant: a check that passes has compared at least one number; it raises if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GradientMismatch(GraphwrightError, AssertionError):
 
 
 def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
-    """Every choice of wanted gradients among `count` operands, the empty one left out."""
+    """Return every nonempty subset of `count` operands as a mask."""
     return (mask for mask in product((True, False), repeat=count) if any(mask))
 
 
@@ -48,19 +48,17 @@ def gradcheck(
         fn: takes tensors, returns a tensor or a tuple of them.
         inputs: numpy arrays or numbers; those of float64 are differentiated.
         eps: step, in units of max(1, |x|).
-        rtol, atol: a gradient a passes beside a quotient n if |a - n| <= atol + rtol·max|n|.
-        seed: of the upstream gradient u.
-        wrt: places of the inputs to differentiate; all of float64 by default.
+        rtol, atol: a gradient a matches a quotient n if |a - n| <= atol + rtol·max|n|.
+        seed: seed of the upstream gradient u.
+        wrt: indices of the inputs to differentiate; by default all float64 ones.
     Raises: GradientMismatch; UsageError if there is nothing to compare.
     """
     arrays = [np.array(x) for x in inputs]
-    places = [i for i, x in enumerate(arrays) if x.dtype == np.float64] if wrt is None else list(wrt)
-    given = [Tensor(from_numpy(x.copy()), i in places) for i, x in enumerate(arrays)]
+    indices = [i for i, x in enumerate(arrays) if x.dtype == np.float64] if wrt is None else list(wrt)
+    given = [Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays)]
     outs = [o for o in _tuple(fn(*given)) if o.requires_grad]
-    if not places or not outs or not sum(arrays[i].size for i in places):
-        raise UsageError(
-            "nothing to compare: no float64 input reaches a result", expected="a float64 input", got=len(arrays)
-        )
+    if not indices or not outs or not sum(arrays[i].size for i in indices):
+        raise UsageError("no float64 input affects a result", expected="a float64 input", got=len(arrays))
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
     kept = [i for i, o in enumerate(_tuple(fn(*given))) if o.requires_grad]
@@ -69,34 +67,34 @@ def gradcheck(
         results = _tuple(fn(*(Tensor(from_numpy(x)) for x in changed)))
         return sum(float((results[i].numpy() * s).sum()) for i, s in zip(kept, seeds, strict=True))
 
-    found = grad(outs, [given[i] for i in places], [tensor(s) for s in seeds], allow_unused=True)
-    for place, result in zip(places, found, strict=True):
-        analytic = np.zeros_like(arrays[place]) if result is None else result.numpy()
-        _compare(analytic, _quotients(value, arrays, place, eps), place, rtol, atol)
+    found = grad(outs, [given[i] for i in indices], [tensor(s) for s in seeds], allow_unused=True)
+    for index, result in zip(indices, found, strict=True):
+        analytic = np.zeros_like(arrays[index]) if result is None else result.numpy()
+        _compare(analytic, _quotients(value, arrays, index, eps), index, rtol, atol)
 
 
 def gradgradcheck(
     fn: Function, inputs: Sequence[Any], *, seed: int = 0, rtol: float = 1e-5, atol: float = 1e-6
 ) -> None:
-    """`gradcheck` of the gradient itself, with respect to the inputs and to the upstream gradient.
+    """Apply `gradcheck` to the gradient itself, with respect to the inputs and to the upstream gradient.
 
     Raises: GradientMismatch.
     """
     arrays = [np.array(x) for x in inputs]
-    places = [i for i, x in enumerate(arrays) if x.dtype == np.float64]
-    probe = [o for o in _tuple(fn(*(Tensor(from_numpy(x.copy()), i in places) for i, x in enumerate(arrays))))]
+    indices = [i for i, x in enumerate(arrays) if x.dtype == np.float64]
+    probe = [o for o in _tuple(fn(*(Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays))))]
     kept = [i for i, o in enumerate(probe) if o.requires_grad]
     rng = np.random.default_rng(seed + 1)
     seeds = [rng.normal(size=probe[i].shape) for i in kept]
 
     def gradient(*tensors: Tensor) -> tuple[Tensor, ...]:
         xs, us = list(tensors[: len(arrays)]), tensors[len(arrays) :]
-        for i in places:
-            if not xs[i].requires_grad:  # a plain evaluation of the gradient, for the quotient
+        for i in indices:
+            if not xs[i].requires_grad:  # for the quotient, evaluate the gradient without a tape
                 xs[i] = Tensor(xs[i].data, True)
         results = _tuple(fn(*xs))
         found = grad(
-            [results[i] for i in kept], [xs[i] for i in places], list(us), create_graph=True, allow_unused=True
+            [results[i] for i in kept], [xs[i] for i in indices], list(us), create_graph=True, allow_unused=True
         )
         return tuple(g for g in found if g is not None)
 
@@ -106,7 +104,7 @@ def gradgradcheck(
         rtol=rtol,
         atol=atol,
         seed=seed,
-        wrt=[*places, *range(len(arrays), len(arrays) + len(seeds))],
+        wrt=[*indices, *range(len(arrays), len(arrays) + len(seeds))],
     )
 
 
@@ -120,13 +118,13 @@ def check_masks(
     atol: float = 1e-11,
     seed: int = 0,
 ) -> int:
-    """Gradients of an op under every mask of wanted ones, against those of a reference.
+    """Compare the gradients of an op under every mask with those of a reference.
 
     Args:
         row: the op; `attrs` are complete.
-        inputs: numpy arrays; those of a floating dtype may want a gradient.
-        reference: (inputs, seeds, mask) -> one numpy gradient per operand, None where the mask says so.
-    Returns: how many masks were compared.
+        inputs: numpy arrays; those of a floating dtype may require a gradient.
+        reference: (inputs, seeds, mask) -> one numpy gradient per operand, None where the mask is False.
+    Returns: the number of masks compared.
     Raises: GradientMismatch.
     """
     arrays = [np.array(x) for x in inputs]
@@ -138,26 +136,26 @@ def check_masks(
         given = [Tensor(from_numpy(x.copy()), want) for x, want in zip(arrays, mask, strict=True)]
         outs = [o for o in _tuple(apply(row, given, attrs)) if o.dtype is float64]
         if not any(o.requires_grad for o in outs):
-            raise UsageError("no result of this op wants a gradient", where=row.name)
+            raise UsageError("no result of this op is differentiable", where=row.name)
         seeds = [rng.normal(size=o.shape) for o in outs]
         ours = grad(outs, [t for t in given if t.requires_grad], [tensor(s) for s in seeds], allow_unused=True)
         theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
-        for place, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
+        for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
                 raise GradientMismatch(
-                    "one side has no gradient", where=f"{row.name}, operand {place}", got=mine, expected=other
+                    "only one side has a gradient", where=f"{row.name}, operand {index}", got=mine, expected=other
                 )
             if mine is not None:
-                _compare(mine.numpy(), other, place, rtol, atol, f"{row.name}, mask {mask}, ")
+                _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1
     return masks
 
 
 def mutants(row: Op) -> Iterator[tuple[str, Op]]:
-    """The op with a planted bug in its vjp, one each: what a check of gradients must find."""
+    """Yield the op with one planted bug in its vjp at a time, which a gradient check must find."""
     vjp = row.vjp
     if vjp is None:
-        raise UsageError("this op has no vjp to break", where=row.name)
+        raise UsageError("the op has no vjp to mutate", where=row.name)
 
     def broken(change: Callable[[tuple, Sequence[Any]], tuple]) -> Op:
         return replace(row, vjp=lambda g, ins, outs, attrs, needs: change(vjp(g, ins, outs, attrs, needs), ins))
@@ -176,38 +174,38 @@ def _tuple(value: Any) -> tuple[Any, ...]:
 
 
 def _quotients(
-    value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], place: int, eps: float
+    value: Callable[[Sequence[np.ndarray]], float], arrays: Sequence[np.ndarray], operand: int, eps: float
 ) -> np.ndarray:
-    result = np.empty_like(arrays[place])
+    result = np.empty_like(arrays[operand])
     for index in np.ndindex(result.shape):
-        step = eps * max(1.0, abs(float(arrays[place][index])))
+        step = eps * max(1.0, abs(float(arrays[operand][index])))
         ends = []
         for sign in (1, -1):
-            moved = [x.copy() if i == place else x for i, x in enumerate(arrays)]
-            moved[place][index] += sign * step
+            moved = [x.copy() if i == operand else x for i, x in enumerate(arrays)]
+            moved[operand][index] += sign * step
             ends.append(value(moved))
         result[index] = (ends[0] - ends[1]) / (2 * step)
     return result
 
 
 def _compare(
-    ours: np.ndarray | NDArray, theirs: np.ndarray, place: int, rtol: float, atol: float, where: str = ""
+    ours: np.ndarray | NDArray, theirs: np.ndarray, operand: int, rtol: float, atol: float, where: str = ""
 ) -> None:
     mine = np.asarray(ours)
     if mine.shape != theirs.shape:
         raise GradientMismatch(
-            "the gradient has another shape", where=f"{where}operand {place}", expected=theirs.shape, got=mine.shape
+            "wrong shape of a gradient", where=f"{where}operand {operand}", expected=theirs.shape, got=mine.shape
         )
     if not theirs.size:
         return
     scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
-    off = ~(np.abs(mine - theirs) <= atol + rtol * scale)  # "not within", so that NaN is off
+    off = ~(np.abs(mine - theirs) <= atol + rtol * scale)  # written so that NaN counts as wrong
     off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
         raise GradientMismatch(
             f"{int(off.sum())} of {off.size} gradients are wrong",
-            where=f"{where}operand {place}{[*index]}",
+            where=f"{where}operand {operand}{[*index]}",
             expected=float(theirs[index]),
             got=float(mine[index]),
         )

@@ -1,4 +1,4 @@
-"""Comparison of values with another implementation's: shape, dtype, places of NaN, signs of zero, then closeness."""
+"""Compare values with a reference implementation: shape, dtype, NaN positions, signs of zero, closeness."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["ValueMismatch", "as_numpy", "assert_bits", "assert_close", "poisoned
 
 
 class ValueMismatch(GraphwrightError, AssertionError):
-    """Two implementations disagree; `where` is the first element, `expected` the reference's."""
+    """Two implementations disagree; `where` is the first element, `expected` the reference's value."""
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """A tensor, array or number as numpy; floats that numpy lacks widened to float32, which loses nothing."""
+    """Convert a tensor, array or number to numpy; dtypes that numpy lacks are converted to float32, exactly."""
     data = value.data if isinstance(value, Tensor) else value
     if isinstance(data, NDArray):
         return data.to_numpy("float32" if data.dtype.as_bits else None)
@@ -27,14 +27,14 @@ def as_numpy(value: Any) -> np.ndarray:
 
 
 def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float = 0.0, what: str = "") -> None:
-    """Equal shapes, NaN and infinity at the same places, |ours - reference| <= atol + rtol·|reference| elsewhere.
+    """Check equal shapes, NaN and infinities at the same indices, and |ours - reference| <= atol + rtol·|reference|.
 
     Raises: ValueMismatch.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     if mine.shape != theirs.shape or (mine.dtype.kind != theirs.dtype.kind):
         raise ValueMismatch(
-            "another shape or kind",
+            "shape or dtype differs",
             where=what,
             expected=f"{theirs.dtype}{list(theirs.shape)}",
             got=f"{mine.dtype}{list(mine.shape)}",
@@ -50,14 +50,14 @@ def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float =
 
 
 def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
-    """Equal dtype, shape and bits; any NaN equals any NaN, zeros must agree in sign.
+    """Check equal dtype, shape and bits; any NaN equals any NaN, zeros must agree in sign.
 
     Raises: ValueMismatch.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
     if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
         raise ValueMismatch(
-            "another spec",
+            "shape or dtype differs",
             where=what,
             expected=f"{theirs.dtype}{list(theirs.shape)}",
             got=f"{mine.dtype}{list(mine.shape)}",
@@ -80,11 +80,11 @@ def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) ->
 
 
 def strided(host: np.ndarray, how: str) -> NDArray:
-    """The values of `host` as an array whose memory lies otherwise.
+    """Return the values of `host` as an array with another memory layout.
 
     Args:
         how: `plain`; `permuted` (axes stored in reverse order); `sliced` (every second entry of a larger block, at an
-            offset); `expanded` (stride 0 along the first axis, which takes the first row's values everywhere).
+            offset); `expanded` (stride 0 along the first axis, which repeats the first row's values).
     """
     if how == "permuted":
         return from_numpy(np.array(host.T, order="C").T)
@@ -98,6 +98,6 @@ def strided(host: np.ndarray, how: str) -> NDArray:
 
 
 def poisoned(array: NDArray) -> NDArray:
-    """The array with all its bytes set so that each float reads NaN: an output that is not written shows."""
+    """Return the array with all bytes set so that floats read NaN, to reveal elements that are not written."""
     fill(array.to_numpy(bits=True).reshape(-1).view(np.uint8))
     return array

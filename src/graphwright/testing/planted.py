@@ -1,4 +1,4 @@
-"""Planted problems: which edges carry signal, or which skips a teacher has, is known."""
+"""Problems with a planted solution: the edges that carry signal, or the skips of a teacher, are known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 
 
 class Edges:
-    """y_i = Σ over planted j of M x_j + 0.05 noise; a student W with an edge from every other token into each.
+    """y_i = Σ over planted j of M x_j + 0.05 noise; the student has a weight W from every other token into each.
 
     Attributes:
         program: inputs x, y [batch, 8, 16]; output `loss`, the mean squared error.
@@ -43,12 +43,12 @@ class Edges:
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
     def gate(self, kind: str, **options: Any) -> None:
-        """Give every edge a gate."""
+        """Add a gate to every edge."""
         with self.program.edit("gates on all edges") as e:
             e.gate(self.edges(), kind, **options)
 
     def batch(self, size: int = 64, seed: int | None = None) -> dict[str, np.ndarray]:
-        """Fresh inputs and noisy outputs."""
+        """Return fresh inputs and noisy outputs."""
         rng = self.rng if seed is None else np.random.default_rng(seed)
         x = rng.normal(size=(size, TOKENS, WIDTH))
         y = 0.05 * rng.normal(size=x.shape)
@@ -57,16 +57,16 @@ class Edges:
         return {"x": x.astype(self.kind), "y": y.astype(self.kind)}
 
     def found(self, open_names: set[str]) -> tuple[float, float]:
-        """(share of planted edges kept, share of the others cut)."""
+        """Return (share of planted edges kept, share of the others cut)."""
         others = 56 - PLANTED
         return len(open_names & self.planted) / PLANTED, 1 - len(open_names - self.planted) / others
 
 
 class Sources:
-    """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has weights W_j of its own.
+    """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has its own weights W_j.
 
     Args:
-        sources, planted: how many there are, and how many carry signal.
+        sources, planted: number of sources, and of sources that carry signal.
         correlated: correlation of the entries of two sources.
 
     Attributes:
@@ -93,7 +93,7 @@ class Sources:
         self.planted = {f"s{j} -> total" for j in chosen}
 
     def batch(self, size: int = 64) -> dict[str, np.ndarray]:
-        """Fresh inputs and noisy outputs."""
+        """Return fresh inputs and noisy outputs."""
         x = self.rng.normal(size=(size, self.count, 6))
         if self.correlated:
             common = self.rng.normal(size=(size, 1, 6))
@@ -109,7 +109,7 @@ BLOCK_NAMES = ("x", *(f"h{j}" for j in range(1, BLOCKS + 1)))
 
 
 def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) * (BLOCKS + 1)) -> Program:
-    """h_j = tanh(W h_(j-1) + b), outputs y1 ... y6; random weights, of a teacher 1.2 times orthogonal ones."""
+    """h_j = tanh(W h_(j-1) + b), outputs y1 ... y6; random weights, those of a teacher 1.2 times orthogonal."""
     rng, b = np.random.default_rng(seed), Builder("chain")
     h = b.input("x", ("B", widths[0]))
     for j, (inner, outer) in enumerate(pairwise(widths), 1):
@@ -124,17 +124,17 @@ def chain(seed: int, teacher: bool = False, widths: tuple[int, ...] = (CHAIN,) *
 
 
 def _orthogonal(drawn: np.ndarray) -> np.ndarray:
-    """Orthonormal rows or columns, of which there are fewer."""
+    """Return a random matrix with orthonormal rows or columns, whichever are fewer."""
     return np.linalg.qr(drawn)[0] if drawn.shape[0] >= drawn.shape[1] else np.linalg.qr(drawn.T)[0].T
 
 
 class SkipTeacher:
-    """A chain of six blocks with a few of its 15 possible skips.
+    """A chain of six blocks with some of its 15 possible skips.
 
     Args:
         candidates: `structure.skips(BLOCK_NAMES)`.
-        count: of skips.
-        last: only the last block is shown to students; the planted set is then not the only good one.
+        count: number of skips.
+        last: show only the last block to students; then the planted set is not the only good one.
 
     Attributes:
         program: the teacher.
@@ -150,7 +150,7 @@ class SkipTeacher:
         self._plans: dict[int, Any] = {}
 
     def batch(self, rng: np.random.Generator, n: int = 128) -> dict[str, np.ndarray]:
-        """Fresh inputs, and what the teacher's blocks give."""
+        """Return fresh inputs, and the outputs of the teacher's blocks."""
         x = rng.normal(size=(n, CHAIN)).astype("f4")
         if n not in self._plans:
             self._plans[n] = self.program.compile(x=x.shape)
@@ -158,6 +158,6 @@ class SkipTeacher:
         return {"x": x, **{f"t{j}": found[f"y{j}"].to_numpy() for j in self.shown}}
 
     def task(self, outputs: dict[str, Tensor], feeds: dict[str, Tensor]) -> Tensor:
-        """Mean over the shown blocks of the squared error."""
+        """Return the mean squared error over the shown blocks."""
         gaps = [((outputs[f"y{j}"] - feeds[f"t{j}"]) ** 2).mean() for j in self.shown]
         return sum(gaps[1:], start=gaps[0]) * (1 / len(gaps))

@@ -255,19 +255,19 @@ class SimDriver:
         if outside_capture and self.capturing:
             raise RuleBroken(f"{what} while a stream captures", where=str(self.device))
 
-    def _bytes(self, place: Place, nbytes: int) -> np.ndarray:
-        if not isinstance(place, int):
-            return place.reshape(-1).view(np.uint8)[:nbytes]
-        at = bisect_right(self._starts, place) - 1
-        start = self._starts[at] if at >= 0 else place
+    def _bytes(self, address: Place, nbytes: int) -> np.ndarray:
+        if not isinstance(address, int):
+            return address.reshape(-1).view(np.uint8)[:nbytes]
+        at = bisect_right(self._starts, address) - 1
+        start = self._starts[at] if at >= 0 else address
         block = self._memory.get(start)
-        if block is None or place + nbytes > start + len(block):
+        if block is None or address + nbytes > start + len(block):
             raise RuleBroken(
                 "this range is not allocated on the device",
                 where=str(self.device),
-                got=f"{nbytes} bytes at {hex(place)}",
+                got=f"{nbytes} bytes at {hex(address)}",
             )
-        return block[place - start : place - start + nbytes]
+        return block[address - start : address - start + nbytes]
 
     def _push(self, work: _Work) -> None:
         s = self._streams[work.stream]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.autograd import Tensor
-from graphwright.evolve.mutations.rewiring import rewire_readers
+from graphwright.evolve.mutations.registry import rewire_readers
 from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, clip_grad_norm_
 from graphwright.plan import compile

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.registry import free_part, in_cell, linears, mutation, parts
-from graphwright.evolve.mutations.rewiring import rewire_readers
+from graphwright.evolve.mutations.registry import free_part, in_cell, linears, mutation, parts, rewire_readers
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.registry import mutation
-from graphwright.evolve.mutations.rewiring import remove_unread_states
+from graphwright.evolve.mutations.registry import mutation, remove_unread_states
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:

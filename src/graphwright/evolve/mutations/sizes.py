@@ -1,4 +1,7 @@
-"""Mutations of sizes: units of an axis, the window and the stride of a convolution."""
+"""Mutations of sizes: window and stride of a convolution, units of an axis.
+
+Runs draw mutations in the order in which they register, so the order of these functions is part of their seeds.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,6 @@ from graphwright.evolve.mutations.registry import mutation
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program, Transaction
-
-
-def widths(p: Program) -> list[str]:
-    """The axes of neurons, channels or units that can be resized."""
-    return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in _KINDS]
-
-
-_KINDS = ("neurons", "channels", "units")
-
-
-@mutation("widen", sites=widths, weight=0.12, refine=0.10)
-def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Add units with random incoming and zero outgoing weights: `units`, or a quarter, a half or as many again."""
-    size = e.program.axes()[site].size
-    more = units or max(1, round(size * float(rng.choice([0.25, 0.5, 1.0], p=[0.4, 0.4, 0.2]))))
-    e.grow(site, more, seed=int(rng.integers(1 << 31)))
-
-
-@mutation("narrow", sites=lambda p: [a for a in widths(p) if p.axes()[a].size > 2], weight=0.08, refine=0.10)
-def narrow(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
-    """Remove the units with the smallest incoming and outgoing weights: `units`, or a quarter."""
-    group = e.program.axes()[site]
-    less = units or max(1, group.size // 4)
-    if less >= group.size:
-        raise UsageError("cannot remove all units of an axis", where=site, got=less, expected=f"below {group.size}")
-    weights = {key: e.program.weights.array(key).to_numpy("float64") for key in group.slices(0)}
-    norms = np.ones(group.size)
-    for unit in range(group.size):
-        for key, slices in group.slices(unit).items():
-            if weights[key].ndim > 1:
-                rows = weights[key]
-                for dim, index in slices.items():
-                    rows = np.take(rows, index, dim)
-                norms[unit] *= np.linalg.norm(rows)
-    e.cut_units(group.units(sorted(np.argsort(norms, kind="stable")[:less].tolist())))
 
 
 def convolutions(p: Program) -> list[NodeId]:
@@ -92,3 +60,38 @@ def _pair(p: Program, node: NodeId, name: str) -> tuple[int, ...]:
     value = p.attrs(node)[name]
     rank = len(p.spec(p.operands(node)[1].node).shape) - 2
     return tuple(value) if isinstance(value, tuple | list) else (value,) * rank
+
+
+def widths(p: Program) -> list[str]:
+    """The axes of neurons, channels or units that can be resized."""
+    return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in _KINDS]
+
+
+_KINDS = ("neurons", "channels", "units")
+
+
+@mutation("widen", sites=widths, weight=0.12, refine=0.10)
+def widen(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
+    """Add units with random incoming and zero outgoing weights: `units`, or a quarter, a half or as many again."""
+    size = e.program.axes()[site].size
+    more = units or max(1, round(size * float(rng.choice([0.25, 0.5, 1.0], p=[0.4, 0.4, 0.2]))))
+    e.grow(site, more, seed=int(rng.integers(1 << 31)))
+
+
+@mutation("narrow", sites=lambda p: [a for a in widths(p) if p.axes()[a].size > 2], weight=0.08, refine=0.10)
+def narrow(e: Transaction, site: str, rng: np.random.Generator, units: int | None = None) -> None:
+    """Remove the units with the smallest incoming and outgoing weights: `units`, or a quarter."""
+    group = e.program.axes()[site]
+    less = units or max(1, group.size // 4)
+    if less >= group.size:
+        raise UsageError("cannot remove all units of an axis", where=site, got=less, expected=f"below {group.size}")
+    weights = {key: e.program.weights.array(key).to_numpy("float64") for key in group.slices(0)}
+    norms = np.ones(group.size)
+    for unit in range(group.size):
+        for key, slices in group.slices(unit).items():
+            if weights[key].ndim > 1:
+                rows = weights[key]
+                for dim, index in slices.items():
+                    rows = np.take(rows, index, dim)
+                norms[unit] *= np.linalg.norm(rows)
+    e.cut_units(group.units(sorted(np.argsort(norms, kind="stable")[:less].tolist())))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.evolve.errors import TaskError
-from graphwright.evolve.mutations.rewiring import remove_unread_states, rewire_readers
+from graphwright.evolve.mutations.registry import remove_unread_states, rewire_readers
 from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene, columns_of
 from graphwright.program.errors import UnknownNode
 from graphwright.program.program import Program

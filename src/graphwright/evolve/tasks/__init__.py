@@ -18,9 +18,8 @@ from graphwright.evolve.tasks.data import (
     two_moons,
     xor,
 )
-from graphwright.evolve.tasks.environment import Episodes, gym
+from graphwright.evolve.tasks.environment import CartPole, DoublePole, Episodes, cartpole, double_pole, gym
 from graphwright.evolve.tasks.heads import Head
-from graphwright.evolve.tasks.physics import CartPole, DoublePole, cartpole, double_pole
 from graphwright.evolve.tasks.task import Population, Scores, Task
 
 TASKS: dict[str, Callable[..., Any]] = {

@@ -1,4 +1,4 @@
-"""Code for attention and for caches of keys and values."""
+"""VM forms of attention and of KV caches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from graphwright.array.vm.encode.operands import (
 )
 
 _WORTH = 16
-"""Queries from which on to widen all keys and values takes little beside the attention to them."""
+"""Number of queries from which on widening all keys and values costs little beside the attention."""
 
 
 def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
-    """Float32 for what is bfloat16: the operands but for the extra ones, then the results."""
+    """Float32 copies of bfloat16 operands, without the optional ones, then of the results."""
     if outs[0].dtype is not bfloat16:
         return []
     count = len(attrs["optional"])
@@ -33,7 +33,7 @@ def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -
 
 @vm_form(work=_wide)
 def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of bfloat16 by float32 copies, the results rounded: `outs` goes on with these."""
+    """For bfloat16, work in the float32 copies that follow the results in `outs`, then round."""
     given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
     outs, work = outs[:results], outs[results:]
     if work:
@@ -115,7 +115,7 @@ def _attend(
     q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
     more: Sequence[int],
 ) -> list[Row]:  # fmt: skip
-    """Code for attention query by query; `more` is what the second row begins with."""
+    """Code for attention one query at a time; `more` are the first cells of the second row."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, bits(float(attrs["scale"])))

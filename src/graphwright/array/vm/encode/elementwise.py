@@ -1,4 +1,4 @@
-"""Code for ops on elements and for reductions of axes."""
+"""VM forms of elementwise ops and of reductions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def JUNCTION(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
 def _reduction(
     out: View, x: View, axes: Any, rows_code: Code, columns_code: Code | None, *cells: int
 ) -> list[Row] | None:
-    """Reductions over the last axes, or the first ones, or those between; `out` is packed."""
+    """Reduce leading, middle or trailing axes; `out` must be packed."""
     if not all_f32(out, x) or not out.packed or 0 in x.shape:
         return None
     gone = set(range(len(x.shape))) if axes is None else {a % len(x.shape) for a in axes}
@@ -134,7 +134,7 @@ def _reduction(
 
 
 def _kept(x: View, gone: set[int], out: View) -> tuple[int, ...]:
-    """Strides of x for the shape of a result whose reduced axes had one entry each."""
+    """Strides of x without the reduced axes, which have one entry each."""
     strides = [s for a, s in enumerate(x.strides) if a not in gone]
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 

@@ -1,8 +1,8 @@
-"""Ops over one iteration space as one loop: tile after tile, inner values in scratch that stays in cache.
+"""Fusion: ops over one iteration space as one loop over tiles, with inner values in scratch that stays in cache.
 
-A tile is a stretch of elements; where an op looks at whole rows, as a norm does, it is a row. A LOOP row (cell 1 the
-rows of its body, 2 the turns) stands before its body, of which every turn does one tile. What is bfloat16 is widened
-into a tile before an op and rounded after it, so that every result has the bits it has by itself.
+A tile is a span of elements, or a whole row where an op depends on its row, as a norm does. A LOOP row (cell 1: rows of
+its body, cell 2: iterations) precedes its body; each iteration computes one tile. bfloat16 operands are widened into a
+tile before an op and rounded after it, so every result has the same bits as without fusion.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ TILE_BYTES = 4 * TILE
 TOGETHER: dict[tuple[Code | None, Code | None], Code] = {(Code.ADD, Code.SILU): Code.ADD_SILU}
 """Pairs of instructions that one row does, where nothing else reads the first result."""
 LONGEST = 4 * TILE
-"""Elements of a row that may be a tile."""
+"""The most elements of a row that is a tile."""
 _NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
 
 
 class Inner(NamedTuple):
-    """An operand that only the group reads: the number of its tile."""
+    """A value that only the group reads: the number of its tile."""
 
     tile: int
 
 
 class Member(NamedTuple):
-    """One op of a group, its operands views or inner values."""
+    """One op of a group; its operands are views or inner values."""
 
     form: VmForm
     outs: Sequence[View | Inner]
@@ -74,7 +74,7 @@ def f32(code: Code) -> VmForm:
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
-    """How many inner values may be held at a time."""
+    """The most inner values that are held at a time."""
     return TILES // -(-shape[-1] // TILE) if by_row else TILES
 
 
@@ -104,7 +104,7 @@ def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View], by_row: bool 
 
 
 def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row] | None:
-    """Rows that run the members tile by tile; None if the layouts allow no tiles."""
+    """Return rows that run the members tile by tile, or None if the layouts allow no tiles."""
     if 0 in shape:
         return []
     by_row = any(m.form.by_row for m in members)
@@ -133,7 +133,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row]
 
 
 def _together(members: Sequence[Member]) -> list[Member]:
-    """The members, with pairs that one row does as one."""
+    """Merge pairs of members that one instruction computes."""
     made: list[Member] = []
     for n, m in enumerate(members):
         code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
@@ -157,7 +157,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """The members, with what is written again later in the group held in a tile until its last write."""
+    """Hold values that the group overwrites later in a tile until their last write."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
@@ -181,7 +181,7 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
 
 
 def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
-    """Members of float32, with conversions from and to bfloat16 between them.
+    """Make all members float32, with conversions from and to bfloat16 between them.
 
     A tile of bfloat16 holds float32 that are rounded. Operands are widened into tiles from `most` on, which keep them.
     """
@@ -217,7 +217,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
 
 
 def _free(tiles: Iterator[int], wide: dict[View, Inner], busy: set[int]) -> Inner:
-    """The next tile that a member does not read; what it held is forgotten."""
+    """The next tile that the member does not read; its old value is dropped."""
     tile = next(t for t in tiles if t not in busy)
     for v in [v for v, held in wide.items() if held.tile == tile]:
         del wide[v]

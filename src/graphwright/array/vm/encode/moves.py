@@ -1,4 +1,4 @@
-"""Code for copies between layouts, rows by index, pairs turned by an angle."""
+"""VM forms of copies, casts, lookups by id, and rotary embedding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphwright.array.vm.encode.operands import Row, View, all_f32, bits, eleme
 
 @vm_form()
 def COPY(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """As elementwise, else up to four axes; of bfloat16 where two of them are always copied together."""
+    """Copy elementwise, or over up to four axes; bfloat16 in pairs where layouts allow it."""
     out, x = outs[0], ins[0]
     if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
         out, x = _pairs(out), _pairs(x)
@@ -28,19 +28,19 @@ def COPY(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) ->
 
 
 def _in_pairs(view: View) -> bool:
-    """True for numbers of 16 bits that lie in words of 4 bytes."""
+    """True if 16-bit numbers fill whole 4-byte words."""
     return bool(view.shape) and view.strides[-1] == 1 and not any(n % 2 for n in (view.shape[-1], *view.strides[:-1]))
 
 
 def _pairs(view: View) -> View:
-    """Words in the place of pairs, whatever they stand for."""
+    """The view with 4-byte words in place of pairs of 16-bit numbers."""
     shape, strides = (*view.shape[:-1], view.shape[-1] // 2), (*[s // 2 for s in view.strides[:-1]], 1)
     return View(float32, shape, strides, view.address)
 
 
 @vm_form()
 def EMBEDDING(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Of a table whose rows are whole words of 4 bytes, whatever they stand for."""
+    """Look up rows of whole 4-byte words, of any dtype."""
     table, ids = ins
     size = table.dtype.itemsize
     rows, cols = table.shape
@@ -91,7 +91,7 @@ def ROPE_TABLE(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, An
 
 @vm_form()
 def CAST(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Between bfloat16 and float32."""
+    """Cast between bfloat16 and float32."""
     code = _CASTS.get((ins[0].dtype, outs[0].dtype))
     return None if code is None else elementwise(code, outs[0], ins)
 

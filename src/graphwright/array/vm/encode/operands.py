@@ -16,11 +16,11 @@ Row = list[int]
 Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
 Workspace = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[View]"]
 MOST_ROWS = 64
-"""Rows of code that axes may be unrolled to; beyond it another kernel is no slower."""
+"""The most rows of code that outer axes are unrolled to; beyond it another kernel is no slower."""
 
 
 CACHED = 8 << 20
-"""Bytes of a result from which on it goes past the caches: written and then read, it takes longer below, less above."""
+"""Bytes of a result from which on stores bypass the caches: measured, slower below and faster above."""
 
 
 class View(NamedTuple):
@@ -38,7 +38,7 @@ class View(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """True if the elements lie row by row."""
+        """True if the layout is row-major."""
         return is_row_major(self.shape, self.strides)
 
 
@@ -86,7 +86,7 @@ def vm_form(
 
 
 def row_of(code: Code, *cells: int) -> Row:
-    """A row of a code and its cells, zeros behind them."""
+    """A row of a code and its cells, padded with zeros."""
     return [int(code), *cells] + [0] * (CELLS - 1 - len(cells))
 
 
@@ -96,7 +96,7 @@ def bits(value: float) -> int:
 
 
 def table_of(cells: Sequence[int]) -> list[Row]:
-    """Cells as whole rows, zeros behind them."""
+    """Cells as whole rows, padded with zeros."""
     return [[*cells[i : i + CELLS], *[0] * (i + CELLS - len(cells))] for i in range(0, len(cells), CELLS)]
 
 
@@ -106,19 +106,19 @@ def all_f32(*views: View) -> bool:
 
 
 def copy_row(target: int, words: int, source: int) -> Row:
-    """A copy of packed words of 4 bytes, whatever they stand for."""
+    """A copy of packed 4-byte words of any type."""
     return row_of(Code.COPY, 1, words, target, 0, 1, source, 0, 1)
 
 
 def copied(target: View, source: View) -> list[Row]:
-    """A copy between packed operands, unless they are one."""
+    """A copy between packed operands, or nothing if they share an address."""
     if target.address == source.address or not target.size:
         return []
     return [copy_row(target.address, target.size * target.dtype.itemsize // 4, source.address)]
 
 
 def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Axes (size, stride per operand) of which as many as possible are one; axes of size 1 are left out."""
+    """Axes (size, stride per operand), merged where possible, without axes of size 1."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
         if n == 1:
@@ -145,7 +145,7 @@ def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[l
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
-    """Rows of 1 or 2 axes each, further axes unrolled, in whatever order makes few rows."""
+    """Rows over 1 or 2 axes each, with further axes unrolled in the order that takes few rows."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -171,7 +171,7 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list
 
 
 def along(out: View, step: int) -> int:
-    """The step of a result along a row: PAST where it is so large that the caches would not keep it."""
+    """The step of a result along a row: PAST for results that exceed the caches."""
     return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 

@@ -1,4 +1,4 @@
-"""Code for matrix products, with weights as they are stored too."""
+"""VM forms of matrix products, for float32, bfloat16 and int8 weights."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def LINEAR(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
 
 
 SHORT = 32
-"""Terms up to which a product of 3 or 4 rows takes less time than as many dot products."""
+"""Inner size up to which a product of 3 or 4 rows is faster than as many dot products."""
 _FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
 _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 
 def _few(m: int, w: View) -> bool:
-    """Whether m rows are so few that reading the weights is what takes time, and fit the scratch in their order."""
+    """True if m rows are so few that reading the weights dominates, and they fit the scratch."""
     return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 
 def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scales: int = 0) -> Row:
-    """Code for a product with weights as they are stored."""
+    """Code for a product with stored weights [out, in]."""
     (m, k), n = x.shape, w.shape[0]
     init = bias[0].address if bias else 0
     return row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)

@@ -1,4 +1,4 @@
-"""Code for ops that see whole rows: softmax, norms, losses."""
+"""VM forms of ops over whole rows: softmax, norms, losses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def RMS_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]
 
 @vm_form()
 def LAYER_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    """Over one axis or several that are one in memory."""
+    """Normalise over one axis, or several that are contiguous."""
     x, *scale = ins
     lead = len(x.shape) - attrs["rank"]
     if 0 in x.shape or not all_f32(*outs, *ins) or not all(view.packed for view in (outs[0], *scale)):

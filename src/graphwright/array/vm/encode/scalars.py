@@ -1,4 +1,4 @@
-"""Rows of single numbers as one run of them."""
+"""Runs of scalar instructions packed into one row."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _BINARY = (Code.ADD, Code.SUB, Code.MUL, Code.DIV)
 
 
 def is_scalar(row: Row) -> bool:
-    """True for a row that a run may hold."""
+    """True for a scalar instruction that can be packed."""
     return row[1] == row[2] == 1 and (row[0] in _UNARY or row[0] in _BINARY)
 
 
 def packed(rows: Iterable[Row], scratch: int) -> list[Row]:
-    """Rows of single numbers as one run; `scratch` is where addresses below LOCAL count from."""
+    """Pack scalar rows into one; `scratch` is the base of addresses below LOCAL."""
     table: list[int] = []
     for row in rows:
         places = [a + scratch if a < LOCAL else a for a in (row[3], row[6], row[9] if row[0] in _BINARY else row[6])]
@@ -28,10 +28,10 @@ def packed(rows: Iterable[Row], scratch: int) -> list[Row]:
 
 
 def pack_runs(units: Iterable[tuple[int, list[Row]]], scratch: int) -> list[tuple[int, list[Row]]]:
-    """Numbered rows that belong together; stretches of single numbers become one, under the number of their first."""
+    """Pack consecutive scalar units into one, under the number of the first."""
     made: list[tuple[int, list[Row]]] = []
-    for single, stretch in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
-        parts = list(stretch)
+    for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
+        parts = list(run)
         if single and len(parts) > 1:
             parts = [(parts[0][0], packed((rows[0] for _, rows in parts), scratch))]
         made += parts

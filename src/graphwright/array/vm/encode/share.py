@@ -1,7 +1,7 @@
-"""Large rows cut into stretches that several threads take in turn; and about how long a row takes.
+"""Split long rows into tickets that several threads share; estimate how long a row takes.
 
-A SHARED row (cell 1 the number of tickets, 2 the rows of code of each) stands before its tickets: with one thread it
-does nothing, and the tickets run one after the other.
+A SHARED row (cell 1: number of tickets, cell 2: rows of each) precedes its tickets. With one thread it does nothing,
+and the tickets run one after the other.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from graphwright.array.vm.encode.operands import Row, row_of
 from graphwright.array.vm.encode.scalars import is_scalar
 
 WORTH = 100_000
-"""Nanoseconds of a row from which on it is shared: to wake a helper takes some 5 us, on a busy core more."""
+"""Nanoseconds of a row from which on it is split: waking a helper thread takes about 5 us, more on a busy core."""
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
 _SIDE = 96  # rows or columns of a product's ticket, at least
 _TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1}
-"""Rows of operands behind these."""
+"""Instruction -> number of operand rows that follow it."""
 
 
 class _Walk(NamedTuple):
-    """How a code's operands move: cells of (address, bytes per row), bytes per row that are fixed, bytes per column."""
+    """Address arithmetic of an instruction: (address cell, stride cell) per row, bytes per row, bytes per column."""
 
     rows: tuple[tuple[int, int], ...]
     fixed: tuple[tuple[int, int], ...] = ()
@@ -63,20 +63,20 @@ _STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its
 
 
 def operand_cells(row: Row) -> tuple[int, ...]:
-    """Cells of a row of a loop that hold addresses; bytes from row to row stand behind each."""
+    """Address cells of an instruction in a loop; each is followed by its stride."""
     walk = _WALKS[row[0]]
     return tuple(cell for cell, _ in walk.columns or walk.rows)
 
 
 class Cut:
-    """Rows of an op as a segment takes them.
+    """The rows of an op, split for threads.
 
     Attributes:
-        parts: rows that belong together, cut if they take long.
-        ns: about how many nanoseconds they take on one core.
+        parts: units of rows, split if they take long.
+        ns: estimated nanoseconds on one core.
         code: int64 [rows, CELLS], all of them.
-        scalar: whether some are of single numbers.
-        shares: whether threads share some.
+        scalar: whether some are scalar instructions.
+        shares: whether some are split for threads.
     """
 
     __slots__ = ("code", "ns", "parts", "scalar", "shares")
@@ -89,13 +89,13 @@ class Cut:
 
 
 def cut(rows: Sequence[Row]) -> Cut:
-    """What several threads may share of an op."""
+    """Split the rows of an op for threads."""
     timed = [(unit, _nanoseconds(unit)) for unit in units(rows)]
     return Cut([shared(unit, ns) for unit, ns in timed], sum([ns for _, ns in timed]))
 
 
 def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Rows with what belongs to them: the body of a loop, the table of an update."""
+    """Group each row with its body (of a loop) or table (of an update)."""
     i = 0
     while i < len(rows):
         row = rows[i]
@@ -132,7 +132,7 @@ def _nanoseconds(unit: list[Row]) -> float:
 
 
 def shared(unit: list[Row], taken: float) -> list[Row]:
-    """Rows that belong together, cut if they take long, in nanoseconds."""
+    """Split a unit that takes long, in nanoseconds."""
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
     if len(parts) < 2:
         return unit
@@ -168,14 +168,14 @@ def _parts(unit: list[Row], count: int) -> list[list[Row]]:
 
 
 def _turns(unit: list[Row], begin: int, size: int) -> list[Row]:
-    """Some turns of a loop."""
+    """Some iterations of a loop."""
     head, *body = unit
     moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
     return [_moved(head, 2, size, []), *moved]
 
 
 def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
-    """(begin, size) of about `count` equal stretches of a whole number of grains."""
+    """(begin, size) of about `count` equal spans, multiples of `grain`."""
     size = -(-total // (count * grain)) * grain
     return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
 
@@ -206,7 +206,7 @@ def _product(row: Row, count: int) -> list[Row]:
 
 
 def _stored(row: Row, count: int) -> list[Row]:
-    """Some rows of the weights each, whole panels of 32 of them."""
+    """Split the weight rows into whole panels of 32."""
     moves = [(1, STORED[row[0]] * row[3]), (7, 4)]
     moves += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return [
@@ -215,6 +215,6 @@ def _stored(row: Row, count: int) -> list[Row]:
 
 
 def _attention(unit: list[Row], count: int) -> list[list[Row]]:
-    """Some units of attention each."""
+    """Split the units of attention."""
     head, *operands = unit
     return [[_moved(head, 2, n, [(1, begin)]), *operands] for begin, n in _spans(head[2], count, 1)]

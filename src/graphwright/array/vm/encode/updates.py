@@ -1,4 +1,4 @@
-"""Code for the steps of optimizers: one row, and half a row for each parameter."""
+"""VM forms of optimizer steps: one row of code, and half a row for each parameter."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def _step(
     """Form of an optimizer step.
 
     Args:
-        numbers, flags: attributes in cells 4 and following, and as bits of cell 9.
-        moments: which of the moments that the code knows there are.
+        numbers, flags: attributes in cells 4 and following, and attributes in the bits of cell 9.
+        moments: attributes -> which moments of the instruction are present.
     """
 
     def encode(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
@@ -79,7 +79,7 @@ _muon = _step(
 
 @vm_form()
 def MUON(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
-    """Matrices that fit, with two of their squares, into the scratch."""
+    """Step matrices that fit into the scratch together with two square matrices."""
     rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
     shapes = [view.shape for view in outs[:n]]
