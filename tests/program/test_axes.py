@@ -115,7 +115,7 @@ def test_random_units_of_random_programs(seed, draw):
 
 
 @given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
-def test_other_order_and_more_units_leave_the_function(seed, draw):
+def test_permuting_and_growing_keep_the_function(seed, draw):
     p = RandomNet(seed).program
     rng = np.random.default_rng(draw)
     x = {"x": rng.normal(size=(4, 6))}
@@ -137,7 +137,7 @@ def test_other_order_and_more_units_leave_the_function(seed, draw):
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10_000), draw=st.integers(0, 2**31))
 def test_plans_and_gradients_follow_a_cut_and_its_undo(seed, draw):
-    """What is kept of them across edits equals what a fork makes anew."""
+    """Plans and gradients updated by edits equal those of a fresh fork."""
     p = RandomNet(seed).program
     rng = np.random.default_rng(draw)
     x = {"x": rng.normal(size=(4, 6))}
@@ -148,9 +148,9 @@ def test_plans_and_gradients_follow_a_cut_and_its_undo(seed, draw):
     def compare() -> None:
         np.testing.assert_allclose(p.compile(x=(4, 6))(x)["y"].to_numpy(), run(p, x)["y"], rtol=0, atol=1e-9)
         names = [p.path(n) for n in p.params()]
-        kept, anew = (q.grad(["y"], names) for q in (p, p.fork()))
-        for name, value in run(anew, x).items():
-            np.testing.assert_allclose(run(kept, x)[name], value, rtol=0, atol=1e-9)
+        updated, fresh = (q.grad(["y"], names) for q in (p, p.fork()))
+        for name, value in run(fresh, x).items():
+            np.testing.assert_allclose(run(updated, x)[name], value, rtol=0, atol=1e-9)
 
     compare()
     group.units([int(rng.integers(group.size))]).prune()
@@ -182,7 +182,7 @@ def test_equal_sizes_do_not_couple():
     assert len(groups(built(8, 8, 8))) == 4
 
 
-def test_names_and_names_of_nodes_decide_nothing():
+def test_axes_do_not_depend_on_names():
     """Every node renamed: the same groups by members' handles."""
     p = perceptron()
     before = [{(m.value, m.dim) for m in g.members} for g in p.axes().values()]
@@ -220,7 +220,7 @@ def test_axes_are_listed_and_found():
     ("axis", "why"),
     [("first.weight:1", "x (input) is an input of the program"), ("second.units", "is the output 'y' of the program")],
 )
-def test_inputs_and_outputs_are_frozen_and_say_so(axis, why):
+def test_inputs_and_outputs_are_frozen_with_a_reason(axis, why):
     p = perceptron()
     before = p.hash()
     for verb in (lambda e: e.cut_units(p.axes()[axis].units([0])), lambda e: e.grow(axis, 1),
@@ -232,7 +232,7 @@ def test_inputs_and_outputs_are_frozen_and_say_so(axis, why):
     assert p.hash() == before
 
 
-def test_an_op_without_a_rule_freezes_what_it_touches():
+def test_an_op_without_a_rule_freezes_its_axes():
     b = Builder("pair")
     x = b.input("x", (4, 3), "float64")
     h = b.linear(x, b.param("w", np.ones((6, 3))), name="h")
@@ -242,7 +242,7 @@ def test_an_op_without_a_rule_freezes_what_it_touches():
     assert any("pad_backward" in reason and "no rule" in reason for reason in group.frozen)
 
 
-def test_experts_cut_equal_experts_that_the_router_never_takes():
+def test_cut_experts_equal_experts_never_routed_to():
     make, (x,) = NETS["moe"]
     p = traced(make(), x)
     masked = p.fork()
@@ -261,7 +261,7 @@ def test_experts_cut_equal_experts_that_the_router_never_takes():
     assert p.hash() == before
 
 
-def test_experts_fewer_than_are_taken_are_refused():
+def test_fewer_experts_than_top_k_raises():
     make, (x,) = NETS["moe"]
     p = traced(make(), x)
     before = p.hash()
@@ -270,7 +270,7 @@ def test_experts_fewer_than_are_taken_are_refused():
     assert p.hash() == before
 
 
-def test_channels_of_a_grouped_convolution_go_from_each_group_or_with_it():
+def test_grouped_channels_are_cut_per_group_or_with_the_group():
     """A whole group makes channels of its own, so that it is no set of the channels that it reads."""
     convs = nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1, groups=2), nn.Flatten(), nn.Linear(16, 2))
     x = RNG.normal(size=(2, 3, 2, 2))

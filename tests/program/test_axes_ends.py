@@ -29,7 +29,7 @@ def axis(p: gw.Program, weight: str, dim: int) -> gw.program.AxisGroup:
     return p.axes().of(weight, dim)[0]
 
 
-def test_inputs_and_outputs_are_frozen_unless_it_is_said():
+def test_inputs_and_outputs_are_frozen_without_allow_io():
     p = net()
     before, want = fingerprint(p), p.run(x=X)["y"].to_numpy()
     features, results = axis(p, "up.weight", 1), axis(p, "down.weight", 0)
@@ -69,7 +69,7 @@ def test_growing_and_permuting_an_input():
     np.testing.assert_allclose(p.run(x=wide[:, ::-1].copy())["y"].to_numpy(), want, rtol=1e-5, atol=1e-6)
 
 
-def test_what_integers_name_stays_frozen():
+def test_axes_indexed_by_integers_stay_frozen():
     p = gw.open("bundled").program
     vocabulary = p.axes()["embed.vocabulary"]
     with pytest.raises(gw.program.FrozenAxis, match="reads it by number"), p.edit("cut") as e:
@@ -94,7 +94,7 @@ def test_plans_gradients_saves_and_replays_follow(tmp_path):
     assert q.hash() == net().hash()
 
 
-def test_a_name_is_an_edit(tmp_path):
+def test_naming_an_axis_is_an_edit(tmp_path):
     p = net()
     before, structure = p.hash(), [g.name for g in p.axes().values()]
     old = axis(p, "up.weight", 0).name

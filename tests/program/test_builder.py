@@ -1,4 +1,4 @@
-"""Building: names, operands and specs are checked at the call, and what is built is nobody else's any more."""
+"""Building: names, operands and specs are checked at the call, and the builder gives up what it built."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def branches() -> Program:
     """Two results of one node, an operand read twice, two named outputs."""
     b = Builder("branches")
     x = b.input("x", ("B", 4))
-    best, places = b.topk(x, k=2, name="best")
+    best, indices = b.topk(x, k=2, name="best")
     b.output(b.mul(best, best, name="square"), "squares")
-    b.output(places, "places")
+    b.output(indices, "indices")
     return b.build()
 
 
@@ -33,13 +33,13 @@ def test_ports_and_operands_read_twice() -> None:
     fed = np.array([[3, 1, 2, 5]], np.float32)
     run = p.run(x=fed)
     assert run["squares"].to_numpy().tolist() == [[25, 9]]
-    assert run["places"].to_numpy().tolist() == [[3, 0]]
+    assert run["indices"].to_numpy().tolist() == [[3, 0]]
     best = p.node("best")
     assert [v.port for v in p.operands(p.node("square"))] == [0, 0]
     assert [v.node for v in p.operands(p.node("square"))] == [best, best]
     assert p.producers("square") == (best,)
     assert p.consumers(best) == (p.node("square"),)
-    assert (p.output("places").node, p.output("places").port) == (best, 1)
+    assert (p.output("indices").node, p.output("indices").port) == (best, 1)
 
 
 def test_building_twice_is_the_same_program_and_later_calls_do_not_touch_the_first() -> None:
@@ -61,7 +61,7 @@ def test_building_twice_is_the_same_program_and_later_calls_do_not_touch_the_fir
     assert again.hash() == held
 
 
-def test_each_refusal_comes_with_the_call_and_leaves_the_builder_as_it_was() -> None:
+def test_a_builder_error_leaves_the_builder_unchanged() -> None:
     b, other = Builder(), Builder()
     x, foreign = b.input("x", ("B", 3)), other.input("x", ("B", 3))
     w = b.param("w", X)
@@ -93,7 +93,7 @@ def test_each_refusal_comes_with_the_call_and_leaves_the_builder_as_it_was() -> 
         b.tanh(stale)  # a node of what was built
 
 
-def test_a_cycle_is_refused_with_the_way_around_it() -> None:
+def test_a_cycle_raises_with_its_path() -> None:
     b = Builder()
     h = b.junction(b.input("x", (3,)), name="sum")
     for i in range(3):
@@ -108,7 +108,7 @@ def test_a_cycle_is_refused_with_the_way_around_it() -> None:
     assert p.hash() == held
 
 
-def test_what_is_looked_at_cannot_be_written_and_long_chains_are_no_recursion() -> None:
+def test_attributes_are_read_only_and_long_chains_do_not_recurse() -> None:
     b = Builder("long")
     h = b.input("x", (2,))
     for i in range(10_000):
@@ -161,7 +161,7 @@ def test_order_constants_and_plans_are_the_same_in_every_process(capsys: pytest.
     assert len(there) == 9
 
 
-def test_all_feeds_that_do_not_fit_are_listed_before_the_first_op(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_feed_mismatches_are_listed_before_the_first_op(monkeypatch: pytest.MonkeyPatch) -> None:
     b = Builder()
     x, y, n = b.input("x", ("B", 3)), b.input("y", ("B", 3)), b.input("n", ("B",), "int64")
     b.output(b.add(b.add(x, y), b.unsqueeze(b.cast(n, dtype="float32"), axes=(1,))), "z")
@@ -177,7 +177,7 @@ def test_all_feeds_that_do_not_fit_are_listed_before_the_first_op(monkeypatch: p
     assert not ran
 
 
-def test_sizes_that_nobody_gave_are_named() -> None:
+def test_missing_sizes_are_named() -> None:
     p = branches()
     for call in (lambda: p.compile(), lambda: p.compile(x=("B", 4)), lambda: p.compile(x=(2, 4), z=(1,))):
         with pytest.raises(UsageError):
@@ -185,7 +185,7 @@ def test_sizes_that_nobody_gave_are_named() -> None:
     assert gw.compile(p)(x=np.ones((3, 4), "f4"))["squares"].shape == (3, 2)
 
 
-def test_a_transposed_weight_is_held_row_by_row() -> None:
+def test_a_transposed_weight_is_stored_contiguously() -> None:
     b = Builder()
     w = np.arange(6, dtype=np.float32).reshape(3, 2).T
     b.output(b.linear(b.input("x", ("B", 3)), b.param("w", w), name="fc"), "y")

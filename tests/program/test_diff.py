@@ -68,7 +68,7 @@ def test_a_renamed_node_is_renamed_and_nothing_else():
     assert then.diff(p).renamed == {new: old for old, new in d.renamed.items()}
 
 
-def test_renamed_and_changed_is_told_by_the_new_name():
+def test_a_renamed_and_changed_node_is_reported_by_its_new_name():
     p = tiny()
     then = p.fork()
     with p.edit("both") as e:
@@ -80,7 +80,7 @@ def test_renamed_and_changed_is_told_by_the_new_name():
     assert (set(d.edges_added), d.edges_removed) == ({"j.0 -> t.0", "t.0 -> last.0"}, ("j.0 -> last.0",))
 
 
-def test_handles_of_unrelated_programs_name_nobody():
+def test_handles_of_unrelated_programs_do_not_match():
     """Same handles by chance: the same ops were built in the same order under other names."""
     b = Builder()
     x = b.input("x", (2,))
@@ -95,7 +95,7 @@ def test_handles_of_unrelated_programs_name_nobody():
 def test_a_new_node_may_take_the_name_of_a_renamed_one():
     p = tiny()
     then = p.fork()
-    with p.edit("another in its place") as e:
+    with p.edit("another node") as e:
         e.rename("r", "last")
         e.add("neg", "j", name="r")
     d = p.diff(then)

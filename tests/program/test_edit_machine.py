@@ -95,7 +95,7 @@ def rewire_there_and_back(e: Transaction, a: int, b: int) -> None:
     if edge is not None:
         home = p.edge_value(edge)
         e.rewire(edge, pick(p.inputs(), b))
-        e.add("neg", home)  # takes the place in the list that the edge left
+        e.add("neg", home)  # reuses the position in the list
         e.rewire(edge, home)
 
 
@@ -347,9 +347,9 @@ class EditMachine(RuleBasedStateMachine):
         assert p.hash() == fresh.hash()
         assert p.weight_keys() == fresh.weight_keys()
         assert {k: p.readers(k) for k in p.weight_keys()} == walked(p)
-        anew = p.fork()
-        anew.weights._references.clear()
-        assert p.state_hash() == anew.state_hash()
+        refreshed = p.fork()
+        refreshed.weights._references.clear()
+        assert p.state_hash() == refreshed.state_hash()
         assert p.validate().ok
         key = labels(p)
         assert all(key[a] < key[b] for e in p.graph.edges() for a, b in [p.graph.endpoints(e)])

@@ -43,7 +43,7 @@ def test_the_expansion_of_a_node_computes_what_the_node_did(name: str) -> None:
         assert p.hash() == before
 
 
-def test_a_whole_model_dissolves_with_its_named_sizes() -> None:
+def test_a_whole_model_expands_with_symbolic_sizes() -> None:
     model = gw.open("bundled")
     p = model.program
     before, found = p.hash(), np.asarray(model.logits([84, 104, 101]))
@@ -59,7 +59,7 @@ def test_a_whole_model_dissolves_with_its_named_sizes() -> None:
     assert p.hash() == before
 
 
-def test_nothing_to_expand_is_said() -> None:
+def test_expanding_no_fused_op_raises() -> None:
     p, _ = around("silu", 0)
     p.expand(p.nodes())
     with pytest.raises(UsageError, match="no fused op"):

@@ -1,4 +1,4 @@
-"""Gates in front of products multiply the trained weight: the same numbers and gradients, on fewer elements."""
+"""Gates before products multiply the trained weight: the same numbers and gradients, on fewer elements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEADS, DIM, NEURONS, OUT, TOKENS = 3, 4, 8, 5, 7
 
 
 def block() -> Program:
-    """Two products behind units: heads whose places are flattened, neurons as they are; rows are not mixed."""
+    """Two products that read units: heads with a flattened dimension, and neurons; rows are not mixed."""
     rng = np.random.default_rng(0)
     b = gw.Builder("block")
     x = b.input("x", ("B", "T", OUT), gw.float64)
@@ -48,7 +48,7 @@ def products(p: Program, x: np.ndarray) -> list[tuple[Dim, ...]]:
     return [traced.spec(n).shape for n in traced.nodes() if traced.op(n) == "mul"]
 
 
-def test_gradients_are_those_of_gates_that_stand_where_they_were_put():
+def test_folded_gates_have_the_gradients_of_unfolded_ones():
     """A sample has fewer rows than the weights, so that its gates multiply activations; a batch is the sum of them."""
     p, x = block(), np.random.default_rng(1).normal(size=(3, TOKENS, OUT))
     assert products(p, x) == [(OUT, HEADS, DIM), (OUT, NEURONS)]
@@ -61,7 +61,7 @@ def test_gradients_are_those_of_gates_that_stand_where_they_were_put():
 
 
 @pytest.mark.parametrize("why", ["few rows", "frozen weights", "no gradients"])
-def test_gates_stay_where_they_were_put_if_the_weight_is_the_dearer_side(why):
+def test_gates_are_not_folded_if_the_weight_is_larger(why):
     p, x = block(), np.random.default_rng(1).normal(size=(3, TOKENS, OUT))
     if why == "few rows":
         x = x[:1, :4]
@@ -72,7 +72,7 @@ def test_gates_stay_where_they_were_put_if_the_weight_is_the_dearer_side(why):
         assert products(p, x) == [(*x.shape[:2], HEADS, DIM), (*x.shape[:2], NEURONS)]
 
 
-def test_what_is_read_elsewhere_keeps_its_gate():
+def test_values_with_other_readers_are_not_folded():
     p = block()
     with p.edit("look at the neurons") as e:
         e.set_outputs(y=p.outputs()[0], seen=next(g.handle for g in p.gates().values() if g.length == NEURONS))

@@ -45,7 +45,7 @@ def test_arrays_are_shared_until_either_side_trains():
     assert float(p.weights.array("w").to_numpy()[0, 0]) == 1
 
 
-def test_the_journal_goes_on_from_the_parents_hash():
+def test_the_journal_continues_from_the_parents_hash():
     p = tiny()
     with p.edit("one") as e:
         e.rename("h", "a")
@@ -62,7 +62,7 @@ def test_the_journal_goes_on_from_the_parents_hash():
     assert q.hash() == p.hash()
 
 
-def test_handles_and_generations_go_on():
+def test_handles_and_generations_continue():
     p = tiny()
     with p.edit("add and remove") as e:
         gone = e.add("relu", "x")
@@ -145,7 +145,7 @@ def test_every_state_has_the_hash_of_its_entry():
         assert p.at(f"m{i}").hash() == p.at(i - 1).hash()
 
 
-def test_looking_back_changes_nothing_here():
+def test_past_states_do_not_change_the_program():
     p = lived()
     before, trained = fingerprint(p), p.weights.array("w")
     past = p.at("m1")
@@ -166,7 +166,7 @@ def test_looking_back_changes_nothing_here():
     assert past.path(past.node("h")) == "h"
 
 
-def test_unknown_and_given_up_states():
+def test_unknown_states_and_abandoned_branches():
     p = lived()
     with pytest.raises(UsageError, match="m0, m1, m2, m3"):
         p.at("nowhere")

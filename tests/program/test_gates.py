@@ -86,10 +86,10 @@ def test_plans_and_the_vm_compute_what_a_run_computes(kind: str) -> None:
     given = feeds(1, "float32")
     wrt = ["gates.logits", "n0.w"]
     plain = p.grad("loss", wrt).run(given, keep="outputs")
-    for executor, loose in (("aten", 0), ("vm", 1e-5)):
+    for executor, tolerance in (("aten", 0), ("vm", 1e-5)):
         plan = p.grad("loss", wrt).compile(x=(4, 3), executor=executor)
         for name, value in plan(given).items():
-            np.testing.assert_allclose(value.to_numpy(), plain[name].to_numpy(), rtol=loose, atol=loose)
+            np.testing.assert_allclose(value.to_numpy(), plain[name].to_numpy(), rtol=tolerance, atol=tolerance)
     tape = p(**given)["loss"]
     tape.backward()
     by_tape = p.weights["gates.logits"].grad
@@ -131,7 +131,7 @@ def test_a_saved_program_has_its_gates(tmp_path) -> None:
     assert q.gates().named().keys() == p.gates().named().keys()
 
 
-def test_a_slot_that_is_given_out_again_begins_anew_and_the_others_keep_their_noise() -> None:
+def test_a_reused_slot_is_reset_and_other_slots_keep_their_noise() -> None:
     p = random_dag(2)
     edges = junction_edges(p)
     with p.edit("gates") as e:
@@ -156,7 +156,7 @@ def test_a_slot_that_is_given_out_again_begins_anew_and_the_others_keep_their_no
     assert other != drawn[handles[0]]  # the same slot and logit, another generation
 
 
-def test_parallel_edges_have_gates_of_their_own() -> None:
+def test_parallel_edges_have_separate_gates() -> None:
     b = gw.Builder()
     x = b.input("x", (2,), "float64")
     b.output(b.junction(x, x, x, name="sum"), name="y")
@@ -191,7 +191,7 @@ def test_a_choice_is_a_softmax_over_its_open_options() -> None:
         e.set_gate(handle, "closed")
 
 
-def test_gates_stand_only_where_zero_is_removal() -> None:
+def test_gates_need_zero_to_equal_removal() -> None:
     p = random_dag(0)
     fc = p.in_edges("n0.fc")[0]
     with p.edit("no") as e, pytest.raises(GateNotAllowed, match="an op needs every operand"):
@@ -218,11 +218,13 @@ def test_gates_stand_only_where_zero_is_removal() -> None:
 
 
 # -- units -------------------------------------------------------------------------------------------------------------
-def closed_equals_cut(p: Program, axis: str, units: list[int], run, ragged: bool = False, loose: float = 1e-12) -> None:
+def closed_equals_cut(
+    p: Program, axis: str, units: list[int], run, ragged: bool = False, tolerance: float = 1e-12
+) -> None:
     """A gate at 0 gives what the program without the units gives."""
     plain = run(p)
     other = p.fork()
-    (handle,) = p.axes()[axis].units().gate("sigmoid", init=30.0 if loose < 1e-9 else 20.0)
+    (handle,) = p.axes()[axis].units().gate("sigmoid", init=30.0 if tolerance < 1e-9 else 20.0)
     with p.edit("open") as e:
         e.set_gate(handle, "open")
     np.testing.assert_array_equal(run(p), plain)
@@ -232,10 +234,10 @@ def closed_equals_cut(p: Program, axis: str, units: list[int], run, ragged: bool
     assert np.abs(closed - plain).max() > 1e-6
     with other.edit("cut") as e:
         e.cut_units(other.axes()[axis].units(units), ragged=ragged)
-    np.testing.assert_allclose(closed, run(other), rtol=loose, atol=loose)
+    np.testing.assert_allclose(closed, run(other), rtol=tolerance, atol=tolerance)
     with p.edit("cut the gated ones") as e:
         e.cut_units(p.axes()[axis].units(units), ragged=ragged)
-    np.testing.assert_allclose(run(p), closed, rtol=loose, atol=loose)
+    np.testing.assert_allclose(run(p), closed, rtol=tolerance, atol=tolerance)
     assert p.gates()[handle].length == other.axes()[axis].size if axis in other.axes() else True
 
 
@@ -268,7 +270,7 @@ def test_closed_channels_of_a_convolution_are_cut_channels() -> None:
     closed_equals_cut(p, axis, [0, 4], lambda q: q.run(x=given)["y"].to_numpy())
 
 
-def test_closed_units_under_a_softmax_are_cut_units_and_experts_are_such_units() -> None:
+def test_closed_units_and_experts_under_a_softmax_equal_cut_ones() -> None:
     rng, b = np.random.default_rng(0), gw.Builder()
     w = [b.param(n, rng.normal(size=s)) for n, s in (("up.weight", (6, 3)), ("down.weight", (2, 6)))]
     x = b.input("x", (4, 3), "float64")
@@ -327,7 +329,7 @@ def test_gates_on_every_head_neuron_and_layer_change_no_bit() -> None:
     assert p.hash() == digest
 
 
-def test_changing_logits_temperature_noise_or_state_plans_nothing_anew() -> None:
+def test_changing_logits_temperature_noise_or_state_does_not_replan() -> None:
     p = random_dag(4, kind="float32")
     edges = junction_edges(p)
     with p.edit("gates") as e:

@@ -22,7 +22,7 @@ from graphwright.program import Builder, NotUndoable, load
 from graphwright.program.weights import Weights
 
 
-def test_steps_on_leaving_come_in_order(monkeypatch):
+def test_commit_steps_run_in_order(monkeypatch):
     seen = []
     p = tiny()
 
@@ -39,20 +39,20 @@ def test_steps_on_leaving_come_in_order(monkeypatch):
     assert list(dict.fromkeys(seen)) == ["ports", "infer", "journal", "listener at version 1"]
 
 
-def test_a_listener_that_raises_is_reported_and_undoes_nothing(caplog):
+def test_an_error_of_a_listener_is_logged_and_the_commit_stands(caplog):
     p = tiny()
-    told = []
+    notified = []
     p.on_edit(lambda entry: 1 / 0)
-    stop = p.on_edit(lambda entry: told.append((entry.why, len(entry.edits), {p.path(n) for n in entry.cone})))
+    stop = p.on_edit(lambda entry: notified.append((entry.why, len(entry.edits), {p.path(n) for n in entry.cone})))
     with caplog.at_level(logging.ERROR, logger="graphwright.program"), p.edit("add") as e:
         e.insert(p.in_edges("r")[0], "tanh", name="t")
     assert p.version == 1
     assert "ZeroDivisionError" in caplog.text
     assert "entry 0 (add)" in caplog.text
-    assert told == [("add", 3, {"t", "r"})]
+    assert notified == [("add", 3, {"t", "r"})]
     stop()
     p.undo()
-    assert len(told) == 1
+    assert len(notified) == 1
 
 
 def test_the_cone_is_small_and_so_is_the_search():
@@ -70,7 +70,7 @@ def test_the_cone_is_small_and_so_is_the_search():
         assert len(p.journal[-1].cone) + p.order_labels.visited - visited <= 4 * cone
 
 
-def test_a_step_of_training_inside_an_edit_pays_for_no_check(monkeypatch):
+def test_training_inside_an_edit_runs_no_checks(monkeypatch):
     """What leaving costs is paid once, however many steps there were."""
     spent = []
     for steps in (1, 100):
@@ -100,7 +100,7 @@ def rows(count: int):
     return b.build()
 
 
-def test_what_an_edit_asks_of_weights_follows_what_it_touches(monkeypatch):
+def test_hashing_cost_depends_on_touched_weights(monkeypatch):
     """Values are compared, which costs little; what stands for one is worked out where it is another."""
     for count in (4, 100):
         p, asked, walks = rows(count), [], []
@@ -173,7 +173,7 @@ def test_threads_wait_for_each_other():
     assert p.hash() == tiny().hash()
 
 
-def test_another_threads_edit_is_waited_for_not_joined():
+def test_another_threads_edit_is_waited_for():
     p = tiny()
     p.graph.timeout = 0.05
     caught: list[Exception] = []

@@ -65,7 +65,7 @@ def change(p: Program) -> None:
         e.remove("t")
 
 
-def test_an_interrupted_edit_leaves_nothing_or_all():
+def test_an_interrupted_edit_is_atomic():
     before, counts = fingerprint(tiny()), counters(tiny())
     p = tiny()
     change(p)
@@ -88,7 +88,7 @@ def test_an_interrupted_edit_leaves_nothing_or_all():
     assert 0 < done < at // STRIDE
 
 
-def test_an_interrupted_walk_goes_all_the_way_or_not_at_all():
+def test_an_interrupted_undo_is_atomic():
     def made() -> Program:
         p = tiny()
         for _ in range(3):
@@ -109,7 +109,7 @@ def test_an_interrupted_walk_goes_all_the_way_or_not_at_all():
             assert fingerprint(p) in (here, there)
 
 
-def test_what_is_held_back_comes_when_the_block_is_left():
+def test_deferred_interrupts_are_raised_at_the_end_of_the_block():
     seen = []
 
     def work() -> None:

@@ -69,7 +69,7 @@ def test_a_plan_sums_in_port_order_through_cuts_undo_and_new_edges(cut):
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16", "float16"])
-def test_without_an_edge_it_is_zero_of_its_dtype_and_its_inputs_get_no_gradient(kind):
+def test_a_junction_without_edges_is_zero_of_its_dtype_without_gradient(kind):
     b = Builder()
     x, w = b.input("x", ("B", 3), dtype(kind)), b.param("w", ones((3,), dtype(kind)))
     total = b.junction(b.mul(x, w, name="t"), name="sum")
@@ -119,7 +119,7 @@ def test_a_random_graph_of_links_equals_a_loop_of_numpy(seed):
         np.testing.assert_allclose(run[f"y{j}"].to_numpy(), values[j], rtol=0, atol=1e-12)
 
 
-def test_a_diamond_of_links_by_hand():
+def test_a_diamond_of_links_against_manual_values():
     """x = 1 along W = 1 and 2, then 3 and 4: 1·3 + 2·4 = 11."""
     b = Builder()
     x = b.input("x", (1, 1))
@@ -163,7 +163,7 @@ def test_delayed_edges_equal_a_loop_of_numpy_run_and_planned(delay):
     assert fingerprint(p) == before
 
 
-def test_a_state_of_a_narrow_dtype_lags_too():
+def test_delayed_edges_of_narrow_dtypes():
     b = Builder()
     x = b.input("x", (1,), bfloat16)
     b.output(b.junction(x, name="j"), "y")

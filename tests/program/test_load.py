@@ -89,12 +89,12 @@ def test_a_newer_schema_is_named(saved):
     assert "pip install" in str(caught.value.fix)
 
 
-def places(value, path=()):
-    """All places in a JSON value."""
+def paths_in(value, path=()):
+    """Yield the path of every value inside a JSON value."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, child in items:
-        yield from places(child, (*path, key))
+        yield from paths_in(child, (*path, key))
 
 
 HOSTILE = [None, -1, 2**70, 1.5, "x", "", [], {}, [[]], True, "\x00", {"float": "nan"}, [1] * 9]
@@ -102,11 +102,11 @@ HOSTILE = [None, -1, 2**70, 1.5, "x", "", [], {}, [[]], True, "\x00", {"float": 
 
 @pytest.mark.deep
 def test_hostile_values_anywhere_are_typed_errors(saved):
-    """With the right checksum, each place of the file gets a value of another kind: no other error, no hang."""
+    """With the right checksum, each value of the file is replaced by one of another type: no other error, no hang."""
     original = (saved / "program.json").read_bytes()
     body = json.loads(original)["program"]
     rng = np.random.default_rng(1)
-    for n, path in enumerate(p for p in places(body) if p):
+    for n, path in enumerate(p for p in paths_in(body) if p):
 
         def change(body, path=path, n=n):
             here = body
@@ -158,7 +158,7 @@ def test_deep_nesting_and_other_texts(saved, tmp_path):
         load(tmp_path / "nowhere")
 
 
-def test_what_was_never_a_saved_program_is_told_so(tmp_path):
+def test_other_directories_raise(tmp_path):
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ProgramFileError, match=r"program\.json is missing\n.*graphwright\.open"):
             load(place)

@@ -34,7 +34,7 @@ def bits(p: Program) -> dict[str, bytes]:
     return {key: v.data.tobytes() for key, v in p.weights.items()}
 
 
-def test_all_dtypes_come_back(tmp_path: Path) -> None:
+def test_all_dtypes_round_trip(tmp_path: Path) -> None:
     p, q = build(0), build(1)
     p.save_parameters(tmp_path / "w.safetensors")
     assert bits(p) != bits(q)
@@ -54,7 +54,7 @@ def test_the_library_reads_and_writes_the_same_file(tmp_path: Path) -> None:
     assert p.weights["w"].data.to_numpy().min() == 7
 
 
-def test_what_does_not_fit_is_listed_and_nothing_is_taken(tmp_path: Path) -> None:
+def test_all_mismatches_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "w.safetensors"
     build(1, wide=5, extra=True).save_parameters(path)
     p = build()

@@ -55,7 +55,7 @@ def test_the_same_edits_on_another_program_of_the_same_names():
     assert q.hash() == tiny().hash()
 
 
-def test_from_a_saved_program(tmp_path):
+def test_replay_from_a_saved_program(tmp_path):
     p = scripted(tiny())
     q = tiny()
     replay(p.save(tmp_path / "full"), q)
@@ -72,7 +72,7 @@ def test_from_a_saved_program(tmp_path):
     assert q.hash() == p.hash()
 
 
-def test_on_the_bfloat16_twin():
+def test_replay_on_a_bfloat16_program():
     def build(kind: str) -> Program:
         b = Builder()
         x = b.input("x", ("B", 3), kind)
@@ -115,7 +115,7 @@ def test_a_conflict_at_the_end_leaves_nothing_either():
     assert len(done.conflicts) == 1
 
 
-def test_a_slice_that_undoes_what_is_not_in_it():
+def test_a_slice_with_an_undo_of_an_outside_entry_raises():
     p = scripted(tiny())
     with pytest.raises(ReplayConflict, match="undoes or redoes one"):
         replay(p.journal[3:], tiny())
@@ -134,7 +134,7 @@ def test_a_taken_junction_port_becomes_another():
 
 
 # -- JSON forms -----------------------------------------------------------------------------------------------------
-def test_every_primitive_has_its_forms():
+def test_every_primitive_is_serializable():
     p, q = scripted(tiny()), perceptron()
     with q.edit("other order") as e:
         e.permute("first.neurons", [2, 0, 1, 4, 3])
@@ -174,7 +174,7 @@ def handle_free(record):
     return [handle_free(v) for v in record] if isinstance(record, list) else record
 
 
-def test_loaded_and_live_journals_replay_alike(tmp_path):
+def test_loaded_and_live_journals_replay_equally(tmp_path):
     p = scripted(tiny())
     q, r = tiny(), tiny()
     replay(load(p.save(tmp_path / "p")), q)

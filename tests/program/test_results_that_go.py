@@ -18,7 +18,7 @@ def scaled() -> Program:
     return b.build()
 
 
-def test_an_output_goes_with_its_result_or_the_edit_is_refused() -> None:
+def test_removing_the_result_of_an_output_raises() -> None:
     p = scaled()
     before = p.hash()
     with pytest.raises(SpecMismatch, match="output last") as caught, p.edit("cut an operand") as e:
@@ -35,7 +35,7 @@ def test_an_output_goes_with_its_result_or_the_edit_is_refused() -> None:
     assert p.hash() == before
 
 
-def test_a_reader_of_a_result_that_goes_is_a_mismatch() -> None:
+def test_reading_a_removed_result_is_a_mismatch() -> None:
     p = scaled()
     with p.edit("read the last") as e:
         e.add("neg", p.output("last"), name="n")
@@ -46,7 +46,7 @@ def test_a_reader_of_a_result_that_goes_is_a_mismatch() -> None:
     assert p.hash() == before
 
 
-def test_an_output_without_a_result_is_broken_until_it_is_mended() -> None:
+def test_an_output_without_a_result_is_invalid_until_repaired() -> None:
     p = scaled()
     with p.edit("break it", check=False) as e:
         e.cut(p.in_edges("u")[-1])

@@ -22,13 +22,13 @@ from values import array_of, grad_of
 X = np.ones((2, 3), "f4")
 
 
-def test_a_run_tells_what_it_kept():
+def test_repr_of_a_run():
     p = tiny()
     kinds = {}
     for keep, capture in (("all", ()), ("outputs", ()), ("outputs", ["h"]), (["h"], ())):
         run = p.run(x=X, keep=keep, capture=capture)
-        told = r"Run\('tiny' version 0, keep='\w+': \d values, [\d,]+ bytes, [\d.e+-]+ ms, outputs y\)"
-        assert re.fullmatch(told, repr(run))
+        expected_text = r"Run\('tiny' version 0, keep='\w+': \d values, [\d,]+ bytes, [\d.e+-]+ ms, outputs y\)"
+        assert re.fullmatch(expected_text, repr(run))
         kinds[run.keep, len(run.values)] = run.nbytes
     # h, j, r: 16 bytes each in memory of their own; x is the caller's
     assert kinds == {("all", 5): 3 * 16, ("outputs", 1): 16, ("some", 2): 32}
@@ -49,10 +49,10 @@ def aliases() -> Program:
     b = Builder("aliases")
     x = b.input("x", (2, 3))
     w, c = b.param("w", np.arange(6, dtype="f4").reshape(2, 3)), b.const("c", np.ones((2, 3), "f4"))
-    turned = b.permute(b.tanh(x, name="t"), axes=(1, 0), name="turned")
-    twice = b.mul(turned, turned, name="twice")
+    transposed = b.permute(b.tanh(x, name="t"), axes=(1, 0), name="transposed")
+    twice = b.mul(transposed, transposed, name="twice")
     b.output(x, "same")
-    b.output(b.permute(x, axes=(1, 0), name="x.turned"), "view")
+    b.output(b.permute(x, axes=(1, 0), name="x.transposed"), "view")
     b.output(b.add(b.add(x, w), c), "sum")
     b.output(b.permute(b.relu(twice), axes=(1, 0)), "end")
     b.output(w, "w_itself")
@@ -70,7 +70,7 @@ def test_keeping_less_changes_no_bit(make):
         assert whole[name].tobytes() == some[name].tobytes()
 
 
-def test_values_die_after_their_last_reader(monkeypatch):
+def test_values_are_freed_after_their_last_reader(monkeypatch):
     b = Builder("chain")
     h = b.input("x", (4,))
     for i in range(50):
@@ -97,7 +97,7 @@ def test_values_die_after_their_last_reader(monkeypatch):
     assert max(alive) > 90
 
 
-def test_a_closed_run_lets_go_and_leaves_what_was_taken():
+def test_closing_a_run_frees_its_values_except_those_held():
     p = tiny()
     weight = p.weights.array("w").tobytes()
     with p.run(x=X) as run:
@@ -183,7 +183,7 @@ def test_a_gradient_program_is_made_once_and_follows_edits():
     assert_bits(found, p.fork().run(x=X).grad("y", ["w"])[0])
 
 
-def test_an_old_run_refuses_and_names_the_edits():
+def test_a_stale_run_raises_with_the_edits():
     p = tiny()
     run = p.run(x=X)
     with p.edit("double h") as e:
@@ -227,12 +227,12 @@ def test_a_gradient_reads_states_as_they_were_at_the_start_of_the_run():
         p.run(x=x, keep="outputs").grad("y", ["x"])
 
 
-def test_a_seed_for_each_output():
+def test_wrong_number_of_seeds_raises():
     with pytest.raises(UsageError, match="wrong number of seeds"):
         tiny().run(x=X).grad("y", ["w"], [])
 
 
-def test_producers_are_what_is_read():
+def test_producers_are_operands():
     p = random_program(2)
     for node in p.nodes():
         read = p.producers(node)

@@ -131,7 +131,7 @@ def test_history_edits_can_be_read_not_undone(tmp_path):
     assert not (tmp_path / "p" / "history.safetensors").exists()
 
 
-def test_history_none_goes_on_from_the_hash(tmp_path):
+def test_history_none_continues_from_the_hash(tmp_path):
     p = edited()
     q = load(p.save(tmp_path / "p", history="none"))
     assert len(q.journal) == 0
@@ -162,7 +162,7 @@ def test_sharded(tmp_path):
     assert outputs(q) == outputs(p)
 
 
-def test_refusals_leave_nothing(tmp_path):
+def test_failed_saves_leave_no_files(tmp_path):
     p = tiny()
     with pytest.raises(UsageError, match="history"):
         p.save(tmp_path / "p", history="some")  # pyright: ignore[reportArgumentType]  # that is the point
@@ -189,7 +189,7 @@ def test_a_broken_program_opens_for_repair_only(tmp_path):
     assert q.hash() == tiny().hash()
 
 
-def test_weights_of_an_opened_checkpoint_count_by_reference_before_and_after(tmp_path):
+def test_weights_of_an_opened_checkpoint_hash_by_reference(tmp_path):
     """Hashes in the journal name untouched weights as `source`; after saving and loading they still do."""
     write_tensors(tmp_path / "model.safetensors", [TensorData("w", "F32", (2, 3), np.ones((2, 3), "f4"))])
     source, untouched = Checkpoint(tmp_path / "model.safetensors"), tiny()
@@ -229,7 +229,7 @@ def opened(path, seed=0):
     return p
 
 
-def test_slices_of_an_opened_checkpoint_count_by_reference(tmp_path, monkeypatch):
+def test_slices_of_an_opened_checkpoint_hash_by_reference(tmp_path, monkeypatch):
     """Their bytes are hashed where somebody asks for them, not by the edit; what is written to counts by its bytes."""
     p = opened(tmp_path / "m.safetensors")
     hashed = []
@@ -257,7 +257,7 @@ def test_slices_of_an_opened_checkpoint_count_by_reference(tmp_path, monkeypatch
     other.axes().of("b", 1)[0].units([1, 3]).prune()
     assert other.state_hash() != states[1]
     foreign = opened(tmp_path / "other.safetensors", seed=1)
-    assert foreign.state_hash() == states[0]  # named alike, until bytes of it are copied
+    assert foreign.state_hash() == states[0]  # equal names, until its bytes are copied
     foreign.axes().of("b", 1)[0].units([1, 4]).prune()
     assert foreign.state_hash() != states[1]
     array = other.weights.array("b")
@@ -326,7 +326,7 @@ def test_a_saved_journal_replays(saved):
 VALUES = [float("nan"), float("inf"), float("-inf"), 0.0, 1.0, np.float64(2.5), np.float32("inf")]
 
 
-def test_numbers_that_json_lacks_are_attributes_like_others(tmp_path):
+def test_nan_and_inf_attributes_round_trip(tmp_path):
     """Each has a hash of its own, and comes back from a file as what it was."""
     seen = set()
     for i, value in enumerate(VALUES):
@@ -343,7 +343,7 @@ def test_numbers_that_json_lacks_are_attributes_like_others(tmp_path):
     assert len(seen) == len(VALUES) - 1  # the infinities of two types are one
 
 
-def test_attributes_of_every_form_come_back():
+def test_attributes_of_every_type_round_trip():
     attrs = {"a": None, "b": True, "c": "text", "d": (1, (2.5, "x")), "e": bfloat16, "f": Spec(("B", 3), bfloat16)}
     assert decode_attrs(json.loads(json.dumps(encode_attrs(attrs)))) == attrs
     with pytest.raises(UsageError, match="unsupported type of an attribute"):

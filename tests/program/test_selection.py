@@ -239,13 +239,13 @@ def test_filters_and_why_not():
         p.select("**", kind="some")
 
 
-def test_counts_that_differ_print_the_first_names():
+def test_count_mismatch_lists_the_first_names():
     with pytest.raises(CountMismatch, match=r"layers\.0\.mlp\.up") as caught:
         layered().select("layers.*.mlp", op="linear").assert_count(6)
     assert caught.value.expected == 6
 
 
-def test_only_selections_of_one_program_combine():
+def test_selections_of_different_programs_do_not_combine():
     p, q = layered(), layered()
     s, other = p.select("layers.0"), q.select("layers.1")
     for mix in (
@@ -272,7 +272,7 @@ def test_show_prints_at_most_forty_lines(capsys):
     assert lines[-1] == f"... {len(p) - 39} more"
 
 
-def test_a_deletion_makes_it_stale_by_name():
+def test_a_stale_selection_names_deleted_nodes():
     p = layered()
     s = p.select("layers.2")
     made = s | s
@@ -289,7 +289,7 @@ def test_a_deletion_makes_it_stale_by_name():
     assert sorted(s.names()) == ["layers.2.act", "layers.2.mlp.up", "layers.2.mlp.w"]
 
 
-def test_empty_selections_are_refused_with_near_names():
+def test_empty_selections_raise_with_near_names():
     p = layered()
     with pytest.raises(EmptySelection, match=r"layers\.0\.act") as caught:
         p.select("layers.9.act").edit("nothing")
@@ -298,18 +298,18 @@ def test_empty_selections_are_refused_with_near_names():
         e.add("relu", "x")
 
 
-def test_verbs_are_the_edits_written_by_hand():
+def test_selection_methods_equal_manual_edits():
     p, q = tiny(), tiny()
     sub = Builder()
     sub.output(sub.sigmoid(sub.input("in", ("B", 2)), name="s"), "out")
     part = sub.build()
     p.select("r").replace(part)
-    with q.edit("by hand") as e:
+    with q.edit("manual") as e:
         e.replace([q.node("r")], part)
     assert p.hash() == q.hash()
     before = fingerprint(p)
     p.select("h").remove()
-    with q.edit("by hand") as e:
+    with q.edit("manual") as e:
         e.remove("h")
     assert p.hash() == q.hash()
     p.undo()

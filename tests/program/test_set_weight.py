@@ -1,4 +1,4 @@
-"""`set_weight(inplace=True)`: the memory stays where it is, and nobody else's is written."""
+"""`set_weight(inplace=True)`: the memory stays, and no other owner's memory is written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(p: Program, value: float, inplace: bool = True) -> None:
         e.set_weight("w", np.full((2, 3), value, "f4"), inplace=inplace)
 
 
-def test_memory_stays_and_whoever_looks_at_it_sees_the_value():
+def test_inplace_keeps_the_memory_and_views_see_the_value():
     p = tiny()
     array, view, before = p.weights.array("w"), p.weights.array("w").to_numpy(), fingerprint(p)
     write(p, 1)
@@ -79,7 +79,7 @@ def test_neither_side_of_a_fork_sees_the_other():
 
 
 @pytest.mark.parametrize("order", list(permutations(["set", "write", "train", "write again"])))
-def test_any_order_in_one_edit_is_taken_back_and_made_again(order):
+def test_any_order_in_one_edit_is_undone_and_redone(order):
     p = tiny()
     before, start = fingerprint(p), p.weights.array("w")
 
@@ -130,7 +130,7 @@ def test_the_flag_goes_through_files_and_replays(tmp_path):
     assert loaded.journal[-1].edits[0]["inplace"] is True
 
 
-def test_what_undo_needs_is_moved_out_too():
+def test_arrays_of_inplace_undo_are_spilled():
     p = tiny()
     p.history_bytes = 8
     before = fingerprint(p)

@@ -1,4 +1,4 @@
-"""What undo needs beyond `history_bytes` lies in a temporary file: the same bytes; what finds no place there stays."""
+"""Undo beyond `history_bytes` moves to a temporary file without changing a bit; on a full disk it stays in memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_undo_beyond_the_limit_is_bit_equal():
     assert twin.hash() == p.hash()
 
 
-def test_what_was_moved_out_is_saved_and_loaded(tmp_path):
+def test_spilled_arrays_are_saved_and_loaded(tmp_path):
     p = wide()
     states = worked_on(p)
     p.undo(3)
@@ -108,7 +108,7 @@ def test_a_weight_from_the_temporary_file_can_be_trained_and_is_not_written_back
     assert weight_bytes(p) == before
 
 
-def test_a_low_limit_from_the_start_moves_everything_out():
+def test_a_low_limit_spills_everything():
     p = wide()
     p.history_bytes = 0
     states = worked_on(p)
@@ -117,7 +117,7 @@ def test_a_low_limit_from_the_start_moves_everything_out():
     assert fingerprint(p) == states[0]
 
 
-def test_a_full_disk_loses_nothing_and_is_said(monkeypatch, caplog):
+def test_a_full_disk_loses_nothing_and_warns(monkeypatch, caplog):
     p = wide()
 
     def full(**_):
@@ -151,7 +151,7 @@ def test_a_damaged_temporary_file_is_found_before_anything_is_undone():
     assert fingerprint(p) == before
 
 
-def test_an_edited_value_that_was_moved_out_is_exported_not_the_files(tmp_path):
+def test_a_spilled_edited_value_is_exported(tmp_path):
     """Undo brings it back mapped and read-only, as an untouched weight of the model's file is."""
     model = gw.open("bundled")
     p, key = model.program, "model.layers.1.mlp.up_proj.weight"

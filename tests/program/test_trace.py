@@ -46,7 +46,7 @@ def test_two_inputs_of_one_name_are_refused():
 
 
 # -- what a trace holds ------------------------------------------------------------------------------------------------
-def test_a_trace_is_the_function_on_other_inputs_too():
+def test_a_trace_equals_the_function_on_other_inputs():
     net = gw.nn.Sequential(gw.nn.Linear(3, 4), gw.nn.Tanh(), gw.nn.Linear(4, 2))
     shift = np.arange(2, dtype="f4")
 
@@ -66,8 +66,8 @@ def test_a_trace_is_the_function_on_other_inputs_too():
 
 
 @pytest.mark.parametrize("collecting", [False, True])
-def test_arrays_that_came_and_went_are_told_apart(collecting, monkeypatch):
-    """Memory is used again at once where nobody holds it: a trace that knew arrays by address would merge them."""
+def test_temporary_arrays_at_one_address_are_distinguished(collecting, monkeypatch):
+    """Freed memory is reused at once: a trace that identified arrays by address would merge them."""
     import gc
 
     from graphwright.program import TraceRecorder

@@ -95,7 +95,7 @@ def refused(p, error, change, *, where: str | None = None, fix: str | None = Non
         (NotConvex, lambda e: e.replace([e.program.node(n) for n in ("h", "r")], tiny()), "j", "between"),
     ],
 )
-def test_refusals_name_place_and_way_out(error, change, where, fix):
+def test_errors_name_location_and_fix(error, change, where, fix):
     refused(tiny(), error, change, where=where, fix=fix)
 
 
@@ -204,7 +204,7 @@ def inner(p, e):
         raise Boom
 
 
-def test_a_nested_failure_takes_back_specs_values_and_training():
+def test_a_nested_failure_rolls_back_specs_values_and_training():
     p = tiny()
     before = fingerprint(p)
     with p.edit("outer") as e:
@@ -239,7 +239,7 @@ def test_training_in_a_nested_failure_is_taken_back_and_before_it_is_kept():
     assert fingerprint(p) == before
 
 
-def test_training_is_one_entry_and_comes_back_byte_for_byte():
+def test_training_is_one_entry_and_undone_byte_for_byte():
     p = tiny()
     before = fingerprint(p)
     with p.edit("fine-tune"):
@@ -280,7 +280,7 @@ def test_rewired_away_and_back_is_a_new_edit_not_an_undo():
             assert fingerprint(p) == state
 
 
-def test_attributes_as_they_were_make_no_entry():
+def test_unchanged_attributes_make_no_entry():
     p = tiny()
     before, counts = fingerprint(p), counters(p)
     with p.edit("nothing") as e:
@@ -304,7 +304,7 @@ def test_cut_and_refill_in_one_edit():
     assert [p.path(v) for v in p.operands(p.node("r"))] == ["h"]
 
 
-def test_second_of_four_summands_comes_back_in_its_place():
+def test_undo_restores_the_position_of_a_summand():
     """Swap-with-last in the container must not show in the order of the sum."""
     b = Builder()
     x = b.input("x", (ROWS, COLS))
@@ -322,7 +322,7 @@ def test_second_of_four_summands_comes_back_in_its_place():
     assert [p.edge_port(e) for e in p.in_edges("j")] == [0, 2, 3, 4]
 
 
-def test_an_emptied_junction_is_zero_and_warned_of():
+def test_an_emptied_junction_is_zero_with_a_warning():
     p = tiny()
     with p.edit("empty") as e:
         e.cut(p.in_edges("j")[0])
@@ -360,7 +360,7 @@ def test_a_delay_is_a_state_and_cuts_the_cycle():
         np.testing.assert_allclose(p.run(x=feed)["y"].to_numpy(), wanted, rtol=1e-6)
 
 
-def test_an_output_that_is_written_is_given_as_it_was_at_the_start():
+def test_an_assigned_output_has_its_value_from_the_start():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
     b.assign(state, b.add(state, b.input("x", (2,))))
@@ -441,14 +441,14 @@ def test_an_edge_goes_by_its_handle_or_by_its_ends():
         ("hh -> j", UnknownNode, "did you mean h"),
     ],
 )
-def test_no_such_edge_says_what_there_is(ref, error, words):
+def test_an_unknown_edge_lists_the_sources(ref, error, words):
     p = tiny()
     with pytest.raises(error) as caught:
         p.edge(ref)
     assert words in str(caught.value)
 
 
-def test_one_of_several_edges_with_the_same_ends_is_not_guessed():
+def test_parallel_edges_are_ambiguous_by_their_ends():
     p = tiny()
     with p.edit("twice") as e:
         e.connect("h", "j")
@@ -456,7 +456,7 @@ def test_one_of_several_edges_with_the_same_ends_is_not_guessed():
         p.edge("h -> j")
 
 
-def test_a_weight_that_is_not_there_gets_the_nearest_keys():
+def test_an_unknown_weight_lists_the_nearest_keys():
     p = tiny()
     assert repr(p.weights) == "Weights(1: w)"
     with pytest.raises(UnknownNode, match="did you mean w"):

@@ -214,8 +214,8 @@ def test_refusals_change_nothing(node, axis, units, error):
     assert fingerprint(p) == before
 
 
-@pytest.mark.parametrize("loose", ["q.1.placed", "q.1", "q.1.part"])
-def test_a_part_that_lost_its_operand_in_the_same_edit_is_no_unit(loose):
+@pytest.mark.parametrize("part", ["q.1.placed", "q.1", "q.1.part"])
+def test_a_part_without_its_operand_is_not_folded(part):
     p = attention()
     with p.edit("unfold") as e:
         e.unfold("q", "out")
@@ -223,7 +223,7 @@ def test_a_part_that_lost_its_operand_in_the_same_edit_is_no_unit(loose):
 
     def cut_and_fold() -> None:
         with p.edit("cut and fold") as e:
-            e.do(RemoveEdge(p.in_edges(loose)[0]))
+            e.do(RemoveEdge(p.in_edges(part)[0]))
             e.fold("q")
 
     with pytest.raises(UsageError, match="not all units"):
@@ -231,7 +231,7 @@ def test_a_part_that_lost_its_operand_in_the_same_edit_is_no_unit(loose):
     assert fingerprint(p) == before
 
 
-def test_only_what_is_whole_is_folded():
+def test_only_complete_units_are_folded():
     p = attention()
     for node in ("o", "out", "x", "rows"):
         with pytest.raises(UsageError, match="not all units"), p.edit("fold") as e:

@@ -51,7 +51,7 @@ def test_units_are_picked_counted_and_combined(capsys):
         units.assert_count(4)
 
 
-def test_a_selection_gives_the_units_that_it_makes():
+def test_a_selection_has_the_units_that_it_produces():
     p = perceptron()
     same = p.select("first", units="neurons")[[1, 3]]
     assert same == p.axes()["first.neurons"].units([1, 3]) == p.select("first").neurons[[1, 3]]
@@ -69,7 +69,7 @@ def test_a_number_out_of_range(index):
 
 
 @pytest.mark.parametrize("index", ["1", 1.5, [0.5], None, True])
-def test_what_is_no_number(index):
+def test_invalid_unit_indices(index):
     with pytest.raises(UsageError):
         neurons(perceptron())[index]
 
@@ -83,18 +83,18 @@ def test_units_of_another_program_do_not_combine():
 
 
 @given(st.lists(st.integers(-1, 40), max_size=30))
-def test_places_as_text(places):
-    assert parsed(runs(places)) == tuple(places)
+def test_indices_as_text(indices):
+    assert parsed(runs(indices)) == tuple(indices)
 
 
 @pytest.mark.parametrize("text", ["3-1", "a", "1-", "+0", "0-99999999999"])
-def test_text_that_is_no_places(text):
+def test_invalid_texts_of_indices(text):
     with pytest.raises(ValueError, match="invalid list of indices"):
         parsed(text)
 
 
 # -- cutting -----------------------------------------------------------------------------------------------------------
-def test_the_last_unit_stays():
+def test_cutting_all_units_raises():
     p = perceptron()
     before = p.hash()
     with pytest.raises(EmptyAxis), p.edit("all") as e:
@@ -126,7 +126,7 @@ def test_units_counted_before_another_cut_are_stale():
         e.cut_units(units)
 
 
-def test_what_stays_keeps_its_bits_and_one_primitive_does_it():
+def test_a_cut_is_one_primitive_and_keeps_remaining_bits():
     p = perceptron()
     held = {k: v.numpy().copy() for k, v in p.weights.items()}
     neurons(p).prune(drop=[1, 3], why="two of five")
@@ -267,7 +267,7 @@ def test_a_saved_program_goes_on_undoing_and_redoing(tmp_path):
     assert r.hash() == p.hash()
 
 
-def test_what_undo_holds_is_spilled(tmp_path):
+def test_undo_of_a_cut_is_spilled(tmp_path):
     p = perceptron(hidden=200)
     p.history_bytes = 1000
     before = p.hash()
@@ -282,14 +282,14 @@ def test_what_undo_holds_is_spilled(tmp_path):
 
 
 @pytest.mark.parametrize("order", [[0, 1], [0, 0, 1, 2, 3], [4, 3, 2, 1, 5]])
-def test_what_is_no_order(order):
+def test_invalid_permutations(order):
     p = perceptron()
     with pytest.raises(UsageError, match="not a permutation"), p.edit("wrong") as e:
         e.permute("first.neurons", order)
 
 
 @pytest.mark.parametrize(("n", "init"), [(0, "zero_out"), (-1, "zero_out"), (1, "ones"), (1.0, "zero_out")])
-def test_what_an_axis_does_not_grow_by(n, init):
+def test_invalid_growth(n, init):
     p = perceptron()
     with pytest.raises(UsageError), p.edit("wrong") as e:
         e.grow("first.neurons", n, init)

@@ -56,7 +56,7 @@ def test_twenty_faults_among_forty_branches_are_found_in_one_call():
     assert len(found) == 20
 
 
-def test_seven_to_four_into_five_to_three():
+def test_mismatch_of_two_matrices():
     b = Builder()
     x = b.input("x", ("B", 7))
     first = b.linear(x, b.param("a", np.zeros((4, 7), "f4")), name="first")
@@ -116,7 +116,7 @@ def test_ports_weights_names_and_outputs():
         report.check("tiny")
 
 
-def test_words_name_only_what_is_known():
+def test_text_of_mismatches():
     p = tiny()
     with p.edit("break", check=False) as e:
         e.do(RemoveEdge(p.in_edges("h")[1]))
@@ -138,13 +138,13 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{kind} {where}: {what}" for kind, where, what in FAULTS])
-def test_a_fault_that_no_edit_can_make_is_found_in_a_file_or_a_plugin(fault):
+def test_defects_of_files_and_plugins_are_found(fault):
     p = tiny()
     FAULTS[fault](p)
     assert fault in {(m.kind, m.where, m.what) for m in p.validate().mismatches}
 
 
-def test_a_state_that_is_written_twice():
+def test_a_state_assigned_twice():
     b = Builder()
     state = b.state("s", np.zeros(2, "f4"))
     b.assign(state, b.tanh(state, name="t"))
@@ -154,7 +154,7 @@ def test_a_state_that_is_written_twice():
     assert (found.kind, found.where, found.what) == ("weight", "s", "is assigned twice in a step")
 
 
-def test_a_write_fits_what_it_writes():
+def test_an_assignment_keeps_the_spec():
     def program(kind: str, shape: tuple[int, ...]) -> None:
         b = Builder()
         target = b.state("s", np.zeros(2, "f4")) if kind == "state" else b.input("s", (2,))
@@ -171,7 +171,7 @@ def test_a_write_fits_what_it_writes():
 
 
 # -- cycles ---------------------------------------------------------------------------------------------------------
-def test_a_cycle_enters_is_found_and_mended():
+def test_a_cycle_is_admitted_found_and_repaired():
     p = tiny()
     whole = fingerprint(p)
     with pytest.raises(CycleError), p.edit("refused") as e:
@@ -242,7 +242,7 @@ def test_self_loops_and_rewires_close_cycles_too():
     assert fingerprint(p) == before
 
 
-def test_a_failed_edit_and_an_inner_one_put_loose_edges_back():
+def test_a_failed_edit_restores_back_edges():
     p = tiny()
     with p.edit("close", check=False) as e:
         closing = e.connect("r", "j")
@@ -265,7 +265,7 @@ def test_a_failed_edit_and_an_inner_one_put_loose_edges_back():
     assert (p.valid, p.back_edges) == (False, {closing})
 
 
-def test_a_cycle_goes_through_files(tmp_path):
+def test_a_cycle_is_saved_and_loaded(tmp_path):
     p = tiny()
     with p.edit("close", check=False) as e:
         closing = e.connect("r", "j")

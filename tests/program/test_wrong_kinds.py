@@ -96,7 +96,7 @@ EDITS = [
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda v: repr(v)[:12])
-def test_each_call_refuses_it_or_means_it(wrong):
+def test_each_call_rejects_invalid_arguments(wrong):
     for change in (*READERS, *EDITS):
         p = tiny()
         before, counts = fingerprint(p), counters(p)
@@ -124,7 +124,7 @@ def test_undo_and_redo_take_a_number(count):
 
 
 @pytest.mark.parametrize("path", ["a\0b", "\ud800", 3, None, b"bytes"])
-def test_paths_that_no_system_holds(path: Any, monkeypatch, tmp_path):
+def test_invalid_paths(path: Any, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     p = tiny()
     with pytest.raises(UnwritableTarget, match="invalid path"):
@@ -140,7 +140,7 @@ def test_paths_that_no_system_holds(path: Any, monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_handles_of_another_kind_never_pass():
+def test_handles_of_another_kind_raise():
     g: Any = tiny().graph
     kinds: list[Any] = ["h", 2.5, None, [], float32]
     for wrong in kinds:

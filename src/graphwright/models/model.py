@@ -164,13 +164,10 @@ class Model:
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:
-            raise ShapeError(
-                "the output `logits` does not have one row of scores per token",
-                where=self.program.path(self.program.output("logits")),
-                expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]",
-                got=list(host.shape),
-                fix="model.program.run(...) returns outputs of any shape",
-            )
+            raise ShapeError("the output `logits` does not have one row of scores per token",
+                             where=self.program.path(self.program.output("logits")),
+                             expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]", got=list(host.shape),
+                             fix="model.program.run(...) returns outputs of any shape")  # fmt: skip
         check_finite(self.program, host, ids)
         return host
 

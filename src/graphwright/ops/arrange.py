@@ -325,7 +325,7 @@ class Iota:
     @staticmethod
     def axes(u: AxesUse):
         u.result_ranges[0] = axis = u.ins[0][axis_of(u.attrs["axis"], len(u.ins[0]))]
-        u.mixed(axis, "numbers its places")
+        u.mixed(axis, "numbers its entries")
         return [(axis,)]
 
     @staticmethod

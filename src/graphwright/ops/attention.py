@@ -119,8 +119,8 @@ class RopeDynamic:
         kind = u.ins[1].dtype
         number = lambda v: u.scalar(v, u.ins[1])  # noqa: E731  # of the dtype of the frequencies
         length = u.cast(u("Add", u("ReduceMax", u.names[0], keepdims=0), u.ints_scalar(1)), kind)
-        stretch = u("Sub", u("Mul", length, number(a["factor"] / a["original"])), number(a["factor"] - 1))
-        theta = u("Mul", u("Pow", stretch, number(2 * half / (2 * half - 2))), number(a["theta"]))
+        scaled = u("Sub", u("Mul", length, number(a["factor"] / a["original"])), number(a["factor"] - 1))
+        theta = u("Mul", u("Pow", scaled, number(2 * half / (2 * half - 2))), number(a["theta"]))
         powers = u.nodes.constant((-np.arange(half) / half).astype(numpy_dtype(kind)))
         return u("Where", u("Greater", length, number(a["original"])), u("Pow", theta, powers), u.names[1])
 
@@ -195,8 +195,8 @@ class Rope:
             a, b = (call("slice", x, axis=-1, start=start, size=half) for start in (0, half))
             return call("concat", a * cos - b * sin, b * cos + a * sin, rest, axis=-1)
         a, b = (call("slice", x, axis=-1, start=start, size=half, step=2) for start in (0, 1))
-        turned = (call("unsqueeze", t, axes=(-1,)) for t in (a * cos - b * sin, b * cos + a * sin))
-        return call("concat", call("flatten", call("concat", *turned, axis=-1), start=-2, end=-1), rest, axis=-1)
+        rotated = (call("unsqueeze", t, axes=(-1,)) for t in (a * cos - b * sin, b * cos + a * sin))
+        return call("concat", call("flatten", call("concat", *rotated, axis=-1), start=-2, end=-1), rest, axis=-1)
 
     @staticmethod
     def cost(ins, outs, attrs):
@@ -271,7 +271,7 @@ _ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}
 class Sdpa:
     """softmax(scale · q kᵀ over visible keys) v: [B, H, Tq, Dv]; query head h reads key head h // (H / G).
 
-    Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false = padding), `q_start` int64 (the place of
+    Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false = padding), `q_start` int64 (the index of
     the first query among the keys; Tk - Tq without it). Query i sees key j iff j ≤ q_start + i, with a window w also
     j > q_start + i - w: w keys, the query's own included. A query that sees no key gives 0.
     """
@@ -296,7 +296,7 @@ class Sdpa:
         groups, low = k.shape[1], q.dtype
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, _turned(k)) * attrs["scale"]
+        scores = call("matmul", q, _transposed(k)) * attrs["scale"]
         scores = call("cast", scores, dtype=float32) if low.is_low else scores
         mask = _visible(ins, attrs)
         weights = call("softmax", scores, *(() if mask is None else (mask,)))
@@ -332,7 +332,7 @@ class Sdpa:
         return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"
 
 
-def _turned(t):
+def _transposed(t):
     return call("permute", t, axes=(0, 1, 2, 4, 3))
 
 
@@ -379,12 +379,12 @@ class SdpaBackward(Backward):
         shared = (k.shape[1], q.shape[1] // k.shape[1])
         q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, _turned(k)) * attrs["scale"]
+        scores = call("matmul", q, _transposed(k)) * attrs["scale"]
         p = call("softmax", scores, *(() if mask is None else (mask,)))
         inner = call("sum", g * out, axes=(4,), keepdims=True)
-        ds = p * (call("matmul", g, _turned(v)) - inner) * attrs["scale"]
+        ds = p * (call("matmul", g, _transposed(v)) - inner) * attrs["scale"]
         dq = call("flatten", call("matmul", ds, k), start=1, end=2)
-        dk, dv = (call("sum", call("matmul", _turned(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
+        dk, dv = (call("sum", call("matmul", _transposed(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
         return tuple(call("cast", t, dtype=low) if low.is_low else t for t in (dq, dk, dv))
 
     @staticmethod

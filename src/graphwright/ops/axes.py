@@ -48,7 +48,7 @@ class Chain:
 
 
 Term = Atom | Product | Chain
-Places = Mapping[Atom, np.ndarray]
+IndexMap = Mapping[Atom, np.ndarray]
 """Atom -> the old index of each new entry along it, or -1 for a new entry."""
 
 
@@ -158,7 +158,7 @@ def _products(left: list[Term], right: list[Term]) -> bool:
         if not same(large, product(major, small)):
             return False
         rest.append(major)
-    return True  # sizes are equal: what is left has size 1
+    return True  # sizes are equal, so remaining terms have size 1
 
 
 def _chains(left: list[Term], right: list[Term]) -> bool:
@@ -220,34 +220,34 @@ def _chain_of_products(whole: Chain, split: Product) -> bool:
     return same(major, chain(*majors))
 
 
-def spread(term: Term, places: Places) -> np.ndarray:
+def spread(term: Term, indices: IndexMap) -> np.ndarray:
     """Map indices along atoms to indices along a whole dimension: the old index of each new entry, or -1."""
     if isinstance(term, Atom):
-        found = places.get(term)
+        found = indices.get(term)
         return np.arange(known(term)) if found is None else found
     if isinstance(term, Chain):
         pieces, start = [], 0
         for part in term.parts:
-            piece = spread(part, places)
+            piece = spread(part, indices)
             pieces.append(np.where(piece < 0, -1, piece + start))
             start += known(part)
         return np.concatenate(pieces)
     result = np.zeros(1, np.int64)
     for factor in term.factors:
-        minor = spread(factor, places)
+        minor = spread(factor, indices)
         grid = result[:, None] * known(factor) + minor
         result = np.where((result[:, None] < 0) | (minor < 0), -1, grid).reshape(-1)
     return result
 
 
-def resized(term: Term, places: Places) -> Dim:
+def resized(term: Term, indices: IndexMap) -> Dim:
     """The size of a dimension after its atoms are resized."""
     n = size(term)
     if isinstance(n, str):
         return n
     if isinstance(term, Atom):
-        return len(places[term]) if term in places else n
-    sizes = [resized(t, places) for t in (term.factors if isinstance(term, Product) else term.parts)]
+        return len(indices[term]) if term in indices else n
+    sizes = [resized(t, indices) for t in (term.factors if isinstance(term, Product) else term.parts)]
     known_sizes = [s for s in sizes if isinstance(s, int)]
     return prod(known_sizes) if isinstance(term, Product) else sum(known_sizes)
 
@@ -379,7 +379,7 @@ def identity(u: AxesUse) -> Sequence[Dims]:
 
 
 def fixed_size(why: str, *, attr: str = "axis", last: int = 0) -> AxesRule:
-    """The operand's dimensions; the size of those that an attribute names (or of the last ones) cannot change."""
+    """The operand's dimensions; those named by an attribute, or the last ones, keep their sizes."""
 
     def rule(u: AxesUse) -> Sequence[Dims]:
         x = u.ins[0]

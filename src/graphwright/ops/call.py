@@ -51,8 +51,8 @@ class CachedBindings:
     def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
         """True if caching a binding of `calls` calls pays: small operands, which must be contiguous on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
-        alike = all(a.device is CPU and a.contiguous for a in ins)
-        return calls >= FEWEST_CALLS and nbytes <= MOST_BYTES and alike
+        reusable = all(a.device is CPU and a.contiguous for a in ins)
+        return calls >= FEWEST_CALLS and nbytes <= MOST_BYTES and reusable
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
         """Compute new results."""

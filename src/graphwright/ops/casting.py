@@ -36,7 +36,7 @@ def target_dtype(row: Op, kinds: Sequence[OperandKind], low: DType | None) -> DT
 
 
 def is_cast(row: Op, place: int, dtype: DType, target: DType | None) -> bool:
-    """True if operand number `place`, of this dtype, is cast to the op's target."""
+    """True if an operand, of this dtype, is cast to the op's target."""
     if target in (None, dtype) or place in row.traits.fixed:
         return False
     return dtype.is_float or row.traits.amp in ("promote", "f32")

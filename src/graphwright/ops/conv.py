@@ -52,9 +52,9 @@ def _bias(g: Any) -> Any:
     return call("sum", g, axes=(0, *range(2, len(g.shape))), keepdims=False)
 
 
-def _cost(places: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
+def _cost(positions: Spec, weight: Spec, ins: Sequence[Spec], outs: Sequence[Spec]) -> Cost:
     """Each output position is multiplied with the weights of its channel."""
-    flops = 2 * places.size * (weight.size // max(weight.sizes[0], 1))
+    flops = 2 * positions.size * (weight.size // max(weight.sizes[0], 1))
     return Cost(flops, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
@@ -163,10 +163,10 @@ class Conv:
 
 @op("conv_transpose")
 class ConvTranspose:
-    """The transpose of `conv` with respect to x: x [N, I, places...], w [I, O/groups, kernel...] (, b [O]).
+    """The transpose of `conv` with respect to x: x [N, I, positions...], w [I, O/groups, kernel...] (, b [O]).
 
-    Places become spatial sizes (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding; the last term,
-    below the stride, says how much of the input of the convolution lay behind its last window.
+    n positions become (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding entries; the last term,
+    below the stride, states how much input follows the last window of the convolution.
     """
 
     arity, attrs, saves = (2, 3), {**_GROUPED, "output_padding": 0}, Saves(inputs=(0, 1))
@@ -229,9 +229,9 @@ class ConvWeight(Backward):
         _operands(x, g, None, ())
         _divides(groups, x.shape[1], g.shape[1])
         equal_dim(g.shape[0], x.shape[0], "N")
-        places = Window.of(kernel, window).counts(x.shape[2:])
-        if g.shape[2:] != places:
-            raise ShapeError("the gradient must have one entry per window position", expected=places, got=g)
+        positions = Window.of(kernel, window).counts(x.shape[2:])
+        if g.shape[2:] != positions:
+            raise ShapeError("the gradient must have one entry per window position", expected=positions, got=g)
         return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
 
     @staticmethod
@@ -248,8 +248,8 @@ class ConvWeight(Backward):
     @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
-        places = Window.of(kernel, attrs).counts(sizes)
-        x, g = rng.normal(size=(2, 2 * groups, *sizes)), rng.normal(size=(2, 3 * groups, *places))
+        positions = Window.of(kernel, attrs).counts(sizes)
+        x, g = rng.normal(size=(2, 2 * groups, *sizes)), rng.normal(size=(2, 3 * groups, *positions))
         return [x, g], {**attrs, "groups": groups, "kernel": kernel}
 
 
@@ -300,11 +300,11 @@ class Fold:
     @staticmethod
     def infer(x, kernel, sizes, **window):
         rule = Window.of(kernel, window)
-        places = prod(rule.counts(sizes))
-        if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != places:
+        positions = prod(rule.counts(sizes))
+        if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != positions:
             raise ShapeError(
                 "the operand does not have the shape of such columns",
-                expected=("N", f"C·{rule.entries}", places),
+                expected=("N", f"C·{rule.entries}", positions),
                 got=x,
             )
         return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)

@@ -25,7 +25,7 @@ def _ids(ids: Spec) -> None:
 
 
 def _index_update_axes(u: AxesUse) -> Sequence[Dims]:
-    """The axes of what is written to; values lie at the places of the index."""
+    """The dimensions of the updated operand; values have those of the index."""
     x, *ids = u.ins
     start = axis_of(u.attrs["axis"], len(x))
     values: Dims = ids.pop(0) if "value" not in u.attrs else ()
@@ -61,8 +61,8 @@ def _joined(ids: Sequence[Dims]) -> list[Dim]:
     return [next((n for n in sizes if n != 1), 1) for sizes in here]
 
 
-def _places(u: AxesUse, ids: Sequence[Dims], shape: Sequence[Dim], start: int, behind: int) -> Dims:
-    return broadcast_dims(u, ids, shape[start : len(shape) - behind])
+def _indexed_dims(u: AxesUse, ids: Sequence[Dims], shape: Sequence[Dim], start: int, trailing: int) -> Dims:
+    return broadcast_dims(u, ids, shape[start : len(shape) - trailing])
 
 
 def _counted(u: AxesUse, attr: str) -> Term:
@@ -159,8 +159,8 @@ class _Picked:
             )
         if any(i.dtype is not int64 for i in ids):
             raise DTypeError("index arrays must be int64", got=", ".join(map(repr, ids)), fix='index.to("int64")')
-        self.places = broadcast_shapes(*(i.shape for i in ids))
-        self.shape = (*shape[: self.start], *self.places, *shape[self.end :])
+        self.index_shape = broadcast_shapes(*(i.shape for i in ids))
+        self.shape = (*shape[: self.start], *self.index_shape, *shape[self.end :])
 
 
 def _sample_ids(rng: Any, *, distinct: bool = False) -> tuple[tuple[int, ...], list[np.ndarray], dict[str, Any]]:
@@ -209,7 +209,9 @@ class Index:
                 u.lookups.append((axis, port))
             else:
                 indexed(u, axis, port)
-        return [(*x[:start], *_places(u, ids, u.shapes[0], start, len(x) - start - len(ids)), *x[start + len(ids) :])]
+        return [
+            (*x[:start], *_indexed_dims(u, ids, u.shapes[0], start, len(x) - start - len(ids)), *x[start + len(ids) :])
+        ]
 
     @staticmethod
     def onnx(u: OnnxUse):

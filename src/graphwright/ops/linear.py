@@ -344,7 +344,7 @@ class GroupedOuter(Backward):
         return [rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), _draw(rng)], {}
 
 
-def _turned(t):
+def _transposed(t):
     return call("permute", t, axes=(1, 0))
 
 
@@ -368,8 +368,8 @@ class Solve:
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        back = call("solve", _turned(ins[0]), g)
-        da = call("neg", call("matmul", back, _turned(outs[0]))) if needs[0] else None
+        back = call("solve", _transposed(ins[0]), g)
+        da = call("neg", call("matmul", back, _transposed(outs[0]))) if needs[0] else None
         return da, back if needs[1] else None
 
     @staticmethod

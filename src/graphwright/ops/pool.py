@@ -184,8 +184,8 @@ class AvgPoolBackward(Backward):
     @staticmethod
     def sample(rng):
         (x,), attrs = AvgPool.sample(rng)
-        places = Window.of(attrs["kernel"], attrs).counts(x.shape[2:])
-        return [rng.normal(size=(2, 3, *places))], {**attrs, "sizes": x.shape[2:]}
+        positions = Window.of(attrs["kernel"], attrs).counts(x.shape[2:])
+        return [rng.normal(size=(2, 3, *positions))], {**attrs, "sizes": x.shape[2:]}
 
 
 @op("adaptive_avg_pool")

@@ -309,8 +309,8 @@ class Slice:
         u.result_ranges[0] = u.ranges[0]
         whole, taken = int(size(x[at])), Atom(a["size"])  # a slice has a known axis
         if a["step"] == 1 and a["size"]:
-            before, behind = Atom(a["start"]), Atom(whole - a["start"] - a["size"])
-            u.same(x[at], chain(before, taken, behind))
+            before, after = Atom(a["start"]), Atom(whole - a["start"] - a["size"])
+            u.same(x[at], chain(before, taken, after))
             u.sizes |= {"start": before, "size": taken}
         elif a["size"] != whole:
             for term in (x[at], taken):
@@ -574,8 +574,8 @@ class PadSlice(Backward):
         at = axis_of(a["axis"], len(x))
         if a["step"] == 1:
             before = Atom(a["start"])
-            behind = Atom(a["size"] - a["start"] - int(size(x[at])))
-            full = chain(before, x[at], behind)
+            after = Atom(a["size"] - a["start"] - int(size(x[at])))
+            full = chain(before, x[at], after)
             u.sizes |= {"start": before, "size": full}
         else:
             full = u.fresh(a["size"], f"puts zeros between {a['step']} entries of it")

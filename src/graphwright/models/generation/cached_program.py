@@ -147,13 +147,10 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
     """Attributes of an attention whose keys can be cached. Raises: UsageError."""
     attrs = p.attrs(node)
     if not attrs["causal"] or attrs["optional"]:
-        raise UsageError(
-            "this attention cannot be cached: it is not plain causal attention",
-            where=p.path(node),
-            expected="causal=True, optional=()",
-            got=f"causal={attrs['causal']}, optional={attrs['optional']}",
-            fix="use model.logits, which needs no cache",
-        )
+        raise UsageError("this attention cannot be cached: it is not plain causal attention", where=p.path(node),
+                         expected="causal=True, optional=()",
+                         got=f"causal={attrs['causal']}, optional={attrs['optional']}",
+                         fix="use model.logits, which needs no cache")  # fmt: skip
     return attrs
 
 

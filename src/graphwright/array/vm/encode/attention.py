@@ -19,7 +19,7 @@ from graphwright.array.vm.encode.operands import (
     vm_form,
 )
 
-_WORTH = 16
+_FEW_QUERIES = 16
 """Number of queries from which on widening all keys and values costs little beside the attention."""
 
 
@@ -38,7 +38,7 @@ def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) ->
     outs, work = outs[:results], outs[results:]
     if work:
         stored = [*ins[:3], *ins[3 + given :]]
-        if any(v.dtype is not bfloat16 for v in (*stored, *outs)) or ins[0].shape[2] < _WORTH:
+        if any(v.dtype is not bfloat16 for v in (*stored, *outs)) or ins[0].shape[2] < _FEW_QUERIES:
             return None
         wide, made = work[: len(stored)], work[len(stored) :]
         inner = SDPA.encode(made, [*wide[:3], *ins[3 : 3 + given], *wide[3:]], attrs)
@@ -53,16 +53,16 @@ def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) ->
         return None
     if 0 in k.shape or any(not view.packed for view in extra.values()):
         return None
-    places = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
+    addresses = [extra[name].address if name in extra else 0 for name in ("q_start", "key_mask")]
     plain = not rest and attrs["causal"] and "key_mask" not in extra and v.shape[3]
     if plain and q.shape[2] == 1 and q.packed and outs[0].packed:
-        start = (places[0], k.shape[2] - 1)
+        start = (addresses[0], k.shape[2] - 1)
         return _attend(q, k.address, v.address, outs[0], k.shape[1], start, attrs, (*_steps(k), *_steps(v), k.shape[2]))
     (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
     units = batch * (groups if rest else heads)
     code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
     sizes = (heads, groups, queries, keys, deep, v.shape[3], bits(attrs["scale"]))
-    head = row_of(code, 0, units, *sizes, places[0], int(attrs["causal"]), attrs["window"] or 0, places[1])
+    head = row_of(code, 0, units, *sizes, addresses[0], int(attrs["causal"]), attrs["window"] or 0, addresses[1])
     cells = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
     return [head, *table_of(cells)]
 

@@ -23,7 +23,7 @@ from graphwright.array.vm.encode.operands import (
     along,
     elementwise,
     merged,
-    places,
+    offsets,
     row_of,
     spread,
 )
@@ -56,7 +56,7 @@ class Member(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """How a space is cut: places of the operands for each outer index, then turns of rows of columns.
+    """How a space is cut: offsets of the operands for each outer index, then turns of rows of columns.
 
     Steps are of each operand along a row (0 or 1), jumps from one turn to the next, in elements.
     """
@@ -96,7 +96,7 @@ def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View], by_row: bool 
     (cols, steps), outer = axes[-1], axes[:-1]
     if not outer:
         return _Tiles([[0] * len(views)], 1, (0,) * len(views), cols, steps)
-    lead = places(outer[:-1], len(views))
+    lead = offsets(outer[:-1], len(views))
     turns, jumps = outer[-1]
     if len(lead) > MOST_ROWS or (cols < _NARROW and turns > _FEW):
         return None

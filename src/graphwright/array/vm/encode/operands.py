@@ -136,12 +136,12 @@ def spread(view: View, shape: tuple[int, ...]) -> list[int]:
     return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
 
 
-def places(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
+def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
     """Element offsets per operand of every index of some axes."""
-    places = [[0] * operands]
+    offsets = [[0] * operands]
     for n, steps in axes:
-        places = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in places for i in range(n)]
-    return places
+        offsets = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in offsets for i in range(n)]
+    return offsets
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
@@ -161,7 +161,7 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list
     count, jumps = axes[-2] if len(axes) > 1 else (1, (0,) * len(views))
     rows = []
     last = along(out, steps[0])
-    for place in places(axes[:-2], len(views)):
+    for place in offsets(axes[:-2], len(views)):
         operands: list[int] = []
         for view, at, jump, step in zip(views, place, jumps, steps, strict=True):
             operands += [view.address + at * view.dtype.itemsize, jump * view.dtype.itemsize, step]

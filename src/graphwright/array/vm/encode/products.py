@@ -15,7 +15,7 @@ from graphwright.array.vm.encode.operands import (
     all_f32,
     matrix,
     merged,
-    places,
+    offsets,
     row_of,
     spread,
     vm_form,
@@ -110,7 +110,7 @@ def MATMUL(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
     strides = [spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
     axes = [(size, steps) for size, *steps in zip(batch, *strides, strict=True)]
     rows = []
-    for i, (at_a, at_b) in enumerate(places([(size, tuple(steps)) for size, steps in axes], 2)):
+    for i, (at_a, at_b) in enumerate(offsets([(size, tuple(steps)) for size, steps in axes], 2)):
         one, other = (
             v._replace(shape=v.shape[-2:], strides=v.strides[-2:], address=v.address + 4 * at)
             for v, at in ((a, at_a), (b, at_b))

@@ -46,5 +46,5 @@ def SAMPLE_TOKEN(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, 
     (ids, kept), (logits, rules, keys, seen) = outs, ins
     if not all(view.packed for view in (*outs, *ins)):
         return None
-    places = (logits.address, rules.address, keys.address, seen.address, seen.shape[1], ids.address, kept.address)
-    return [row_of(Code.SAMPLE_TOKEN, *logits.shape, *places)]
+    addresses = (logits.address, rules.address, keys.address, seen.address, seen.shape[1], ids.address, kept.address)
+    return [row_of(Code.SAMPLE_TOKEN, *logits.shape, *addresses)]

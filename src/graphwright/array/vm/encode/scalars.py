@@ -21,8 +21,8 @@ def packed(rows: Iterable[Row], scratch: int) -> list[Row]:
     """Pack scalar rows into one; `scratch` is the base of addresses below LOCAL."""
     table: list[int] = []
     for row in rows:
-        places = [a + scratch if a < LOCAL else a for a in (row[3], row[6], row[9] if row[0] in _BINARY else row[6])]
-        table += [row[0], *places]
+        addresses = [a + scratch if a < LOCAL else a for a in (row[3], row[6], row[9] if row[0] in _BINARY else row[6])]
+        table += [row[0], *addresses]
     head = row_of(Code.SCALARS, len(table) // 4)
     return [head, *table_of(table)]
 

@@ -16,7 +16,7 @@ from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, UPDATES, Code
 from graphwright.array.vm.encode.operands import Row, row_of
 from graphwright.array.vm.encode.scalars import is_scalar
 
-WORTH = 100_000
+SPLIT_FROM = 100_000
 """Nanoseconds of a row from which on it is split: waking a helper thread takes about 5 us, more on a busy core."""
 _TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
 _MOST = 32
@@ -133,7 +133,7 @@ def _nanoseconds(unit: list[Row]) -> float:
 
 def shared(unit: list[Row], taken: float) -> list[Row]:
     """Split a unit that takes long, in nanoseconds."""
-    parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > WORTH else [unit]
+    parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > SPLIT_FROM else [unit]
     if len(parts) < 2:
         return unit
     return [row_of(Code.SHARED, len(parts), len(unit)), *(row for part in parts for row in part)]

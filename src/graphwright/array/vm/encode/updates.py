@@ -53,9 +53,9 @@ def _step(
         for k in range(n):
             param, *held, steps = outs[k::n]
             left = iter(held)
-            places = [next(left).address if is_there else 0 for is_there in there]
-            table += [param.size, param.address, members[k].address, steps.address, *places]
-            table += [0] * (4 - len(places))
+            addresses = [next(left).address if is_there else 0 for is_there in there]
+            table += [param.size, param.address, members[k].address, steps.address, *addresses]
+            table += [0] * (4 - len(addresses))
         return rows + table_of(table)
 
     return VmForm(encode)
