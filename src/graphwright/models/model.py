@@ -25,7 +25,7 @@ from graphwright.models.metrics import bits_per_byte
 from graphwright.models.quantize import quantize
 from graphwright.models.saved import save_model
 from graphwright.models.tokenizer import special_ids
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -160,7 +160,8 @@ class Model:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
             feeds["positions"] = np.ascontiguousarray(default if positions is None else positions)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
-        plan = plan_for(p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), freeze=True)
+        specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
+        plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True))
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:

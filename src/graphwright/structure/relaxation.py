@@ -12,10 +12,11 @@ from warnings import warn
 import numpy as np
 
 from graphwright.array import from_numpy
+from graphwright.array.formulas.activations import sigmoid
+from graphwright.array.formulas.gates import KINDS, LN11
 from graphwright.autograd import Tensor
 from graphwright.errors import UsageError
 from graphwright.ops import call
-from graphwright.ops.gate import KINDS
 from graphwright.program import DeadGate
 from graphwright.program.gates import LOGITS, TEMPERATURE
 from graphwright.structure.errors import ClippedStart
@@ -25,17 +26,9 @@ if TYPE_CHECKING:
     from graphwright.program import Program
     from graphwright.structure.elements import Element
 
-LN11 = log(11.0)
-"""-ln(-γ/ζ) of the hard concrete gate, γ = -0.1, ζ = 1.1 (Louizos et al. 2018, equation 12)."""
 BY_TEMPERATURE = frozenset({"sigmoid", "ste", "bernoulli"})
 """Kinds whose probability is σ(z/T) rather than σ(z)."""
 LEAST, MOST = 0.01, 0.99
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + e⁻ˣ), without overflow."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:

@@ -382,7 +382,7 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
     s.step(IDS[None, 16:17])
     s.truncate(16)
     (space,) = (w.space for (_, _, n), w in cache.steps.spaces.items() if n == 1)
-    calls, bits = list(space._calls), [t.tobytes() for t in s.gather(1)]
+    calls, bits = list(space.kernels.calls), [t.tobytes() for t in s.gather(1)]
     undisturbed = list(model.decode(s.fork(), 4))
 
     def fail() -> None:
@@ -390,9 +390,9 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
 
     def failing_calls() -> Iterator[int]:
         for i in range(len(calls)):
-            space._calls[i] = fail
+            space.kernels.calls[i] = fail
             yield i
-            space._calls[i] = calls[i]
+            space.kernels.calls[i] = calls[i]
 
     for _ in unknown_rows(space) if vm else failing_calls():
         with pytest.raises((ComputeError, KeyboardInterrupt)):

@@ -18,7 +18,7 @@ from graphwright.array import Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.ops import traits
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 from graphwright.program import Value
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
@@ -297,6 +297,6 @@ class StepPlans:
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
+            plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
             self.spaces[key] = BoundStep(plan.new_executable(variables))
         return self.spaces[key]
