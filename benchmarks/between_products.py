@@ -47,7 +47,7 @@ def run() -> list[Figure]:
         cache.step([text], token)
         fed = cache.steps.spaces[True, 1, 1]
         space, instrs = fed.space, fed.space.plan.instrs
-        calls, best = [space._calls_of(i, i + 1) for i in range(len(instrs))], [float("inf")] * len(instrs)
+        calls, best = [space.kernels.calls_of(i) for i in range(len(instrs))], [float("inf")] * len(instrs)
         for _ in range(9):
             space.feed(dict(zip(space.plan.inputs, fed._arrays, strict=True)))
             for i, some in enumerate(calls):

@@ -384,9 +384,9 @@ def host() -> Figure:
 
             return run
 
-        if space._fed is not None:  # one native call, which also takes the inputs
-            space._fed.run = timed(space._fed.run)
-        space._calls[:] = [timed(call) for call in space._calls]
+        if space.kernels.fed is not None:  # one native call, which also takes the inputs
+            space.kernels.fed.run = timed(space.kernels.fed.run)
+        space.kernels.calls[:] = [timed(call) for call in space.kernels.calls]
         beside, whole = [], []
         for _ in range(60):
             inside[0], started = 0.0, perf_counter()

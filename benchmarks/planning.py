@@ -85,7 +85,7 @@ def _edits(figure: Figure, p: Program, specs: dict[str, Spec], feed: dict[str, n
     size = f"{len(p):,} nodes, {'the VM' if executor == 'vm' else 'ATen'}"
     for what, taken, note in (
         ("commit", edits, ""),
-        ("plan", patches, f"{plan.patched.rows} rows looked at"),
+        ("plan", patches, f"{plan.patched.nodes} nodes visited"),
         ("calls bound", bound, ""),
     ):
         low, high = interval(taken)

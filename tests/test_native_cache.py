@@ -57,7 +57,7 @@ def test_what_a_read_only_installation_was_built_with_is_used(
     function = twice()
     assert counts(function) == (1, 0)
     place = Path(function.stats.cache_path)
-    assert place.is_relative_to(tmp_path / "home" if home else native._of_process())
+    assert place.is_relative_to(tmp_path / "home" if home else native._process_folder())
     assert (place / "code-1.built").exists()
     assert not list(place.glob("*.part"))
 

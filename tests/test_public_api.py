@@ -7,6 +7,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def describe(name: str, value: object) -> list[str]:
             if inspect.isfunction(attr) or isinstance(attr, staticmethod | classmethod):
                 fn = attr.__func__ if isinstance(attr, staticmethod | classmethod) else attr
                 lines.append(f"    {member}{signature(fn)}")
-            elif isinstance(attr, property):
+            elif isinstance(attr, property | cached_property):
                 lines.append(f"    {member}")
         return lines
     if callable(value):

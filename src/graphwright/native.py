@@ -1,7 +1,8 @@
-"""Code compiled by numba, and where it is kept. Who compiles imports numba's decorators from here; this loads numba.
+"""numba's decorators, and where compiled code is cached. Modules import `njit` from here; this module loads numba.
 
-numba keeps code beside the sources, or in the user's cache where it may not write there. An installation that was
-built once by its owner would then be built again by everyone who runs it, and not at all by one without a home.
+numba caches code beside the sources, or in the user's cache where it may not write there. Without `Seeded`, an
+installation that was compiled once by its owner would be compiled again by every other user, and could not be cached by
+a user without a home directory.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+from collections.abc import Callable
 from functools import cache
+from hashlib import blake2b
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -18,49 +21,69 @@ import numba
 from numba.core.caching import CacheImpl, UserWideCacheLocator
 
 PACKAGE = Path(__file__).parent
-cfunc: Any = numba.cfunc  # its annotations know few of its options
+cfunc: Any = numba.cfunc  # numba's annotations cover few of its options
 njit: Any = numba.njit
 
 
+def source_hash(*paths: Path) -> int:
+    """Hash Python files and the Python files of folders to an odd 48-bit number."""
+    files = [f for path in paths for f in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
+    return int.from_bytes(blake2b(b"".join(f.read_bytes() for f in files), digest_size=6).digest(), "little") | 1
+
+
+def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`njit(cache=True)` for a loop made of several files: the cache is valid until one of `sources` changes.
+
+    numba itself compares only the file of the loop.
+    """
+
+    def decorate(loop: Callable[..., Any]) -> Any:
+        made = njit(cache=True, **options)(loop)
+        made._cache._cache_file._source_stamp = source_hash(*sources)
+        return made
+
+    return decorate
+
+
 class Seeded(UserWideCacheLocator):
-    """For this package's code: the user's cache, or a folder of the process, begun with what the installation has."""
+    """For this package's code: the user's cache or a folder of the process, seeded from the installation's cache."""
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Seeded | None:
-        """The locator of numba's protocol; None for code of others."""
+        """The locator of numba's protocol; None for code outside the package."""
         if not Path(py_file).is_relative_to(PACKAGE):
             return None
         self = cls(py_func, py_file)
         try:
             self.ensure_cache_path()
         except OSError:
-            self._cache_path = str(_of_process() / self.get_suitable_cache_subpath(py_file))
+            self._cache_path = str(_process_folder() / self.get_suitable_cache_subpath(py_file))
             self.ensure_cache_path()
         _seed(Path(py_file).parent / "__pycache__", Path(self._cache_path))
         return self
 
 
 @cache
-def _of_process() -> Path:
-    place = Path(mkdtemp(prefix="graphwright-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
-    return place
+def _process_folder() -> Path:
+    folder = Path(mkdtemp(prefix="graphwright-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @cache
-def _seed(source: Path, place: Path) -> None:
-    """Copy compiled code that is not there, or older there."""
-    for pattern in ("*.nbc", "*.nbi", "*.built"):  # an index names files that have to be there
+def _seed(source: Path, target: Path) -> None:
+    """Copy compiled code that is missing or older in the target."""
+    for pattern in ("*.nbc", "*.nbi", "*.built"):  # an index is copied after the files that it names
         for file in sorted(source.glob(pattern)):
-            here = place / file.name
+            here = target / file.name
             if not here.exists() or here.stat().st_mtime < file.stat().st_mtime:
-                part = here.with_name(f"{file.name}.{os.getpid()}.part")  # another process may do the same
+                part = here.with_name(f"{file.name}.{os.getpid()}.part")  # another process may be copying too
                 shutil.copy2(file, part)
                 part.replace(here)
 
 
 config: Any = vars(numba)["config"]
-if not config.CACHE_LOCATOR_CLASSES:  # the user's own list is left alone
+if not config.CACHE_LOCATOR_CLASSES:  # keep a list that the user has set
     known = [kind.__name__ for kind in CacheImpl._locator_classes]
     known.insert(known.index("UserWideCacheLocator"), f"{__name__}.{Seeded.__name__}")
     config.CACHE_LOCATOR_CLASSES = ",".join(known)

@@ -46,7 +46,7 @@ SIM, META = Device("sim"), Device("meta")
 
 @pytest.fixture
 def sim(sim: SimBackend) -> Iterator[SimBackend]:
-    """What lies on it goes while it is there."""
+    """Collect garbage while the device still exists, which frees its memory."""
     yield sim
     gc.collect()
 
@@ -80,7 +80,7 @@ def test_what_is_no_name(text: str) -> None:
         Device("cuda:1", 2)
 
 
-def test_a_device_that_is_not_here_says_why() -> None:
+def test_missing_device_gives_the_reason() -> None:
     for text in ("cuda", "cuda:1", "cpu:1"):
         with pytest.raises(DeviceUnavailable, match=text):
             backend(Device(text))
@@ -344,11 +344,11 @@ def test_what_cannot_be_shared_is_refused() -> None:
         from_dlpack(OnGpu())
 
 
-def test_a_plan_takes_feeds_turned_around_and_none_that_was_closed() -> None:
+def test_plan_accepts_reversed_feeds_and_refuses_closed_ones() -> None:
     step = gw.compile(lambda x: x * 2.0, executor="aten")
     host = np.arange(6, dtype=np.float32).reshape(2, 3)
-    turned = Tensor(from_numpy(host)[::-1, ::-1])
-    assert np.array_equal(step(turned).numpy(), 2 * host[::-1, ::-1])
+    flipped = Tensor(from_numpy(host)[::-1, ::-1])
+    assert np.array_equal(step(flipped).numpy(), 2 * host[::-1, ::-1])
     array = from_numpy(host.copy())
     fed = Tensor(array)
     assert step(fed).tolist() == (2 * host).tolist()

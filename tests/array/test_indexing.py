@@ -1,4 +1,4 @@
-"""`x[...]` and `x[...] = v` against numpy: every kind of index, mixed, on arrays whose memory lies in any way."""
+"""`x[...]` and `x[...] = v` against numpy: every kind of index, mixed, on arrays of any memory layout."""
 
 from __future__ import annotations
 

@@ -320,7 +320,7 @@ def test_a_plan_runs_on_numpy(on_numpy: None) -> None:
     np.testing.assert_allclose(train(mlp, 5, planned=True), train(mlp, 5), rtol=1e-6)
 
 
-def test_support_says_what_runs_how(on_numpy: None) -> None:
+def test_support_reports_how_each_op_runs(on_numpy: None) -> None:
     table = support()
     assert set(table) == set(OPS)
     assert table["add"]["float32"] == table["linear"]["float64"] == "native"

@@ -180,7 +180,7 @@ def test_a_block_of_several_streams_waits_for_each_of_them(seed: int) -> None:
         shuffle(LastStreamOnly(driver), driver, seed)
 
 
-def test_out_of_memory_says_what_is_there_and_leaves_it() -> None:
+def test_out_of_memory_reports_usage_and_changes_nothing() -> None:
     driver = SimDriver(capacity=64 * MIB)
     pool = MemoryPool(driver)
     kept = [pool.alloc(20 * MIB, owner=name) for name in ("weights", "activations")]
@@ -211,7 +211,7 @@ def test_out_of_memory_says_what_is_there_and_leaves_it() -> None:
         pool.free(b)
 
 
-def test_a_late_finalizer_frees_nobody_elses_memory() -> None:
+def test_late_finalizer_frees_only_its_own_memory() -> None:
     pool = MemoryPool(SimDriver())
     old = pool.alloc(1000)
     pool.free(old)

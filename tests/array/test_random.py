@@ -47,7 +47,7 @@ def test_seed_stream_and_step_each_give_other_numbers() -> None:
         assert np.mean(base == random.bits(4000, **other)) < 0.01
 
 
-def test_uniform_lies_on_its_grid_below_one() -> None:
+def test_uniform_is_on_its_grid_below_one() -> None:
     u = random.uniform(N, seed=11)
     assert u.dtype == np.float32
     assert u.min() >= 0

@@ -93,7 +93,7 @@ def test_a_view_shows_what_numpys_shows_and_shares_its_memory(pair: tuple[NDArra
 
 @given(pairs(), st.data())
 def test_memory_of_a_backend_has_the_same_views(pair: tuple[NDArray, np.ndarray], data: st.DataObject) -> None:
-    """Allocated memory, not numpy's: turned around and written through."""
+    """Allocated memory, not numpy's: reversed and written through."""
     shape = data.draw(SHAPES)
     array, host = empty(shape, float32), np.zeros(shape, np.float32)
     array.copy_from(from_numpy(host))
@@ -121,17 +121,17 @@ def test_pieces_of_a_split_are_numpys(shape: tuple[int, ...], data: st.DataObjec
         from_numpy(host).split([shape[axis] + 1], axis)
 
 
-def test_reshape_copies_only_where_it_must_and_says_so_when_asked() -> None:
+def test_reshape_copies_only_if_needed_and_copy_false_raises() -> None:
     host = np.arange(12).reshape(3, 4)
     array = from_numpy(host)
     assert array.reshape(2, 6).storage is array.storage
-    turned = array.permute(1, 0)
-    copied = turned.reshape(12)
+    permuted = array.permute(1, 0)
+    copied = permuted.reshape(12)
     assert copied.storage is not array.storage
     assert np.array_equal(copied.to_numpy(), host.T.reshape(12))
     assert array.reshape(12, copy=True).storage is not array.storage
     with pytest.raises(ShapeError, match="copies"):
-        turned.reshape(12, copy=False)
+        permuted.reshape(12, copy=False)
     with pytest.raises(ShapeError):
         array.reshape(5)
 

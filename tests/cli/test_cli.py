@@ -256,7 +256,7 @@ def test_interrupted_generation_reports_its_text(monkeypatch):
     monkeypatch.setattr(TextStream, "add", interrupted)
     said = CliRunner().invoke(app, ["generate", "bundled", "The following", "--json"])
     assert said.exit_code == 130
-    assert json.loads(said.stdout)["what"].endswith(f"came: {bytes(added).decode()}")
+    assert json.loads(said.stdout)["what"].endswith(f"here: {bytes(added).decode()}")
 
 
 def test_interruption_is_one_json_document(call, monkeypatch):
@@ -316,12 +316,12 @@ def test_input_files_and_destinations_are_checked_first(call, tmp_path, monkeypa
     ("args", "names"),
     [
         (("inspect", "/no/such/folder"), "/no/such/folder"),
-        (("generate", "bundled", ""), "empty prompt"),
-        (("generate", "bundled", "x", "--ids", "1"), "not both"),
+        (("generate", "bundled", ""), "prompt is empty"),
+        (("generate", "bundled", "x", "--ids", "1"), "both given"),
         (("generate", "bundled", "--ids", "1;2"), "--ids"),
         (("generate", "bundled", "x", "--top-p", "2"), "top_p"),
         (("train", "bundled", "--text", "/no/such/text"), "/no/such/text"),
-        (("export", "bundled"), "where to"),
+        (("export", "bundled"), "OUT is missing"),
         (("train", "bundled", "--text", __file__, "--out", "."), "--overwrite"),
         (("train", "bundled", "--text", __file__, "--out", "no/such/folder"), "mkdir -p"),
         (("edit", "bundled", "--cut", "layers.0.out -> layers.1.out", "--out", "x"), "layers.1.mid, layers.1.mlp.down"),

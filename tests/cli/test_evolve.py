@@ -134,7 +134,7 @@ def test_task_of_a_python_file(tmp_path):
     assert "own.py:2: the file of the task raised an error" in said.replace("\n", "")
     assert "division by zero" in said
     own.write_text("x = 1\n")
-    assert "makes no task" in call("--task", own, code=2)
+    assert "defines no task" in call("--task", own, code=2)
     assert "no such file" in call("--task", tmp_path / "none.py", code=2)
 
 

@@ -31,8 +31,8 @@ def test_values_are_finite_and_match_the_formula_in_all_executors(name):
         expected = ACT[name](x[:, 0].astype(float))
     found = {
         "table": outputs(tabulate(genes, 1, 1), genes, Cases.of(x))[0, :, 0],
-        "vm": gw.compile(p, executor="vm")(x=x).numpy(),
-        "aten": gw.compile(p, executor="aten")(x=x).numpy(),
+        "vm": gw.compile(p, executor="vm")(x=x)["y"].numpy(),
+        "aten": gw.compile(p, executor="aten")(x=x)["y"].numpy(),
         "node by node": p.run(x=x)["y"].to_numpy(),
     }
     for where, y in found.items():
@@ -66,6 +66,6 @@ def test_derivatives_match_finite_differences_and_stay_finite(name):
         return
     gradient = p.grad("y", ["x"])
     for executor in ("vm", "aten"):
-        slope = gw.compile(gradient, executor=executor)(x=both).numpy()[:, 0]
+        slope = gw.compile(gradient, executor=executor)(x=both)["grad.x"].numpy()[:, 0]
         np.testing.assert_allclose(slope[: len(x)], expected, rtol=1e-4, atol=1e-5, err_msg=executor)
         assert np.isfinite(slope).all(), executor

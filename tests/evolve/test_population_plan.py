@@ -29,7 +29,7 @@ def test_population_plan_matches_single_programs(programs, monkeypatch):
     together = ev.PopulationPlan(programs)(X)
     assert len(calls) == 1
     for p, ours in zip(programs, together, strict=True):
-        assert gw.compile(p, executor="vm")(x=X).numpy().tobytes() == ours.tobytes()
+        assert gw.compile(p, executor="vm")(x=X)["y"].numpy().tobytes() == ours.tobytes()
     assert ev.PopulationPlan(programs, threads=2)(X).tobytes() == together.tobytes()
     np.testing.assert_array_equal(ev.PopulationPlan(programs).each(np.stack([X] * 6)), together)
     own = np.random.default_rng(1).normal(size=(6, 5, 3)).astype(np.float32)

@@ -53,7 +53,7 @@ def test_the_vm_gives_the_bits_of_the_population(seed):
     for g in range(0, 12, 4):
         p = run.lineage.replay(ev.IndividualKey(run.generation, g))
         ours = run.individual(ev.IndividualKey(run.generation, g)).predict(x)
-        planned = gw.compile(p, executor="vm")(x=x)
+        planned = gw.compile(p, executor="vm")(x=x)["y"]
         assert planned.numpy().tobytes() == np.ascontiguousarray(ours).tobytes()
         np.testing.assert_allclose(p.run(x=x)["y"].to_numpy(), ours, rtol=1e-5, atol=1e-6)
 
@@ -88,7 +88,7 @@ def test_a_recurrent_program_keeps_its_state():
     ours = run.individual(key).predict(x)[0]
     p = run.lineage.replay(key)
     step = gw.compile(p, executor="aten")
-    theirs = [step(x=x[:, t]).numpy()[0].copy() for t in range(7)]
+    theirs = [step(x=x[:, t])["y"].numpy()[0].copy() for t in range(7)]
     np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
     assert not np.allclose(ours, run.individual(key).predict(x[0]))  # without a memory it would be another answer
 
@@ -106,7 +106,7 @@ def test_a_delay_of_several_steps_is_a_chain_of_states():
     x = np.random.default_rng(0).normal(size=(1, 9, 1)).astype(np.float32)
     ours = outputs(tabulate(columns_of([one]), 1, 1), columns_of([one]), Cases.of(x))[0, 0]
     step = gw.compile(p, executor="aten")
-    theirs = [step(x=x[:, t]).numpy()[0].copy() for t in range(9)]
+    theirs = [step(x=x[:, t])["y"].numpy()[0].copy() for t in range(9)]
     np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-6)
     program.apply(p, one, ev.Genome(1, 1, one.nodes, links[1:2]), "forget")
     assert not p.states()

@@ -120,7 +120,7 @@ class Made:
     model: Any
 
     def logits(self, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-        """Logits of transformers, eager attention, float32; positions count the true places of the mask."""
+        """Logits of transformers, eager attention, float32; positions count the true entries of the mask."""
         extra = {}
         if mask is not None:
             positions = np.maximum(np.cumsum(mask, 1) - 1, 0)

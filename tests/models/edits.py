@@ -145,12 +145,12 @@ def random_edits(m: Any, seed: int, layers: int) -> list[str]:
     """Four edits at layers of their own, in random order; returns what was done."""
     rng = np.random.default_rng(seed)
     names = rng.choice(sorted(EDITS), 4, replace=False)
-    places = rng.choice(layers - 2, 4, replace=False)  # skips end two layers on
+    layer_numbers = rng.choice(layers - 2, 4, replace=False)  # skips end two layers on
     if "remove_layer" in names:  # last, so that others find their layers
         names = [*(n for n in names if n != "remove_layer"), "remove_layer"]
-        places = [*sorted(places)[:3], layers - 1]
+        layer_numbers = [*sorted(layer_numbers)[:3], layers - 1]
     done = []
-    for name, place in zip(names, places, strict=True):
+    for name, place in zip(names, layer_numbers, strict=True):
         EDITS[str(name)](m, int(place))
         done.append(f"{name} {place}")
     return done

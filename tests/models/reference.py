@@ -20,7 +20,7 @@ def weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def forward(path: Path, ids: np.ndarray, mask: np.ndarray | None = None) -> np.ndarray:
-    """Logits [B, T, V]; keys where `mask` is false are hidden, positions count the true places."""
+    """Logits [B, T, V]; keys where `mask` is false are hidden, positions count the true entries."""
     c, w = json.loads((path / "config.json").read_text()), weights(path)
     mask = np.ones(ids.shape, bool) if mask is None else mask
     positions = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
@@ -108,8 +108,8 @@ def rope(c: dict[str, Any], d: int, length: int) -> tuple[np.ndarray, float]:
     if kind == "linear":
         return f / r["factor"], 1.0
     if kind == "dynamic":
-        stretch = r["factor"] * max(length, longest) / longest - (r["factor"] - 1)
-        return (theta * stretch ** (d / (d - 2))) ** (-np.arange(0, d, 2) / d), 1.0
+        scale = r["factor"] * max(length, longest) / longest - (r["factor"] - 1)
+        return (theta * scale ** (d / (d - 2))) ** (-np.arange(0, d, 2) / d), 1.0
     if kind == "llama3":
         wave, low, high = 2 * pi / f, original / r["low_freq_factor"], original / r["high_freq_factor"]
         t = (original / wave - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])

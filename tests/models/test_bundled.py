@@ -83,7 +83,7 @@ def test_held_out_bits_per_byte_are_those_of_training_json():
     assert found.bits_per_byte == pytest.approx(FACTS["bits_per_byte"]["held_out"], abs=0.005)
 
 
-def test_a_build_without_it_says_how_to_make_it(monkeypatch, tmp_path):
+def test_a_build_without_the_model_raises_with_the_fix(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "__file__", str(tmp_path / "bundled.py"))
     with pytest.raises(ModelNotFound, match="train_bundled"):
         bundled()

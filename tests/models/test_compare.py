@@ -17,7 +17,7 @@ def test_a_model_and_itself_are_identical(made):
     assert found.to_json()["program"]["identical"]
 
 
-def test_the_difference_is_what_the_journal_says(made):
+def test_the_difference_equals_the_journal(made):
     path = made("llama").path
     m = gw.open(path)
     p = m.program
@@ -34,7 +34,7 @@ def test_the_difference_is_what_the_journal_says(made):
     assert (found.added, found.removed, found.missing, found.extra) == ((), (), (), ())
 
 
-def test_weights_of_an_export_differ_as_numpy_says(made, tmp_path):
+def test_weights_of_an_export_differ_as_in_numpy(made, tmp_path):
     path = made("llama").path
     m = gw.open(path)
     key = "model.layers.0.mlp.up_proj.weight"
@@ -53,7 +53,7 @@ def test_weights_of_an_export_differ_as_numpy_says(made, tmp_path):
     assert found.config == {}
 
 
-def test_what_was_resized_is_told_by_axis(made, tmp_path):
+def test_resized_weights_are_listed_by_axis(made, tmp_path):
     m = gw.open(made("llama").path)
     m.select("layers.1.mlp").neurons[:6].prune()
     m.select("layers.*.attn").kv_groups[0].prune()
@@ -64,7 +64,7 @@ def test_what_was_resized_is_told_by_axis(made, tmp_path):
     assert "~ axis layers.1.mlp.neurons: 76 -> 70" in str(found)
 
 
-def test_the_ten_that_differ_most_are_printed_and_all_are_told(made):
+def test_ten_largest_differences_are_printed_and_all_returned(made):
     m = gw.open(made("llama").path)
     keys = sorted(m.program.weights)[:14]
     with m.program.edit("all") as e:

@@ -25,7 +25,7 @@ def test_less_than_5_percent_of_the_held_out_windows_stand_in_the_training_text(
     assert 0 < share < 0.05
 
 
-def test_every_paragraph_is_on_the_side_that_its_text_says_and_none_twice():
+def test_each_paragraph_is_on_one_side_given_by_its_text():
     seen: set[str] = set()
     for side, text in ((False, TRAIN), (True, HELD_OUT)):
         for paragraph in text.split("\n\n"):

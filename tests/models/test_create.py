@@ -48,7 +48,7 @@ def test_a_seed_gives_the_same_bits_and_another_layer_changes_no_number():
 
 
 @pytest.mark.parametrize(("family", "name"), checkpoints.CLASSES.items())
-def test_transformers_takes_it_as_its_own(tmp_path, family, name):
+def test_transformers_loads_a_created_model(tmp_path, family, name):
     fields = {**FIELDS, "architectures": [f"{name}ForCausalLM"], "model_type": family, "head_dim": 8}
     m = create(config_from(fields), seed=1)
     (tmp_path / "out").mkdir()

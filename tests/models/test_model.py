@@ -149,7 +149,7 @@ def test_plan_equals_the_interpreter_bit_for_bit(made: Callable[[str], Made]) ->
         np.testing.assert_array_equal(m.logits(ids), run["logits"].to_numpy())
 
 
-def test_text_where_ids_belong_is_told_so(model: gw.Model) -> None:
+def test_text_instead_of_ids_raises(model: gw.Model) -> None:
     with pytest.raises(PromptError, match=r"got      text\n.*tokenizer\.encode"):
         model.logits("text")
     with pytest.raises(PromptError, match="different lengths"):

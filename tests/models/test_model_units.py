@@ -154,7 +154,7 @@ def test_prune_is_the_edit_written_by_hand(made):
     one, two = (opened(made, "llama", "float32") for _ in range(2))
     gone = one.select("layers.*.mlp").neurons.prune(keep=range(0, 76, 2))
     assert gone.count == 3 * 38
-    with two.edit("by hand") as e:
+    with two.edit("manual") as e:
         for i in range(3):
             e.cut_units(two.axes()[f"layers.{i}.mlp.neurons"].units(range(1, 76, 2)))
     assert one.hash() == two.hash()

@@ -36,7 +36,7 @@ def touched(m: gw.Model) -> list[str]:
     return [k for k in m.program.weights if m.program.weights.array(k).storage.touched]
 
 
-def test_directory_and_file_open_alike(made: Callable[[str], Made]) -> None:
+def test_directory_and_file_open_equally(made: Callable[[str], Made]) -> None:
     path = made("llama").path
     a, b = gw.open(path), gw.open(str(path / "model.safetensors"))
     np.testing.assert_array_equal(a.logits(IDS), b.logits(IDS))
@@ -128,7 +128,7 @@ def test_a_tied_file_with_another_head_is_found(made: Callable[[str], Made], cop
     m = gw.open(path)
     (finding,) = m.validate().mismatches
     assert (finding.kind, finding.where) == ("tied_mismatch", "lm_head.weight")
-    assert finding.got == "2 rows with other bits, the first is 3"
+    assert finding.got == "2 rows differ, the first is 3"
     transformers = pytest.importorskip("transformers")
     stock = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
@@ -278,7 +278,7 @@ def test_a_json_file_is_no_model_and_its_directory_is_named(made: Callable[[str]
     assert caught.value.fix == str(path)
 
 
-def test_an_export_as_code_says_what_to_open_instead(proved: Callable[[str], Any]) -> None:
+def test_opening_generated_code_raises_with_the_fix(proved: Callable[[str], Any]) -> None:
     with pytest.raises(UnsupportedArchitecture, match=r"model\.save"):
         gw.open(proved("edited")[1])
 
@@ -295,5 +295,5 @@ def test_a_notebook_shows_model_and_picture(model: gw.Model) -> None:
 
 @pytest.mark.parametrize("path", [3, None, b"x", "a\0b"])
 def test_what_is_no_path_is_refused(path):
-    with pytest.raises(UsageError, match="no path to a model"):
+    with pytest.raises(UsageError, match="not a path to a model"):
         gw.open(path)

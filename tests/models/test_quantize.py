@@ -48,7 +48,7 @@ def test_quantise_run_undo(family: str, made: Callable[[str], Made]) -> None:
     assert 1e-4 < relative(after, before) < 0.05
     m.reprefill(cache)
     token, whole = m.prefill(cache, IDS[:1, :1])[0], m.logits([*IDS[0], IDS[0, 0]])[-1]
-    assert relative(token, whole) < 2e-4  # as it lies, on the VM, which rounds the activations of a few rows
+    assert relative(token, whole) < 2e-4  # in its stored dtype, on the VM, which rounds the activations of a few rows
     assert relative(token, whole) < relative(after, before) / 20
     twin = gw.open(made(family).path)
     p = twin.program

@@ -16,7 +16,7 @@ from graphwright.graph import chain
 from graphwright.program import ProgramFileError, ReplayConflict, apply_recipe, replay
 
 RECIPE = """
-# by hand
+# manually
 - why: a third of the neurons of two layers, and whole key heads
   cut_units: {"layers.{1,2}.mlp.neurons": 0-19 30, layers.0.attn.kv_groups: 1}
 - why: a head alone
@@ -120,20 +120,20 @@ def test_a_journal_that_does_not_fit_reads_nothing(pair, made):
     assert len(other.journal) == 0
 
 
-def test_weights_that_a_journal_brings_to_another_program_are_told(pair, tmp_path):
+def test_replay_warns_of_copied_weights(pair, tmp_path):
     m = gw.open(pair[0])
     key = "model.layers.1.self_attn.o_proj.weight"
     m.select("layers.0.mlp").neurons[:3].prune()
     with m.program.edit("values") as e:
         e.set_weight(key, lambda w: w * 2)
     m.save(tmp_path / "saved")
-    told = {}
+    warned = {}
     for path in pair:
         p = gw.open(path).program
-        told[path] = [e.warnings for e in apply_recipe(tmp_path / "saved", p).entries]
+        warned[path] = [e.warnings for e in apply_recipe(tmp_path / "saved", p).entries]
         assert p.structure_hash() == m.program.structure_hash()
-    assert told[pair[0]] == [(), ()]
-    assert told[pair[1]] == [(), (f"{key}: the values are those of the program that was recorded",)]
+    assert warned[pair[0]] == [(), ()]
+    assert warned[pair[1]] == [(), (f"{key}: the values are those of the program that was recorded",)]
 
 
 NO_RECIPES = [

@@ -197,11 +197,11 @@ def test_the_state_of_another_structure_is_refused_with_nothing_changed(source, 
     assert (bits(other), other.done) == (before, 0)
 
 
-def test_a_place_behind_the_end_is_refused(source, tmp_path):
+def test_a_step_after_the_end_raises(source, tmp_path):
     trainer = Trainer(opened(source), TEXT, RECIPE)
     trainer.done = RECIPE.steps + 1
     trainer.save(tmp_path / "state")
-    with pytest.raises(UsageError, match="another run"):
+    with pytest.raises(UsageError, match="another training"):
         Trainer(opened(source), TEXT, RECIPE).load(tmp_path / "state")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from graphwright.array.formulas.gates import KINDS, MODES, STATES
 from graphwright.array.random import philox
-from graphwright.ops.gate import KINDS, MODES, STATES
 
 
 def noise(row: np.ndarray, run: np.ndarray) -> float:

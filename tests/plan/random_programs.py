@@ -34,8 +34,8 @@ def programs(draw, most: int = 14) -> tuple[Program, dict[str, np.ndarray]]:
         shape = draw(st.sampled_from(SHAPES))
         pool.append(b.param(f"w{i}", fill(shape)))
         if draw(st.booleans()):  # what must be copied to be shown
-            turned = b.permute(pool[-1], axes=tuple(reversed(range(len(shape)))))
-            pool.append(b.reshape(turned, shape=(prod(shape),)))
+            transposed = b.permute(pool[-1], axes=tuple(reversed(range(len(shape)))))
+            pool.append(b.reshape(transposed, shape=(prod(shape),)))
     pool.append(b.const("one", np.float32(draw(st.sampled_from([1.0, 0.0, -0.0, 0.5])))))
     if draw(st.booleans()):
         pool.append(b.const("table", fill((4, 4))))

@@ -41,13 +41,13 @@ def _alone() -> None:
 
 
 def chunks(plans: list) -> dict[int, Storage]:
-    """What the arenas of the plans' own workspaces are made of, each once."""
-    arenas = [space._arena for space in (p.executable() for p in plans) if space._arena is not None]
+    """What the arenas of the plans' own executables are made of, each once."""
+    arenas = [space.kernels.arena for space in (p.executable() for p in plans) if space.kernels.arena is not None]
     return {id(chunk): chunk for arena in arenas for chunk in arena.chunks}
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
-def test_twenty_shapes_hold_the_largest_arena(lengths: list[int]) -> None:
+def test_plans_of_twenty_shapes_share_the_largest_arena(lengths: list[int]) -> None:
     p = net()
     plans = []
     for n in lengths:
@@ -61,7 +61,7 @@ def test_twenty_shapes_hold_the_largest_arena(lengths: list[int]) -> None:
     assert list(chunks(plans).values()) == [held]
 
 
-def test_own_workspaces_hold_their_sum() -> None:
+def test_own_executables_allocate_the_sum() -> None:
     """What the shared one is compared with."""
     p = net()
     spaces = [Executable(p.compile(x=(n, 8))) for n in (5, 10, 20)]
@@ -70,7 +70,7 @@ def test_own_workspaces_hold_their_sum() -> None:
     assert len({id(chunk) for s in spaces if s._arena is not None for chunk in s._arena.chunks}) == 3
 
 
-def test_what_another_plan_overwrote_is_refused() -> None:
+def test_reading_an_arena_that_another_plan_used_raises() -> None:
     p = net()
     small, large = p.compile(x=(2, 8), watch=("tanh",)), p.compile(x=(9, 8))
     small(x=feed(2))
@@ -87,7 +87,7 @@ def test_what_another_plan_overwrote_is_refused() -> None:
     assert small.executable().watched("tanh").tobytes() == kept
 
 
-def test_bound_memory_stays_the_callers() -> None:
+def test_bound_memory_is_not_shared() -> None:
     p = net()
     small, large = p.compile(x=(2, 8)), p.compile(x=(9, 8))
     small(x=feed(2))
@@ -98,7 +98,7 @@ def test_bound_memory_stays_the_callers() -> None:
     assert bound.outputs["y"].tobytes() == p.run(x=feed(2))["y"].tobytes()
 
 
-def test_two_plans_at_once_have_two_arenas() -> None:
+def test_concurrent_plans_use_two_arenas() -> None:
     p = net()
     plans = [p.compile(x=(n, 8)) for n in (64, 65)]
     truth = [p.run(x=feed(n))["y"].tobytes() for n in (64, 65)]
@@ -117,7 +117,7 @@ def test_two_plans_at_once_have_two_arenas() -> None:
     assert not wrong
 
 
-def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
+def test_nested_plan_uses_its_own_arena() -> None:
     p = net()
     outer, inner = p.compile(x=(4, 8)), p.compile(x=(3, 8))
     found = []
@@ -125,10 +125,10 @@ def test_a_plan_inside_a_run_of_another_has_memory_of_its_own() -> None:
     with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
-    assert inner.executable()._arena.chunks[0] is not outer.executable()._arena.chunks[0]
+    assert inner.executable().kernels.arena.chunks[0] is not outer.executable().kernels.arena.chunks[0]
 
 
-def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None:
+def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
     p = net()
     fits, huge = p.compile(x=(4, 8)), p.compile(x=(1 << 44, 8))
     truth = fits(x=feed(4))["y"].tobytes()
@@ -150,7 +150,7 @@ def test_a_plan_that_finds_no_room_says_what_it_needs_and_others_go_on() -> None
 
 
 @pytest.mark.parametrize("rows", [2**58, 2**61, 2**63])
-def test_a_value_too_large_to_be_planned_is_out_of_memory_and_not_an_overflow(rows: int) -> None:
+def test_too_large_value_raises_out_of_memory(rows: int) -> None:
     p = net()
     fits = p.compile(x=(4, 8))
     with pytest.raises(OutOfMemory, match="any machine") as caught:
@@ -162,7 +162,7 @@ def test_a_value_too_large_to_be_planned_is_out_of_memory_and_not_an_overflow(ro
     assert fits(x=feed(4))["y"].tobytes() == p.run(x=feed(4))["y"].tobytes()
 
 
-def test_the_arena_goes_with_the_last_plan() -> None:
+def test_arena_is_freed_with_the_last_plan() -> None:
     p = net()
     rows = 5000 + shared_arena(backend(CPU)).nbytes // 32  # more than plans of other tests hold
     p.compile(x=(rows, 8))(x=feed(rows))
@@ -172,7 +172,7 @@ def test_the_arena_goes_with_the_last_plan() -> None:
     assert shared_arena(backend(CPU)).nbytes < rows * 8 * 4
 
 
-def test_a_shared_workspace_goes_over_to_the_patched_plan() -> None:
+def test_shared_executable_is_handed_over_to_the_patched_plan() -> None:
     """Memory and calls stay over an edit; what another plan left in between is refused, and runs keep their bits."""
     p = net()
     old, other = p.compile(x=(6, 8)), p.compile(x=(30, 8))
@@ -195,7 +195,7 @@ def test_a_shared_workspace_goes_over_to_the_patched_plan() -> None:
     assert new.executable() is not space
 
 
-def test_a_plan_patched_inside_a_run_leaves_the_running_arena_alone() -> None:
+def test_patching_inside_a_run_keeps_the_running_arena() -> None:
     p, q = net(), net()
     inner, outer = p.compile(x=(4, 8)), q.compile(x=(40, 8))
     inner(x=feed(4))

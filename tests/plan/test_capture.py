@@ -31,11 +31,10 @@ from graphwright.plan.planning.hazards import (
     PRE,
     SHORTEST,
     Dependency,
-    edges,
+    dependencies,
     hoisted,
     runs,
 )
-from graphwright.plan.running.capture import _block
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 from graphwright.testing.simulated_device import SimBackend, SimDriver
@@ -48,7 +47,7 @@ WHY = st.sampled_from(["", "", "", "", "host"])
 
 
 @given(st.lists(WHY, max_size=60))
-def test_regions_are_those_of_brute_force(why: list[str]) -> None:
+def test_regions_match_brute_force(why: list[str]) -> None:
     n = len(why)
     every = [(a, b) for a in range(n) for b in range(a + 1, n + 1) if not any(why[a:b])]
     maximal = [(a, b) for a, b in every if (a - 1, b) not in every and (a, b + 1) not in every]
@@ -58,13 +57,13 @@ def test_regions_are_those_of_brute_force(why: list[str]) -> None:
 
 
 @given(programs(most=20), st.data())
-def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
+def test_reordering_obeys_dependencies_and_commit(case, data) -> None:
     p, feeds = case
     plan = p.compile({n: a.shape for n, a in feeds.items()}, rewrites="none")
     n = len(plan.instrs)
     why = data.draw(st.lists(WHY, min_size=n, max_size=n))
     commit = data.draw(st.integers(0, n))
-    found = [e for e in edges(plan)]
+    found = [e for e in dependencies(plan)]
     order = hoisted(why, found, commit)
     place = {i: k for k, i in enumerate(order)}
     assert sorted(order) == list(range(n))
@@ -85,7 +84,7 @@ def test_moving_instructions_obeys_the_edges_and_the_commit(case, data) -> None:
         assert_bits(space.value(slot), truth[name])
 
 
-def test_nothing_in_front_of_the_commit_moves_behind_it() -> None:
+def test_no_instruction_moves_across_the_commit() -> None:
     tied = [Dependency(0, 1, DATA)]
     assert hoisted(["", "host", ""], tied, 2) == [0, 1, 2]
     assert hoisted(["", "host", ""], tied, 3) == [0, 2, 1]
@@ -118,7 +117,7 @@ def kinds(plan: Plan) -> list[tuple[str, int]]:
     return [(r.kind, len(r.instrs)) for r in plan.regions()]
 
 
-def test_pre_gap_and_post_say_why(sim: SimBackend) -> None:
+def test_regions_outside_graphs_have_reasons(sim: SimBackend) -> None:
     p = chain(14, (0, 6, 13))
     plan = p.compile(x=(4,), device="sim", executor="capture")
     assert kinds(plan) == [(PRE, 1), (CAPTURED, 10), (GAP, 1), (CAPTURED, 12), (POST, 1)]
@@ -146,7 +145,7 @@ def test_a_renamed_op_keeps_its_region(sim: SimBackend) -> None:
         del OPS["peek"], KERNELS["peek"]
 
 
-def test_what_can_move_moves(sim: SimBackend) -> None:
+def test_independent_instructions_move_out_of_graphs(sim: SimBackend) -> None:
     """Two looks at inputs stand in the middle of the program, and depend on nothing there."""
     b = Builder("moves")
     x, z = b.input("x", (4,)), b.input("z", (4,))
@@ -208,7 +207,7 @@ def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
         got = space.run({"x": feed})["y"]
         used = sim.driver.launches - launched, sim.driver.replays - replayed
         assert got.tobytes() == oracle.run(x=x)["y"].tobytes()
-        addresses.add(tuple(_block(space._view(s)).address for s in plan.input_slots))
+        addresses.add(tuple(space.kernels.view(s).storage.block.address for s in plan.input_slots))
         if k > 2:  # poison, the feed, two looks, the copy of the output
             assert used == (1 + 1 + 2 + 1, 2)
             assert plan.schedule.dispatches == 2 + 2
@@ -242,7 +241,7 @@ def test_twenty_captured_tokens_are_those_of_the_cpu(sim: SimBackend) -> None:
     assert decode("sim", 20, executor="capture") == decode("cpu", 20)
 
 
-def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
+def test_each_signature_has_its_own_graphs(sim: SimBackend) -> None:
     b = Builder("lengths")
     x, n = b.input("x", ("T", 3)), b.state("n", np.zeros((), np.float32))
     b.assign(n, b.add(n, b.sum(x, axes=(0, 1))))
@@ -252,7 +251,7 @@ def test_each_signature_has_graphs_of_its_own(sim: SimBackend) -> None:
     rng = np.random.default_rng(0)
     for length in (5, 1, 1, 5) * 4:
         fed = rng.normal(size=(length, 3)).astype("f4")
-        assert run(x=fed).to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
+        assert run(x=fed)["y"].to(CPU).numpy().tobytes() == oracle.run(x=fed)["y"].tobytes()
         assert p.weights["n"].data.tobytes() == oracle.weights["n"].data.tobytes()
     plans = list(p.derived["plans"].values())
     assert [plan.executable().captures for plan in plans] == [1, 1]
@@ -282,7 +281,7 @@ class Logged(SimDriver):
         super()._tick(what, outside_capture)
 
 
-def test_whatever_fails_results_and_state_are_right() -> None:
+def test_results_and_state_survive_every_capture_failure() -> None:
     x = np.full(4, 0.5, np.float32)
     truth, oracle = [], counter()
     for _ in range(5):
@@ -331,7 +330,7 @@ def test_whatever_fails_results_and_state_are_right() -> None:
 
 
 @pytest.mark.parametrize("planted", ["upload", "fallback", "table"])
-def test_what_a_region_must_not_hold_is_refused(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audit_refuses_non_capturable_operands(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is hidden from the plan, so that only the audit can see it."""
     backend = SimBackend(SIM, SimDriver(SIM))
     use(SIM, backend)
@@ -351,7 +350,7 @@ def test_what_a_region_must_not_hold_is_refused(planted: str, monkeypatch: pytes
         spaces = [CaptureExecutable(plan), CaptureExecutable(plan, require_capture=True)]
         if planted == "upload":
             for space in spaces:
-                space._homes["scale"] = CPU
+                space.kernels._homes["scale"] = CPU
                 monkeypatch.setattr(backend, "bind", _uploading(backend))
         elif planted == "fallback":
             backend.without = {"tanh": frozenset({bfloat16})}
@@ -382,7 +381,7 @@ def _uploading(backend: SimBackend) -> Any:
     return bind
 
 
-def test_nothing_to_capture_is_said(sim: SimBackend) -> None:
+def test_plan_without_capturable_instructions_reports_it(sim: SimBackend) -> None:
     plan = chain(3, (0, 1, 2)).compile(x=(4,), device="sim", executor="capture")
     space = CaptureExecutable(plan)
     assert space.state == CaptureState("failed", reason="the host looks at its result")
@@ -394,7 +393,7 @@ def test_nothing_to_capture_is_said(sim: SimBackend) -> None:
 
 
 @pytest.mark.parametrize("what", ["stalls", "invalidates"])
-def test_a_recording_that_hangs_or_is_spoilt_ends_once(
+def test_stalled_or_invalidated_recording_ends_once(
     what: str, sim: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = chain(6)
@@ -418,7 +417,7 @@ def test_a_recording_that_hangs_or_is_spoilt_ends_once(
     assert ends == [1]
 
 
-def test_captured_memory_is_held(sim: SimBackend) -> None:
+def test_captured_memory_is_pinned(sim: SimBackend) -> None:
     b = Builder("held")
     h = b.input("x", (4,))
     for _ in range(6):
@@ -429,8 +428,8 @@ def test_captured_memory_is_held(sim: SimBackend) -> None:
     x, w = np.ones(4, np.float32), p.weights["w"]
     for _ in range(4):
         space.run({"x": x})
-    assert space._arena is not None
-    for give_back in (space._arena.chunks[0].close, sim.pool.reset):
+    assert space.kernels.arena is not None
+    for give_back in (space.kernels.arena.chunks[0].close, sim.pool.reset):
         with pytest.raises(UsageError, match="captured graph"):
             give_back()
     other = from_numpy(np.full(4096, 9.0)).to(SIM)  # what is allocated between replays lies elsewhere
@@ -450,7 +449,7 @@ def test_captured_memory_is_held(sim: SimBackend) -> None:
     sim.pool.reset()
 
 
-def test_an_edit_records_anew_what_it_touched_and_nothing_else(sim: SimBackend) -> None:
+def test_edit_records_only_touched_regions_again(sim: SimBackend) -> None:
     p = chain(32, (10, 21))
     plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
     assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]

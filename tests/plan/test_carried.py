@@ -52,7 +52,7 @@ RUNS: dict[str, Callable[[Program, gw.State], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.usefixtures("sim")
-def test_every_executor_goes_on_from_it_and_back_to_it(name: str) -> None:
+def test_every_executor_continues_from_a_snapshot(name: str) -> None:
     p = recurrent()
     before = {k: v.data.tobytes() for k, v in p.weights.items()}
     truth = steps(recurrent().run, 20)
@@ -81,7 +81,7 @@ def test_every_executor_goes_on_from_it_and_back_to_it(name: str) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("own", [True, False])
-def test_an_error_inside_a_transaction_takes_all_its_steps_back(own: bool, error: type[BaseException]) -> None:
+def test_error_inside_a_transaction_restores_all_steps(own: bool, error: type[BaseException]) -> None:
     p = recurrent()
     state = gw.State(p, own=own)
     run = Executable(p.compile(x=(4,)), state).run
@@ -106,7 +106,7 @@ def test_an_error_inside_a_transaction_takes_all_its_steps_back(own: bool, error
     assert (p.weights["count"].data.to_numpy() == 3) == (not own)
 
 
-def test_it_knows_its_states_and_refuses_others() -> None:
+def test_snapshot_of_other_states_raises() -> None:
     p = recurrent()
     state = gw.State(p)
     assert sorted(state) == ["cell.c", "cell.h", "count", "w"]
@@ -132,7 +132,7 @@ def test_it_knows_its_states_and_refuses_others() -> None:
 # -- safe steps --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["plain", "threads", "captured"])
 @pytest.mark.usefixtures("sim")
-def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None:
+def test_safe_step_is_restored_after_any_fault(kind: str) -> None:
     p = recurrent()
     plan = p.compile(x=(4,), **({"device": "sim"} if kind == "captured" else {}))
     make: Any = {"plain": Executable, "threads": ParallelExecutable, "captured": CaptureExecutable}[kind]
@@ -141,12 +141,12 @@ def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None
         state = gw.State(p, own=True)
         space = make(plan, state, safe=safe)
         space.run({"x": X})
-        calls = space._counts[at] - 1
+        calls = space.kernels.call_ends[at] - 1
 
         def fail() -> None:
             raise error
 
-        space._calls[calls] = fail
+        space.kernels.calls[calls] = fail
         return space, state
 
     torn = 0
@@ -167,7 +167,7 @@ def test_a_fault_at_any_instruction_leaves_a_safe_step_undone(kind: str) -> None
     assert torn > 0  # the same faults tear a step that keeps no copy
 
 
-def test_safe_steps_take_no_memory_after_the_first() -> None:
+def test_safe_steps_allocate_nothing_after_the_first() -> None:
     from graphwright.array.cpu import tensor_allocations
 
     p = recurrent()
@@ -183,7 +183,7 @@ def test_safe_steps_take_no_memory_after_the_first() -> None:
 
 
 @pytest.mark.usefixtures("sim")
-def test_executors_take_turns_wherever_the_state_lies() -> None:
+def test_executors_share_state_on_any_device() -> None:
     p, truth = recurrent(), steps(recurrent().run, 6)
     runs = [p.compile(x=(4,), device="sim"), p.run, p.compile(x=(4,), device="sim", executor="aten"), p.compile(x=(4,))]
     found = [runs[i % 4]({"x": X * (i + 1)})["y"].tobytes() for i in range(6)]

@@ -9,8 +9,8 @@ import pytest
 
 from graphwright.array import Device, DType, NDArray, bfloat16, float32, from_numpy, int8
 from graphwright.ops import OPS, compute
-from graphwright.plan import Executable, Plan, StalePlan, make_plan
-from graphwright.plan.planning import residency as folding
+from graphwright.plan import CompileOptions, Executable, Plan, StalePlan, make_plan
+from graphwright.plan.running import derived_weights as folding
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
 
@@ -23,9 +23,9 @@ def image(b: Builder):
     return b.input("x", (2, 3, 5, 5))
 
 
-def turned() -> Program:
-    """A convolution by a kernel stored with its channels last, turned in three steps; a second reader of the same."""
-    b = Builder("turned")
+def transposed() -> Program:
+    """A convolution by a kernel stored channels-last, transposed in three steps, with a second reader."""
+    b = Builder("transposed")
     w = b.param("w", KERNEL)
     for axes in ((3, 1, 2, 0), (0, 2, 1, 3), (0, 1, 3, 2)):
         w = b.permute(w, axes=axes)
@@ -36,7 +36,12 @@ def turned() -> Program:
 
 
 def plan_of(p: Program, before: Plan | None = None, **options: object) -> Plan:
-    return make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, before=before, **{"freeze": True, **options})  # type: ignore[arg-type]
+    return make_plan(
+        p,
+        {p.path(n): p.spec(n) for n in p.inputs()},
+        options=CompileOptions(**{"freeze": True, **options}),
+        before=before,
+    )
 
 
 def ops(plan: Plan) -> list[str]:
@@ -69,12 +74,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 
 def test_stacked_transposes_of_a_frozen_weight_cost_no_instruction() -> None:
-    p = turned()
+    p = transposed()
     assert ops(agrees(plan_of(p, freeze=False), IMAGE)).count("copy") == 1
     plan = agrees(plan_of(p), IMAGE)
     assert sorted(ops(plan)) == ["conv", "conv", "neg"]
     assert [i.op for i in plan.folds.values()] == ["copy"]
-    text = "a copy row by row of 'w', f32[4, 3, 2, 3], 288 bytes, made once from frozen weights"
+    text = "a row-major copy of 'w', f32[4, 3, 2, 3], 288 bytes, made once from frozen weights"
     assert f"operand 1: {text}" in plan.explain("first")
     assert f"operand 1: {text}" in plan.explain("second")
     assert text in plan.explain("w")
@@ -83,8 +88,8 @@ def test_stacked_transposes_of_a_frozen_weight_cost_no_instruction() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
 @pytest.mark.usefixtures("sim")
-def test_a_changed_weight_is_copied_once_for_all_workspaces(device: str, made: Counter) -> None:
-    p = turned()
+def test_changed_weight_is_copied_once_for_all_executables(device: str, made: Counter) -> None:
+    p = transposed()
     plan, other = p.compile(x=(2, 3, 5, 5), freeze=True, device=device), plan_of(p, device=Device(device))
     spaces = [plan.new_executable(), plan.new_executable(), Executable(other)]
     for k in range(3):
@@ -111,7 +116,7 @@ def test_views_of_copies_and_of_other_folded_values(made: Counter) -> None:
     plan = agrees(plan_of(p), feeds)
     assert ops(plan) == ["conv", "add"]
     assert made == {"tanh": 1, "copy": 2, "exp": 1}
-    assert "a copy row by row of 'bent'" in plan.explain("c")
+    assert "a row-major copy of 'bent'" in plan.explain("c")
     assert "folded" in plan.explain("grown")
 
 
@@ -131,7 +136,7 @@ def test_narrow_weights_are_copied_as_they_are(kind, device: str) -> None:
     assert plan(feeds)["y"].to_numpy("float64").tolist() == p.run(feeds)["y"].to_numpy("float64").tolist()
 
 
-def test_a_copy_that_outgrows_its_weight_is_left() -> None:
+def test_copy_much_larger_than_its_weight_is_not_folded() -> None:
     b = Builder()
     wide = b.expand(b.param("w", np.ones((1, 3), np.float32)), shape=(1 << 14, 3))
     b.output(b.reshape(wide, shape=(3 << 14,)), "y")
@@ -141,8 +146,8 @@ def test_a_copy_that_outgrows_its_weight_is_left() -> None:
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------
-def test_an_edit_elsewhere_makes_no_copy_again(made: Counter) -> None:
-    p = turned()
+def test_unrelated_edit_makes_no_new_copy(made: Counter) -> None:
+    p = transposed()
     plan = p.compile(x=(2, 3, 5, 5), freeze=True)
     plan(IMAGE)
     for k in range(3):
@@ -160,7 +165,7 @@ def test_another_view_and_back(made: Counter) -> None:
     p = b.build()
     first = p.compile(x=(2, 3, 5, 5), freeze=True)
     before = first(IMAGE)["y"]
-    with p.edit("turned otherwise") as e:
+    with p.edit("transposed otherwise") as e:
         e.set_attr("view", axes=(1, 3, 0, 2))
     second = p.compile(x=(2, 3, 5, 5), freeze=True)
     assert_bits(second(IMAGE)["y"], p.run(IMAGE)["y"])
@@ -176,7 +181,7 @@ def test_another_view_and_back(made: Counter) -> None:
     assert made["copy"] <= 4
 
 
-def test_the_view_that_was_copied_first_goes() -> None:
+def test_deleting_the_first_view_keeps_the_shared_copy() -> None:
     b = Builder()
     w, x = b.param("w", KERNEL), image(b)
     for name, source in (("1", x), ("2", b.neg(x))):
@@ -197,8 +202,8 @@ def test_the_view_that_was_copied_first_goes() -> None:
         assert not plan.diff(plan.compact())
 
 
-def test_a_weight_that_comes_to_be_written_is_copied_in_the_run() -> None:
-    p = turned()
+def test_copy_of_a_written_weight_runs_in_every_step() -> None:
+    p = transposed()
     plan = plan_of(p)
     with p.edit("train it") as e:
         e.assign("w", e.add("neg", "w"))
@@ -211,18 +216,18 @@ def test_a_weight_that_comes_to_be_written_is_copied_in_the_run() -> None:
 
 
 # -- folded values of any kind -----------------------------------------------------------------------------------------
-def test_a_weight_of_another_shape_is_refused() -> None:
+def test_weight_of_another_shape_raises() -> None:
     b = Builder()
     b.output(b.add(b.input("x", (3,)), b.tanh(b.param("w", np.ones(3, np.float32)))), "y")
     p, feed = b.build(), {"x": np.zeros(3, np.float32)}
     plan = plan_of(p)
     plan(feed)
     p.weights["w"].data = from_numpy(np.ones(2, np.float32))
-    with pytest.raises(StalePlan, match="another shape"):
+    with pytest.raises(StalePlan, match="shape or dtype of a weight changed"):
         plan(feed)
 
 
-def test_what_a_fast_rewrite_has_put_there_is_folded() -> None:
+def test_result_of_a_fast_rewrite_is_folded() -> None:
     b = Builder()
     x, w, v = (b.param(n, RNG.normal(size=s).astype("f4")) for n, s in (("x", (5, 3)), ("w", (4, 3)), ("v", (4,))))
     b.output(b.mul(b.input("z", (5, 4)), b.add(b.linear(x, w), v)), "y")
@@ -232,7 +237,7 @@ def test_what_a_fast_rewrite_has_put_there_is_folded() -> None:
     np.testing.assert_allclose(plan(feed)["y"].to_numpy(), p.run(feed)["y"].to_numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_copy_behind_a_conversion_gives_the_wide_dtype() -> None:
+def test_copy_after_a_conversion_has_the_wide_dtype() -> None:
     """The copy reads the narrow value, as a widening loses nothing; its result is wide all the same."""
     b = Builder("narrow")
     c = b.const("c", np.array([1 / 3, 2.5], np.float32))

@@ -70,7 +70,7 @@ def test_conversions_and_ops_of_bfloat16_are_members() -> None:
 
 @settings(deadline=None)
 @given(elementwise_programs())
-def test_tile_by_tile_is_op_by_op(case) -> None:
+def test_tiles_match_separate_ops(case) -> None:
     p, feeds = case
     truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
@@ -116,7 +116,7 @@ def thirteen() -> Program:
     return b.build()
 
 
-def test_thirteen_ops_are_one_group_and_hold_no_bytes() -> None:
+def test_thirteen_ops_form_one_group_without_arena_bytes() -> None:
     p = thirteen()
     feeds = {n: np.random.default_rng(0).normal(size=5000).astype("f4") for n in "xy"}
     plan = p.compile(shapes(feeds), executor="vm")
@@ -129,7 +129,7 @@ def test_thirteen_ops_are_one_group_and_hold_no_bytes() -> None:
     np.testing.assert_allclose(plan(feeds)["out"].to_numpy(), truth, rtol=2e-5, atol=1e-6)
 
 
-def test_any_split_of_a_group_is_the_whole() -> None:
+def test_any_split_of_a_group_matches_the_whole() -> None:
     p = thirteen()
     feeds = {n: np.random.default_rng(0).normal(size=1500).astype("f4") for n in "xy"}
     plan = p.compile(shapes(feeds), executor="vm")
@@ -142,18 +142,18 @@ def test_any_split_of_a_group_is_the_whole() -> None:
         assert space.value(plan.outputs["out"]).to_numpy().tobytes() == whole.tobytes()
 
 
-def test_reasons() -> None:
+def test_cut_reasons() -> None:
     b = Builder("cuts")
     x = b.input("x", (64, 2048))
     h = b.tanh(b.relu(x), name="pair")
     row = b.sum(h, axes=(1,), keepdims=True)
     small = b.exp(row)
-    turned = b.neg(b.permute(b.exp(b.mul(h, small), name="e"), axes=(1, 0)), name="turned")
-    b.output(b.abs(turned), "y")
+    transposed = b.neg(b.permute(b.exp(b.mul(h, small), name="e"), axes=(1, 0)), name="transposed")
+    b.output(b.abs(transposed), "y")
     p = b.build()
     plan = p.compile(x=(64, 2048), executor="vm")
     why = {p.path(plan.instrs[i].node): reason for i, reason in plan.cuts.items()}
-    assert why[p.path(turned)] == "layout"
+    assert why[p.path(transposed)] == "layout"
     assert "shape" in why.values()
     assert "not_elementwise" in plan.cuts.values()
     feeds = {"x": np.random.default_rng(0).normal(size=(64, 2048)).astype("f4")}
@@ -175,7 +175,7 @@ def test_a_value_read_at_another_index_ends_the_group() -> None:
     np.testing.assert_allclose(plan(feeds)["y"].to_numpy(), truth, rtol=1e-5, atol=1e-6)
 
 
-def test_more_inner_values_than_tiles_are_cut() -> None:
+def test_group_is_cut_at_sixteen_inner_values() -> None:
     b = Builder("wide")
     x = b.input("x", (3000,))
     made = [b.tanh(b.mul(x, b.full_like(x, value=0.1 * i))) for i in range(fuse.TILES + 4)]
@@ -198,7 +198,7 @@ def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
     plan = p.compile(x=(n,), y=(n,), executor="vm")
     space = Executable(plan)
     space.run({"x": np.ones(n, "f4"), "y": np.ones(n, "f4")})
-    assert len(space._calls) == plan.schedule.dispatches <= len(plan.instrs)
+    assert len(space.kernels.calls) == plan.schedule.dispatches <= len(plan.instrs)
 
 
 @st.composite
@@ -227,7 +227,7 @@ def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
 
 @settings(deadline=None)
 @given(programs_with_rows())
-def test_row_by_row_is_op_by_op(case) -> None:
+def test_row_tiles_match_separate_ops(case) -> None:
     p, feeds = case
     truth = Executable(p.compile(shapes(feeds))).run(feeds)
     plan = p.compile(shapes(feeds), executor="vm")
@@ -239,7 +239,7 @@ def test_row_by_row_is_op_by_op(case) -> None:
 
 @pytest.mark.parametrize("norm", ["softmax", "rms_norm"])
 @pytest.mark.parametrize("apart", ["transposed", "every second", "second operand"])
-def test_rows_whose_elements_lie_apart_are_no_tiles(norm: str, apart: str) -> None:
+def test_strided_rows_are_not_fused(norm: str, apart: str) -> None:
     """A turn does a whole row, so no operand's row may be walked element by element."""
     b = Builder("apart")
     x, w, wide = b.input("x", (12, 17)), b.input("w", (17,)), b.input("wide", (12, 40))
@@ -259,7 +259,7 @@ def test_rows_whose_elements_lie_apart_are_no_tiles(norm: str, apart: str) -> No
 
 @pytest.mark.parametrize("cols", [1, 34, 1025])
 @pytest.mark.parametrize("both", [False, True])
-def test_a_weight_that_the_group_computes_is_read_where_it_lies(cols: int, both: bool) -> None:
+def test_weight_computed_in_the_group_is_read_from_its_tile(cols: int, both: bool) -> None:
     """Of one axis, its producer has the shape of a member, so that it lies in a tile."""
     b = Builder("weighed")
     x, w = b.input("x", (cols,)), b.input("w", (cols,))
@@ -274,7 +274,7 @@ def test_a_weight_that_the_group_computes_is_read_where_it_lies(cols: int, both:
     assert_groups(plan)
 
 
-def test_a_norm_joins_the_sum_before_it_and_the_product_behind() -> None:
+def test_norm_fuses_with_the_sum_before_and_the_product_after() -> None:
     b = Builder("norm")
     x, y, w = b.input("x", (64, 1500)), b.input("y", (64, 1500)), b.input("w", (1500,))
     b.output(b.mul(b.rms_norm(b.add(x, y), w, eps=1e-6), y), "z")

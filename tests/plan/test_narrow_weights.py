@@ -7,7 +7,7 @@ import pytest
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm import machine
-from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, make_plan
 from graphwright.plan.planning import executors as executor
 from graphwright.program import Builder, Program
 
@@ -30,7 +30,7 @@ def product() -> Program:
 
 def plan_of(p: Program, before: Plan | None = None, **options: object) -> Plan:
     specs = {name: from_numpy(x).spec for name, x in X.items()}
-    return make_plan(p, specs, before=before, **{"freeze": True, "executor": "vm", **options})  # type: ignore[arg-type]
+    return make_plan(p, specs, options=CompileOptions(**{"freeze": True, "executor": "vm", **options}), before=before)
 
 
 def agrees(plan: Plan) -> Plan:
@@ -71,7 +71,7 @@ def test_a_new_weight_is_read_without_a_new_plan() -> None:
     np.testing.assert_allclose(space.run(X)["y"].to_numpy(), p.run(X)["y"].to_numpy(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_wide_copy_stays_for_whom_else_reads_it() -> None:
+def test_wide_copy_remains_for_other_readers() -> None:
     b = Builder()
     w = b.cast(b.param("w", weight()), dtype=float32)
     x = b.input("x", (3, 6))
@@ -92,11 +92,13 @@ def test_what_is_computed_from_weights_alone_is_folded_as_before() -> None:
     assert len(plan.folds) == 1
 
 
-def test_operands_that_do_not_lie_row_by_row_are_copied() -> None:
+def test_non_contiguous_operands_are_copied() -> None:
     b = Builder()
     w = b.cast(b.param("w", weight(4, 3)), dtype=float32)
-    turned = b.permute(b.input("x", (3, 6)), axes=(1, 0))
-    b.output(b.linear(turned, w, b.slice(b.param("b", np.arange(8, dtype="f4")), axis=0, start=0, size=4, step=2)), "y")
+    transposed = b.permute(b.input("x", (3, 6)), axes=(1, 0))
+    b.output(
+        b.linear(transposed, w, b.slice(b.param("b", np.arange(8, dtype="f4")), axis=0, start=0, size=4, step=2)), "y"
+    )
     plan = agrees(plan_of(b.build()))
     assert narrow(plan) == 1
     assert "copy" in [i.op for i in plan.instrs]
@@ -115,7 +117,7 @@ def test_a_weight_that_a_step_writes_is_read_before_it_is_written() -> None:
     np.testing.assert_array_equal(second, -first)
 
 
-def test_plans_made_of_the_one_before_follow_the_conversion() -> None:
+def test_patched_plans_follow_the_conversion() -> None:
     p = product()
     first = agrees(plan_of(p))
     with p.edit("through a function") as e:
@@ -128,7 +130,7 @@ def test_plans_made_of_the_one_before_follow_the_conversion() -> None:
     assert not third.folds
 
 
-def test_however_large_it_is_only_the_vm_can_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_weight_of_any_size_runs_on_the_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "FLOPS_LIMIT", 0)
     monkeypatch.setattr(executor, "_DENSE", 0)
     monkeypatch.setattr(machine, "wide_vectors", lambda: False)

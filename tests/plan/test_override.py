@@ -71,7 +71,7 @@ def test_a_function_runs_the_plan_inside_the_block_only() -> None:
         )
 
 
-def test_an_error_restores_and_says_what_may_be_torn() -> None:
+def test_error_in_an_override_restores_the_plan_and_reports_torn_states() -> None:
     p, feeds = mlp()
     plan = p.compile(x=(3, 4))
 
@@ -103,7 +103,7 @@ def test_the_check_catches_a_wrong_function_and_changes_nothing() -> None:
     assert "total" not in str(caught.value)
     with plan.override(lambda ins, outs: None), pytest.raises(OverrideMismatch, match="total"):
         plan.check_override(feeds)
-    with pytest.raises(UsageError, match="overridden"):
+    with pytest.raises(UsageError, match="no override"):
         plan.check_override(feeds)
     assert p.weights["total"].data.tobytes() == before
 
@@ -119,7 +119,7 @@ def expanded_over() -> tuple[Program, dict[str, np.ndarray]]:
 @given(programs(most=20))
 @example(expanded_over())
 def test_any_segment_can_be_replaced_by_itself(case) -> None:
-    """The function runs the segment's own instructions in another workspace: it gets all that it needs, no more."""
+    """The function runs the segment's own instructions in another executable: it gets all that it needs, no more."""
     p, feeds = case
     plan = p.compile({n: a.shape for n, a in feeds.items()}, executor="vm")
     truth = Executable(plan).run(feeds)
@@ -148,7 +148,7 @@ def test_any_segment_can_be_replaced_by_itself(case) -> None:
                     assert_bits(value, truth[name], what=name)
 
 
-def test_a_workspace_runs_once_at_a_time() -> None:
+def test_executable_refuses_concurrent_runs() -> None:
     p, feeds = mlp()
     plan = p.compile(x=(3, 4))
     inside, leave = threading.Event(), threading.Event()
@@ -162,14 +162,14 @@ def test_a_workspace_runs_once_at_a_time() -> None:
         thread = threading.Thread(target=space.run, args=(feeds,))
         thread.start()
         assert inside.wait(5)
-        with pytest.raises(UsageError, match="running already"):
+        with pytest.raises(UsageError, match="already running"):
             space.run(feeds)
         leave.set()
         thread.join()
     assert space.run(feeds)["y"].shape == (3, 4)
 
 
-def test_an_error_of_an_instruction_is_still_its_own() -> None:
+def test_error_of_an_instruction_outside_the_override_names_its_node() -> None:
     b = Builder("lookup")
     b.output(b.neg(b.embedding(b.param("table", np.ones((3, 2), np.float32)), b.input("ids", (1,), "int64"))), "y")
     plan = b.build().compile(ids=(1,), executor="aten")
@@ -189,7 +189,7 @@ def test_an_override_stays_with_its_plan_when_the_program_is_edited() -> None:
         with p.edit("one more") as e:
             e.insert(p.out_edges(p.node("first"))[0], "neg")
         new = p.compile(x=(5,))
-        assert new.arranged.ledger is old.arranged.ledger  # it has the workspace, but not the override
+        assert new.buffer_layout.builder is old.buffer_layout.builder  # it has the executable, but not the override
         assert new(x=x)["y"].tobytes() == p.run(x=x)["y"].tobytes()
         assert not old(x=x)["y"].to_numpy().any()
     assert old(x=x)["y"].to_numpy().any()

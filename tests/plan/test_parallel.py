@@ -33,7 +33,7 @@ from graphwright.plan import (
     Plan,
     StepTorn,
 )
-from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Dependency, edges
+from graphwright.plan.planning.hazards import DATA, STATE, STORAGE, Dependency, dependencies
 from graphwright.plan.running import parallel
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -88,11 +88,11 @@ def run_in(plan: Plan, order: list[int], feeds: dict[str, np.ndarray]) -> dict[s
 
 
 @given(programs(most=20), st.sampled_from(["none", "exact"]), st.integers(0, 99))
-def test_every_order_that_obeys_the_edges_gives_the_bits_of_the_plan(case, rewrites: str, seed: int) -> None:
+def test_every_order_that_obeys_dependencies_has_equal_bits(case, rewrites: str, seed: int) -> None:
     p, feeds = case
     plan = plan_of(p, feeds, rewrites=rewrites)
     truth = Executable(plan).run(feeds)
-    for name, value in run_in(plan, shuffled(plan, edges(plan), seed), feeds).items():
+    for name, value in run_in(plan, shuffled(plan, dependencies(plan), seed), feeds).items():
         assert_bits(value, truth[name], what=name)
 
 
@@ -111,12 +111,12 @@ def branches(n: int = 6, width: int = 32) -> tuple[Program, dict[str, np.ndarray
     return b.build(), {"x": np.random.default_rng(0).normal(size=(width, width)).astype(np.float32)}
 
 
-def test_without_storage_edges_live_data_is_overwritten() -> None:
+def test_without_storage_dependencies_live_data_is_overwritten() -> None:
     """The red twin: what the test above would not see otherwise."""
     p, feeds = branches()
     plan = plan_of(p, feeds)
     truth = Executable(plan).run(feeds)
-    found = edges(plan)
+    found = dependencies(plan)
     assert {e.kind for e in found} == {DATA, STORAGE}
     broken = tuple(e for e in found if e.kind == DATA)
     wrong = 0
@@ -141,19 +141,19 @@ def test_state_is_read_before_it_is_written(name: str) -> None:
 
     truth = results(list(range(len(plan.instrs))))
     for seed in range(10):
-        assert results(shuffled(plan, edges(plan), seed)) == truth
+        assert results(shuffled(plan, dependencies(plan), seed)) == truth
 
 
 def test_a_state_updated_in_place_waits_for_its_readers() -> None:
     p = two_states(lambda b, a, c, x: (CASES["read after its update"](b, a, c, x), b.output(b.tanh(a), "t")))
     plan = plan_of(p, FEEDS)
-    assert STATE in {e.kind for e in edges(plan)}
+    assert STATE in {e.kind for e in dependencies(plan)}
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
 @settings(max_examples=20)
 @given(programs(most=20), st.integers(1, 4))
-def test_threads_give_the_bits_of_one(case, threads: int) -> None:
+def test_threads_match_one_thread(case, threads: int) -> None:
     p, feeds = case
     for executor in ("aten", "vm"):
         plan = plan_of(p, feeds, executor=executor)
@@ -235,7 +235,7 @@ def two(hook: str, other: str) -> tuple[Program, dict[str, np.ndarray]]:
     return b.build(), {"x": np.ones(4, np.float32)}
 
 
-def test_two_nodes_that_meet_both_finish() -> None:
+def test_two_nodes_meeting_at_a_barrier_both_finish() -> None:
     barrier = threading.Barrier(2)
     with hooked("meet", lambda: barrier.wait(4)), in_time():
         p, feeds = two("meet", "meet")
@@ -249,7 +249,7 @@ def fails() -> None:
     raise RuntimeError("it broke")
 
 
-def test_the_first_error_wins_and_the_rest_is_finished() -> None:
+def test_first_error_is_raised_after_running_instructions_finish() -> None:
     ended = []
 
     def slow() -> None:
@@ -324,13 +324,13 @@ def test_a_token_that_was_cancelled_before_runs_nothing() -> None:
         space.close()
 
 
-def test_a_run_inside_a_run_is_refused() -> None:
+def test_nested_parallel_run_raises() -> None:
     p, feeds = branches(2)
     inner = ParallelExecutable(plan_of(p, feeds), threads=2)
     with hooked("nests", lambda: inner.run(feeds)), in_time():
         q, x = two("nests", "copy")
         outer = ParallelExecutable(plan_of(q, x), threads=2)
-        with pytest.raises(ComputeError, match="inside"):
+        with pytest.raises(ComputeError, match="nested parallel run"):
             outer.run(x)
         outer.close()
     inner.run(feeds)
@@ -339,12 +339,12 @@ def test_a_run_inside_a_run_is_refused() -> None:
         ParallelExecutable(inner.plan, threads=0)
 
 
-def test_a_harness_that_ignores_edges_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ignoring_dependencies_changes_results(monkeypatch: pytest.MonkeyPatch) -> None:
     """The executor itself goes by the edges: without those of storage, it computes something else."""
     p, feeds = branches()
     plan = plan_of(p, feeds)
     truth = Executable(plan).run(feeds)["y"].tobytes()
-    monkeypatch.setattr(parallel, "edges", lambda plan: tuple(e for e in edges(plan) if e.kind == DATA))
+    monkeypatch.setattr(parallel, "dependencies", lambda plan: tuple(e for e in dependencies(plan) if e.kind == DATA))
     space = ParallelExecutable(plan, threads=1)
     monkeypatch.setattr(parallel, "heappop", lambda ready: ready.pop())  # another order that the edges allow
     assert space.run(feeds)["y"].tobytes() != truth

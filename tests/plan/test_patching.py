@@ -69,7 +69,7 @@ def test_what_only_the_patched_value_needed_does_not_run() -> None:
     assert [i.op for i in plan.instrs].count("tanh") == 0
 
 
-def test_a_state_is_written_as_ever_when_its_value_is_patched() -> None:
+def test_patched_state_value_is_still_written() -> None:
     p = net()
     plan = p.compile(x=(2, 3), patch=["total"])
     result = plan({"x": X, "patch.total": np.full(1, 5, np.float32)})
@@ -77,7 +77,7 @@ def test_a_state_is_written_as_ever_when_its_value_is_patched() -> None:
     assert p.weights.array("total").item() == 6  # the variables are the program's own
 
 
-def test_several_results_are_told_apart() -> None:
+def test_results_of_one_node_are_patched_separately() -> None:
     b = Builder("two")
     loss, lse = b.cross_entropy(b.input("z", (2, 3)), b.const("t", np.array([0, 2])), name="ce")
     b.output(b.add(loss, lse, name="s"), name="y")
@@ -109,7 +109,7 @@ def test_a_value_that_does_not_fit_is_refused(bad: np.ndarray) -> None:
     assert p.weights.array("total").item() == 0
 
 
-def test_a_place_that_is_not_there_is_named() -> None:
+def test_unknown_patch_point_is_named() -> None:
     p = net()
     edge = p.edge("left -> sum")
     with pytest.raises(UnknownEdge, match="left -> right"):

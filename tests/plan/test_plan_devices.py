@@ -163,7 +163,7 @@ def scaled(both: bool) -> Program:
     return b.build()
 
 
-def test_a_weight_written_beside_an_edit_that_moves_the_arena_is_read_anew(sim: SimBackend) -> None:
+def test_weight_written_along_with_an_edit_is_copied_again(sim: SimBackend) -> None:
     b = Builder()
     b.output(b.add(b.input("x", (4,)), b.param("w", np.ones(4, np.float32)), name="sum"), "y")
     p, feed = b.build(), {"x": np.zeros(4, np.float32)}
@@ -192,7 +192,7 @@ def test_a_number_that_the_host_reads_stays_there(both: bool, sim: SimBackend) -
     assert results[:2] == results[2:]
 
 
-def test_feeds_may_lie_on_either_side_but_not_elsewhere(sim: SimBackend) -> None:
+def test_feeds_may_be_on_host_or_device_only(sim: SimBackend) -> None:
     b = Builder()
     b.output(b.tanh(b.input("x", (3,))), "y")
     p, x = b.build(), np.ones(3, np.float32)
@@ -201,13 +201,13 @@ def test_feeds_may_lie_on_either_side_but_not_elsewhere(sim: SimBackend) -> None
     assert there.device == SIM
     assert_bits(plan(x=from_numpy(x).to(SIM))["y"].to(CPU), there.to(CPU))
     for wrong, device in ((from_numpy(x).to(Device("sim:1")), "sim"), (from_numpy(x).to(SIM), "cpu")):
-        with pytest.raises(FeedError, match="lies on") as caught:
+        with pytest.raises(FeedError, match="is on") as caught:
             p.compile(x=(3,), device=device)({"x": wrong, "z": x})
         assert "z: not an input" in str(caught.value)
     assert plan(x=x, borrow=True)["y"].to(CPU).tobytes() == there.tobytes()
 
 
-def test_what_a_device_cannot_do_is_refused(sim: SimBackend) -> None:
+def test_unsupported_device_requests_raise(sim: SimBackend) -> None:
     b = Builder()
     b.output(b.tanh(b.input("x", (3,))), "y")
     p = b.build()
@@ -216,9 +216,9 @@ def test_what_a_device_cannot_do_is_refused(sim: SimBackend) -> None:
     with pytest.raises(DeviceUnavailable):
         p.compile(x=(3,), device="cuda")
     plan = p.compile(x=(3,), device="sim")
-    with pytest.raises(UsageError, match="threads"):
+    with pytest.raises(UsageError, match="parallel runs"):
         ParallelExecutable(plan)
-    with pytest.raises(UsageError, match="by hand"):
+    with pytest.raises(UsageError, match="no numpy view"):
         gw.compile(lambda x: x * x, device="sim").bind(np.ones(3, np.float32))
     assert plan.hash != p.compile(x=(3,)).hash
 
@@ -269,7 +269,7 @@ def test_an_op_that_fails_on_the_device_outside_of_a_plan_is_a_typed_error(sim: 
     assert caught.value.where == "embedding"
 
 
-def test_parameters_that_lie_there_already_are_used_where_they_are(sim: SimBackend) -> None:
+def test_parameters_on_the_device_are_used_without_a_copy(sim: SimBackend) -> None:
     weight = Parameter(from_numpy(np.ones((2, 3), np.float32)).to(SIM))
     run = gw.compile(lambda x: call("linear", x, weight), device="sim")
     assert run(np.ones((1, 3), np.float32)).numpy().tolist() == [[3.0, 3.0]]

@@ -105,7 +105,7 @@ def test_tables_are_tuples(name: str) -> None:
     assert isinstance(plan.free_after(0), tuple)
 
 
-def test_the_layout_says_whose_bytes_are_whose() -> None:
+def test_layout_lists_owner_and_lifetime_of_bytes() -> None:
     plan = plan_of(chain())
     placed = plan.layout
     for a in placed:

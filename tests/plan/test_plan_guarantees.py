@@ -15,8 +15,9 @@ from graphwright.array.cpu import CpuBackend
 from graphwright.autograd import Variable
 from graphwright.ops import compute
 from graphwright.plan import CaptureExecutable, Executable
-from graphwright.plan.planning import residency as folding
-from graphwright.plan.planning.plan_builder import PlanBuilder, PlanTables
+from graphwright.plan.planning.plan_builder import PlanBuilder
+from graphwright.plan.planning.plan_tables import PlanTables
+from graphwright.plan.running import derived_weights as folding
 from graphwright.plan.table import Instr
 from graphwright.program import Builder, Program, load, save
 
@@ -100,17 +101,22 @@ def trained(monkeypatch: pytest.MonkeyPatch | None = None) -> tuple[list[bytes],
     step = gw.compile_step(p, lambda out: (out * out).mean(), gw.optim.AdamW(p.parameters()), {"x": (2, 4)},
                            executor="aten")  # fmt: skip
     if monkeypatch is not None:
-        declared, told_of = PlanTables.instruction, {}
+        declared, init, visible, programs = PlanTables.instruction, PlanBuilder.__init__, {}, {}
 
-        def hidden(self: PlanBuilder, instr: Instr, *args: Any, **options: Any) -> int:
-            made = declared(self, instr, *args, **options)  # type: ignore[arg-type]
-            if self.program.path(instr.node).startswith("grad."):
+        def remember(self: PlanBuilder, p: Any, *args: Any, **options: Any) -> None:
+            init(self, p, *args, **options)
+            programs[id(self.tables)] = p
+
+        def hidden(self: PlanTables, instr: Instr, *args: Any, **options: Any) -> int:
+            made, program = declared(self, instr, *args, **options), programs[id(self)]
+            if program.path(instr.node).startswith("grad."):
                 of = [self.slots[s].value for s in instr.ins]
-                told = [v is None or self.program.op(v.node) != "tanh" for v in of]
-                told_of[instr.outs] = tuple(s for s, known in zip(instr.ins, told, strict=True) if known)
-                self.reads._of = lambda each: told_of.get(each.outs, each.ins)
+                shown = [v is None or program.op(v.node) != "tanh" for v in of]
+                visible[instr.outs] = tuple(s for s, known in zip(instr.ins, shown, strict=True) if known)
+                self.reads._of = lambda each: visible.get(each.outs, each.ins)
             return made
 
+        monkeypatch.setattr(PlanBuilder, "__init__", remember)
         monkeypatch.setattr(PlanTables, "instruction", hidden)
     plan, found = step.plan, []
     for dead in (False, True):
@@ -129,11 +135,11 @@ def test_a_poisoned_step_of_training_is_the_plain_one(monkeypatch: pytest.Monkey
     assert np.isnan(np.frombuffer(poisoned[2], np.float32)).all()
 
 
-def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    b = Builder("turned")
+def test_folded_values_are_computed_once_per_weight_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    b = Builder("transposed")
     w = b.param("w", np.arange(12, dtype=np.float16).reshape(3, 4))
-    turned = b.permute(b.permute(b.permute(w, axes=(1, 0)), axes=(1, 0)), axes=(1, 0))
-    b.output(b.linear(b.input("x", ("B", 3)), b.cast(turned, dtype="float32"), name="product"), "y")
+    transposed = b.permute(b.permute(b.permute(w, axes=(1, 0)), axes=(1, 0)), axes=(1, 0))
+    b.output(b.linear(b.input("x", ("B", 3)), b.cast(transposed, dtype="float32"), name="product"), "y")
     p, x, made = b.build(), np.ones((5, 3), np.float32), []
     monkeypatch.setattr(folding, "compute", lambda *args: made.append(args[0].name) or compute(*args))
     plan, longer = p.compile(x=(2, 3), freeze=True), p.compile(x=(5, 3), freeze=True)
@@ -148,8 +154,8 @@ def test_what_is_made_of_a_frozen_weight_is_made_once_per_version(monkeypatch: p
                     18 + 3 * k,
                     21 + 3 * k,
                 ]
-        assert made.count("cast") == k + 1  # for all workspaces of both plans, none in a run
-        assert len({id(storage) for space in spaces for storage in space._memory.values()}) == 1
+        assert made.count("cast") == k + 1  # for all executables of both plans, none in a run
+        assert len({id(storage) for space in spaces for storage in space.kernels._memory.values()}) == 1
         p.weights["w"].own().copy_from(from_numpy(np.arange(12, dtype=np.float16).reshape(3, 4) + np.float16(k + 1)))
 
 
@@ -197,7 +203,7 @@ def test_a_rate_that_changes_is_used_inside_a_captured_step() -> None:
     assert losses["sim"] == losses["cpu"]
 
 
-def test_moments_of_what_an_edit_left_alone_are_kept() -> None:
+def test_moments_of_unedited_weights_survive_an_edit() -> None:
     p = counted()
     b = gw.compile(p)
     opt = gw.optim.AdamW(p.parameters(), lr=0.1)
@@ -226,7 +232,7 @@ def plus_one() -> Any:
     return lambda value: plan(x=np.full((200, 200), value, "f4"))["y"]
 
 
-def test_a_result_stays_as_long_as_anything_of_it_is_held() -> None:
+def test_result_lives_as_long_as_a_view_of_it() -> None:
     run = plus_one()
     first, second = run(0), run(1)
     as_torch, part = torch.from_dlpack(first), second.to_numpy()[3:5]
@@ -237,7 +243,7 @@ def test_a_result_stays_as_long_as_anything_of_it_is_held() -> None:
     assert [[float(r.to_numpy().min()), float(r.to_numpy().max())] for r in later] == [[n, n] for n in (3, 4, 5, 6)]
 
 
-def test_memory_of_a_large_result_that_nobody_holds_is_used_again() -> None:
+def test_memory_of_an_unreferenced_large_result_is_reused() -> None:
     run = plus_one()
     assert len({run(i).to_numpy().ctypes.data for i in range(6)}) == 1
     held = [run(i) for i in range(4)]

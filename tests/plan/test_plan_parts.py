@@ -59,7 +59,7 @@ def test_a_value_set_between_two_parts_is_what_the_second_reads() -> None:
 
 @pytest.mark.parametrize("bad", [slice(0, 3), slice(2, 1), slice(-1, 2), slice(0, 2, 2), slice(0, "1"), 0])
 def test_bounds_outside_are_refused(bad: Any) -> None:
-    with pytest.raises(UsageError, match="part"):
+    with pytest.raises(UsageError, match="invalid slice"):
         net().compile(x=(3,))[bad]
 
 
@@ -75,7 +75,7 @@ def test_slots_and_values_are_checked() -> None:
     b = Builder()
     b.output(b.neg(b.expand(b.input("x", (3,)), shape=(2, 3))), "y")
     wide = b.build().compile(x=(3,))
-    with pytest.raises(UsageError, match="one number in memory"):
+    with pytest.raises(UsageError, match="share memory"):
         Executable(wide).set(wide.instrs[0].ins[0], np.ones((2, 3), np.float32))
     with pytest.raises(UsageError, match="another plan"):
         space.run(net().compile(x=(3,))[:])

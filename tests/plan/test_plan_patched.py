@@ -15,7 +15,7 @@ from random_programs import programs
 
 from graphwright.array import CPU, backend, from_numpy
 from graphwright.errors import GraphwrightError
-from graphwright.plan import Executable, Plan, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, make_plan
 from graphwright.plan.planning.native import loops
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -24,7 +24,7 @@ UNARY = ["neg", "tanh", "relu", "copy"]
 
 
 def plan_of(p: Program, before: Plan | None = None, **options) -> Plan:
-    return make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, before=before, **options)
+    return make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()}, options=CompileOptions(**options), before=before)
 
 
 def edit_at_random(p: Program, draw) -> None:
@@ -62,10 +62,10 @@ def edit_at_random(p: Program, draw) -> None:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), mode=st.sampled_from(["exact", "none"]), freeze=st.booleans())
-def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool) -> None:
+def test_patched_plans_match_full_plans_after_random_edits(case, data, mode: str, freeze: bool) -> None:
     p, feeds = case
     plan = plan_of(p, rewrites=mode, freeze=freeze)
-    made = [(plan, dict(plan.arranged.ledger.rows))]
+    made = [(plan, dict(plan.buffer_layout.builder.records))]
     for _ in range(data.draw(st.integers(1, 6))):
         for _ in range(data.draw(st.integers(1, 2))):
             edit_at_random(p, data.draw)
@@ -81,13 +81,13 @@ def test_random_edits_patched_like_made_anew(case, data, mode: str, freeze: bool
         truth = p.run(feeds)
         for name, value in Executable(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name], what=f"{name} {plan.patched}")
-        made.append((plan, dict(plan.arranged.ledger.rows)))
-    assert all(old.arranged.rows == rows for old, rows in made)
+        made.append((plan, dict(plan.buffer_layout.builder.records)))
+    assert all(old.buffer_layout.records == rows for old, rows in made)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=programs(), data=st.data(), executor=st.sampled_from(["aten", "auto", "capture"]), freeze=st.booleans())
-def test_memory_and_calls_go_on_after_edits(case, data, executor: str, freeze: bool) -> None:
+def test_memory_and_calls_survive_edits(case, data, executor: str, freeze: bool) -> None:
     """What stays bound is right: the same program, edited, run and with other weights, beside the interpreted run."""
     p, feeds = case
     shapes = {name: feed.shape for name, feed in feeds.items()}
@@ -124,7 +124,7 @@ def carried(n: int) -> Program:
 
 @settings(deadline=None)
 @given(data=st.data())
-def test_states_are_carried_alike_after_edits(data) -> None:
+def test_states_match_full_plans_after_edits(data) -> None:
     p, feeds = carried(4), {"x": np.linspace(-1, 1, 4, dtype=np.float32)}
     for _ in range(data.draw(st.integers(1, 5))):
         edit_at_random(p, data.draw)
@@ -150,10 +150,10 @@ def chain(n: int) -> Program:
 
 
 @pytest.mark.parametrize("n", [100, 1000, pytest.param(10_000, marks=pytest.mark.deep)])
-def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
+def test_visited_records_follow_the_cone_not_the_graph(n: int) -> None:
     p = chain(n)
     plan = p.compile(x=(4, 4))
-    assert (plan.patched.kind, plan.patched.rows) == ("full", n + 2)
+    assert (plan.patched.kind, plan.patched.nodes) == ("full", n + 2)
     feed = {"x": np.ones((4, 4), np.float32)}
     plan(feed)
     for k in (3, 30, n // 2 - 2):
@@ -161,14 +161,14 @@ def test_rows_looked_at_follow_the_cone_not_the_graph(n: int) -> None:
             e.insert(p.in_edges(f"h{k}")[0], "relu")
         plan = p.compile(x=(4, 4))
         assert plan.patched.kind == "patched"
-        assert plan.patched.rows == 2
+        assert plan.patched.nodes == 2
         assert plan.patched.buffers <= 2
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
     p.undo()
-    assert p.compile(x=(4, 4)).patched.rows <= 3
+    assert p.compile(x=(4, 4)).patched.nodes <= 3
 
 
-def test_rows_that_do_the_same_are_looked_at_once_when_the_first_of_them_goes() -> None:
+def test_equal_records_are_visited_once_when_their_representative_is_deleted() -> None:
     b, n = Builder(), 100
     x = b.input("x", (4,))
     same = [b.tanh(x, name=f"h{k}") for k in range(n)]
@@ -180,13 +180,13 @@ def test_rows_that_do_the_same_are_looked_at_once_when_the_first_of_them_goes() 
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{k}")[0], "relu")
         plan = p.compile(x=(4,))
-        assert plan.patched.rows <= 3 * n
+        assert plan.patched.nodes <= 3 * n
         assert plan.compact().hash == plan_of(p).hash
         assert_bits(plan(feed)["y"], p.run(feed)["y"])
     assert sum(i.op == "tanh" for i in plan.instrs) == 2
 
 
-def test_when_a_plan_is_made_anew() -> None:
+def test_reasons_for_a_full_plan() -> None:
     p = chain(40)
     first = p.compile(x=(4, 4))
     assert first.patched.why == "the first plan"
@@ -208,7 +208,7 @@ def test_when_a_plan_is_made_anew() -> None:
 
 
 @pytest.mark.parametrize(("inserted", "kind"), [(6, "patched"), (7, "full")])
-def test_an_edit_of_a_quarter_of_the_rows_is_patched_and_one_of_more_is_not(inserted: int, kind: str) -> None:
+def test_edit_of_up_to_a_quarter_of_the_nodes_is_patched(inserted: int, kind: str) -> None:
     p = chain(40)  # 42 rows; an insertion makes one and has one looked at again: 12 of 48, 14 of 49
     p.compile(x=(4, 4))
     with p.edit("insert") as e:
@@ -218,7 +218,7 @@ def test_an_edit_of_a_quarter_of_the_rows_is_patched_and_one_of_more_is_not(inse
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(3, "patched"), (4, "full")])
-def test_an_arena_of_five_quarters_of_the_bound_is_kept_and_a_larger_one_is_not(rows: int, kind: str) -> None:
+def test_arena_above_five_quarters_of_the_bound_is_planned_in_full(rows: int, kind: str) -> None:
     """What is cut leaves a hole of `rows` times 64 bytes below twelve buffers of 64 that live at once."""
     b = Builder("hole")
     x = b.input("x", (16,))
@@ -243,30 +243,30 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     feed = {"x": np.ones((4, 4), np.float32)}
     plan = p.compile(x=(4, 4))
     plan(feed)
-    (arena,) = plan.executable()._arena.chunks
-    bound = dict(plan.executable()._bound_calls)
+    (arena,) = plan.executable().kernels.arena.chunks
+    bound = dict(plan.executable().kernels.instruction_calls)
     for k in range(50):
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{2 * k}")[0], "relu")
         plan = p.compile(x=(4, 4))
         plan(feed)
-    assert plan.executable()._arena.chunks == [arena]
-    kept = sum(bound[q] is calls for q, calls in plan.executable()._bound_calls.items() if q in bound)
+    assert plan.executable().kernels.arena.chunks == [arena]
+    kept = sum(bound[q] is calls for q, calls in plan.executable().kernels.instruction_calls.items() if q in bound)
     assert kept >= 140
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
 
 
-def test_a_view_that_shows_a_copy_as_it_lies_may_be_an_output_beside_a_state() -> None:
+def test_view_of_a_copy_may_be_an_output_next_to_a_state() -> None:
     b = Builder()
     x, s = b.input("x", (2, 3)), b.state("s", np.zeros(3, np.float32))
     flat = b.reshape(b.permute(x, axes=(1, 0)), shape=(6,))
-    b.output(b.reshape(flat, shape=(3, 2)), "turned")
+    b.output(b.reshape(flat, shape=(3, 2)), "transposed")
     b.assign(s, b.add(s, s))
     p, feed = b.build(), {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    assert_bits(plan_of(p)(feed)["turned"], p.run(feed)["turned"])
+    assert_bits(plan_of(p)(feed)["transposed"], p.run(feed)["transposed"])
 
 
-def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
+def test_concurrent_compiles_after_an_edit_get_one_plan() -> None:
     p = chain(400)
     p.compile(x=(4, 4))
     for k in range(5):
@@ -279,7 +279,7 @@ def test_threads_that_ask_after_an_edit_get_one_plan() -> None:
 
 
 def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both walk the arrays of one ledger: it must not grow under the feet of who binds."""
+    """Both walk the arrays of one builder: it must not grow under the feet of who binds."""
     b = Builder("folds")
     w = b.cast(b.param("w", np.eye(4, dtype=np.float32)), dtype="bfloat16")
     b.output(b.tanh(b.matmul(b.input("x", (4, 4)), b.cast(w, dtype="float32")), name="t"), "y")
@@ -337,15 +337,15 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
         truth = p.run(feed)["y"]
         assert_bits(plan(feed, borrow=bool(k % 2))["y"], truth)
         assert plan.executable() is space
-        places = {s: (backend(CPU).address(a), a.nbytes) for s, a in space._views.items()}
+        places = {s: (backend(CPU).address(a), a.nbytes) for s, a in space.kernels._views.items()}
         assert places.items() >= {s: place for s, place in bound.items() if s in places}.items()
         assert len(places.keys() & bound.keys()) >= len(bound) - 2
-        spans = sorted((c.memory.data_ptr(), c.memory.data_ptr() + c.nbytes) for c in space._arena.chunks)
+        spans = sorted((c.memory.data_ptr(), c.memory.data_ptr() + c.nbytes) for c in space.kernels.arena.chunks)
         assert all(any(low <= at and at + size <= high for low, high in spans) for at, size in places.values())
         bound = places
     assert_bits(Executable(plan, poison=True).run(feed)["y"], truth)
     assert plan.arena_bytes > 4 * first
-    assert 2 < len(space._arena.chunks) < 10
+    assert 2 < len(space.kernels.arena.chunks) < 10
 
 
 def test_a_weight_that_was_not_read_for_a_while_is_read_as_it_is() -> None:
@@ -366,9 +366,9 @@ def test_a_weight_that_was_not_read_for_a_while_is_read_as_it_is() -> None:
     assert p.compile(x=(4,))(feed)["y"].to_numpy()[0] == 10
     with p.edit("a new one") as e:
         e.rewire(edge, e.param("u", np.full(4, 0.5, np.float32)))
-    calls = dict(space._bound_calls)
+    calls = dict(space.kernels.instruction_calls)
     assert p.compile(x=(4,))(feed)["y"].to_numpy()[0] == 3.5
     assert p.compile(x=(4,)).executable() is space
     assert (
-        len([q for q, c in space._bound_calls.items() if calls.get(q) is c]) == 1
+        len([q for q, c in space.kernels.instruction_calls.items() if calls.get(q) is c]) == 1
     )  # of two, the one that is as it was

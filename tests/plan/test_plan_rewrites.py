@@ -10,7 +10,7 @@ from random_programs import programs
 from graphwright.array import DTYPES, Spec, bfloat16, dtype, float16, float32, float64, from_numpy
 from graphwright.autograd import tensor
 from graphwright.ops import OPS, compute
-from graphwright.plan import Executable, StalePlan, make_plan
+from graphwright.plan import CompileOptions, Executable, StalePlan, make_plan
 from graphwright.plan.planning.rewrites import widens
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -29,7 +29,7 @@ def plans(p: Program, feeds: dict | None = None):
     feeds = {"x": X} if feeds is None else feeds
     specs = {p.path(n): p.spec(n) for n in p.inputs()}
     before, truth = p.hash(), p.run(feeds)
-    made = {r: make_plan(p, specs, rewrites=r) for r in ("none", "exact")}
+    made = {r: make_plan(p, specs, options=CompileOptions(rewrites=r)) for r in ("none", "exact")}
     for plan in made.values():
         for name, value in Executable(plan, poison=True).run(feeds).items():
             assert_bits(value, truth[name])
@@ -93,11 +93,11 @@ def test_a_constant_that_changes_makes_the_plan_stale_and_is_planned_again() -> 
     plan = p.compile(x=(2, 3))
     compiled = gw.compile(p)
     assert rules(plan) == ["neutral operand"]
-    assert np.array_equal(compiled(x=X).numpy(), X, equal_nan=True)
+    assert np.array_equal(compiled(x=X)["y"].numpy(), X, equal_nan=True)
     p.weights.array("c").copy_from(from_numpy(np.asarray(np.float32(3))))
     with pytest.raises(StalePlan):
         plan({"x": X})
-    assert np.array_equal(compiled(x=X).numpy(), X * 3, equal_nan=True)
+    assert np.array_equal(compiled(x=X)["y"].numpy(), X * 3, equal_nan=True)
 
 
 @pytest.mark.parametrize("edit", ["removed", "under another key", "replaced under its key"])
@@ -270,7 +270,7 @@ def test_constants_fold_by_the_same_kernel() -> None:
     plan = plans(p, feeds)
     assert [i.op for i in plan.instrs] == ["mul", "tanh", "add"]
     assert len(plan.folds) == 1
-    frozen = make_plan(p, {"x": Spec((4, 4), float32)}, freeze=True)
+    frozen = make_plan(p, {"x": Spec((4, 4), float32)}, options=CompileOptions(freeze=True))
     assert [i.op for i in frozen.instrs] == ["mul", "add"]
     space = Executable(frozen)
     assert_bits(space.run(feeds)["y"], p.run(feeds)["y"])
@@ -295,7 +295,7 @@ def test_a_constant_that_is_written_does_not_fold() -> None:
     assert not make_plan(p, {}).folds
     w = b.param("w", np.ones(3, np.float32))
     b.assign(w, b.tanh(w))
-    assert not make_plan(b.build(), {}, freeze=True).folds
+    assert not make_plan(b.build(), {}, options=CompileOptions(freeze=True)).folds
 
 
 def test_a_long_chain_of_constants_folds_without_recursion() -> None:

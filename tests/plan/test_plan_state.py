@@ -13,7 +13,7 @@ import graphwright as gw
 from graphwright.array import Spec, from_numpy, int64
 from graphwright.autograd import Parameter, Tensor, Variable, grad, tensor, update
 from graphwright.errors import ComputeError, IndexOutOfRange
-from graphwright.plan import Executable, Plan, StepTorn, make_plan
+from graphwright.plan import CompileOptions, Executable, Plan, StepTorn, make_plan
 from graphwright.program import Builder, Program
 from values import array_of
 
@@ -35,7 +35,7 @@ def check(p: Program, feeds: dict[str, np.ndarray], steps: int = 3) -> Plan:
         run = p.run(feeds)
         truth.append(([run[n].to_numpy().copy() for n in run], [p.weights.array(k).to_numpy().copy() for k in keys]))
     for rewrites in ("exact", "none"):
-        plan = make_plan(p, specs, rewrites=rewrites)
+        plan = make_plan(p, specs, options=CompileOptions(rewrites=rewrites))
         for poison in (False, True):
             reset()
             space = Executable(plan, poison=poison)
@@ -108,7 +108,7 @@ def test_two_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing else", "two that read each other"])
-def test_updates_that_nobody_reads_are_in_place_at_the_end(name: str) -> None:
+def test_unread_updates_are_in_place_at_the_end(name: str) -> None:
     p = two_states(lambda b, a, c, x: (CASES[name](b, a, c, x), b.output(b.tanh(x), "y")))
     plan = check(p, FEEDS)
     if name == "nothing else":
@@ -156,17 +156,17 @@ def test_random_stateful_programs(p: Program) -> None:
 
 
 class _Failing:
-    """Bound calls of a workspace with one replaced by a failure."""
+    """Bound calls of a executable with one replaced by a failure."""
 
     def __init__(self, plan: Plan, at: int) -> None:
         self.space = Executable(plan)
-        self.space._bind()
-        calls = self.space._calls
+        self.space.kernels.bind()
+        calls = self.space.kernels.calls
 
         def fail() -> None:
             raise RuntimeError("planted")
 
-        calls[0 if at == 0 else self.space._counts[at - 1]] = fail
+        calls[0 if at == 0 else self.space.kernels.call_ends[at - 1]] = fail
 
 
 def _training() -> tuple[Program, dict[str, np.ndarray]]:
@@ -237,7 +237,7 @@ def test_an_append_past_the_end_writes_nothing(start: int) -> None:
         assert not p.weights.array("cache").to_numpy().any()
 
 
-def test_a_failure_after_an_early_update_says_which_state_moved() -> None:
+def test_failure_after_an_early_update_names_the_state() -> None:
     p = _cache(True)
     plan = make_plan(p, {p.path(n): p.spec(n) for n in p.inputs()})
     with pytest.raises(StepTorn, match="cache") as torn:
@@ -272,7 +272,7 @@ def test_one_value_for_two_states_that_it_reads() -> None:
     plan = make_plan(p, {})
     plan({})
     plan({})
-    assert list(plan.commits.values()) == ["the new value lies in another state's memory"]
+    assert list(plan.commits.values()) == ["the new value is in another state's memory"]
     assert all(p.weights.array(k).tobytes() == (2 * (A + A + 1)).tobytes() for k in ("one", "two"))
 
 

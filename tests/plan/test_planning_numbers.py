@@ -13,9 +13,9 @@ from tests.plan.random_programs import programs
 from graphwright.array import Spec
 from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
-from graphwright.plan.planning.order import InstructionOrder
-from graphwright.plan.planning.records import listed
-from graphwright.plan.running.kernels import _gone
+from graphwright.plan.planning.plan_tables import InstructionOrder
+from graphwright.plan.planning.records import all_records
+from graphwright.plan.running.kernels import _removed
 from graphwright.program import Builder, Program
 
 
@@ -38,13 +38,13 @@ def test_compiled_loops_plan_what_they_plan_as_python(made: tuple[Program, dict[
     for one, other in (first, after):
         assert one.hash == other.hash
         for name in ("order", "home", "first", "last", "offsets", "used"):
-            assert getattr(one.arranged, name).tolist() == getattr(other.arranged, name).tolist(), name
+            assert getattr(one.buffer_layout, name).tolist() == getattr(other.buffer_layout, name).tolist(), name
 
 
 @given(made=programs())
 def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Program, dict[str, np.ndarray]]) -> None:
     p, _ = made
-    rows, begins, reads, stops = listed(p)
+    rows, begins, reads, stops = all_records(p)
     assert [r.node for r in rows] == list(p.order_labels)
     values = [v for row in rows for v in ((row.node, port) for port in range(len(row.specs)))]
     start = 0
@@ -59,21 +59,21 @@ def test_a_program_read_in_bulk_is_the_program_read_node_by_node(made: tuple[Pro
 @given(st.lists(st.tuples(st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60))), max_size=6))
 def test_an_order_that_some_leave_and_others_join_is_sorted(turns: list[tuple[set[int], set[int]]]) -> None:
     order, here = InstructionOrder(), set(range(0, 40, 2))
-    order.are(sorted(here))
+    order.reset(sorted(here))
     for going, coming in turns:
         before, stay = order.now, here - going
         for q in here & going:
-            order.goes(q)
+            order.remove(q)
         for q in coming - stay:
-            order.comes(q)
-        order.settle(lambda q: (q,), 61)
+            order.add(q)
+        order.update(lambda q: (q,), 61)
         here = stay | coming
         assert order.now.tolist() == sorted(here)
         assert order.now.dtype == np.int32
-        assert _gone(before, order.now) == set(before.tolist()) - here
+        assert _removed(before, order.now) == set(before.tolist()) - here
 
 
-def test_weights_that_come_and_go_are_those_of_a_plan_made_anew() -> None:
+def test_sources_after_edits_match_a_full_plan() -> None:
     b = Builder("grows")
     x = b.input("x", ("B", 4))
     y = b.add(x, b.param("a", np.ones(4, np.float32)), name="sum")
@@ -81,14 +81,14 @@ def test_weights_that_come_and_go_are_those_of_a_plan_made_anew() -> None:
         y = b.abs(y)
     b.output(y, "y")
     p, specs = b.build(), {"x": (2, 4)}
-    ledger = p.compile(specs).arranged.ledger
+    builder = p.compile(specs).buffer_layout.builder
     feed = np.ones((2, 4), np.float32)
 
     def check(names: list[str], total: float) -> None:
         plan, fresh = p.compile(specs), p.compile(specs).compact()
-        assert plan.arranged.ledger is ledger
-        assert plan.arranged.read == fresh.arranged.read
-        assert sorted(plan.arranged.read) == names
+        assert plan.buffer_layout.builder is builder
+        assert plan.buffer_layout.read == fresh.buffer_layout.read
+        assert sorted(plan.buffer_layout.read) == names
         assert [plan.slots[s].value for s in plan.frozen] == [fresh.slots[s].value for s in fresh.frozen]
         assert plan(x=feed)["y"].to_numpy().tolist() == [[total] * 4] * 2
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import graphwright as gw
+from graphwright.array.formulas.gates import MODES
 from graphwright.array.spec import Dim
-from graphwright.ops.gate import MODES
 from graphwright.program import Program
 
 HEADS, DIM, NEURONS, OUT, TOKENS = 3, 4, 8, 5, 7

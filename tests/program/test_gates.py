@@ -10,9 +10,9 @@ from axis_samples import traced
 from fixtures import tiny_llama
 from fixtures.gated import central, junction_edges, random_dag
 from graphwright import nn
+from graphwright.array.formulas.gates import KINDS, MODES
 from graphwright.errors import UsageError
 from graphwright.graph import StaleHandle
-from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate, GateNotAllowed, NotZeroPreserving, Program
 from seeds import deep
 

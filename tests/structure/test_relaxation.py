@@ -11,10 +11,10 @@ from scipy.special import expit
 
 from graphwright import structure as st
 from graphwright.array import from_numpy
+from graphwright.array.formulas.gates import KINDS, MODES
 from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
-from graphwright.ops.gate import KINDS, MODES
 from graphwright.program import DeadGate
 from graphwright.structure.relaxation import decision, open_probability
 

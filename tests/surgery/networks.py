@@ -10,7 +10,7 @@ import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import evolve as ev
 from graphwright import nn
-from graphwright.evolve.neurons.engine import program as genomes
+from graphwright.evolve.neurons import program as genomes
 from graphwright.models.open import config_from, create
 from graphwright.progress import Progress
 

@@ -1,7 +1,4 @@
-"""Random numbers by Philox 4x32-10, keyed by (seed, stream, step): the same on every machine and in every order.
-
-Source: Salmon et al. 2011, "Parallel Random Numbers: As Easy as 1, 2, 3", section 4.3.
-"""
+"""Random numbers by Philox 4x32-10, keyed by (seed, stream, step): the same on every machine and in every order."""
 
 from __future__ import annotations
 
@@ -9,25 +6,16 @@ from hashlib import blake2b
 
 import numpy as np
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
-_LOW = np.uint64(0xFFFFFFFF)
+from graphwright.array.formulas.philox import LOW
+from graphwright.array.formulas.philox import philox as _rounds
+
+_SHIFT = np.uint64(32)
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
     """Ten rounds over counters uint32 [n, 4] with a key of two 32-bit words: uint32 [n, 4]."""
-    c = [counter[:, i].astype(np.uint64) for i in range(4)]
-    k0, k1 = key
-    for _ in range(10):
-        p0, p1 = _M0 * c[0], _M1 * c[2]
-        c = [
-            (p1 >> np.uint64(32)) ^ c[1] ^ np.uint64(k0),
-            p1 & _LOW,
-            (p0 >> np.uint64(32)) ^ c[3] ^ np.uint64(k1),
-            p0 & _LOW,
-        ]
-        k0, k1 = (k0 + _W0) & 0xFFFFFFFF, (k1 + _W1) & 0xFFFFFFFF
-    return np.stack(c, axis=1).astype(np.uint32)
+    words = _rounds(*(counter[:, i].astype(np.uint64) for i in range(4)), *map(np.uint64, key))
+    return np.stack(words, axis=1).astype(np.uint32)
 
 
 def stream_of(name: str) -> int:
@@ -36,21 +24,21 @@ def stream_of(name: str) -> int:
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N words uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
+    """n random uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
-    counter[:, 0], counter[:, 1] = blocks & _LOW, blocks >> np.uint64(32)
+    counter[:, 0], counter[:, 1] = blocks & LOW, blocks >> _SHIFT
     counter[:, 2], counter[:, 3] = stream & 0xFFFFFFFF, step & 0xFFFFFFFF
     return philox(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)).reshape(-1)[:n]
 
 
 def uniform(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N float32 in [0, 1), multiples of 2⁻²⁴."""
+    """n float32 in [0, 1), multiples of 2⁻²⁴."""
     return (bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N standard normals float32 by Box and Muller on pairs, computed in float64."""
+    """n samples of N(0, 1), float32, by the Box-Muller transform of pairs, computed in float64."""
     words = bits(n + n % 2, seed=seed, stream=stream, step=step) >> np.uint32(8)
     u1, u2 = (words[0::2].astype(np.float64) + 1) * 2.0**-24, words[1::2].astype(np.float64) * 2.0**-24
     radius, angle = np.sqrt(-2 * np.log(u1)), 2 * np.pi * u2
@@ -58,12 +46,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³² · range)."""
+    """n int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³²·range)."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
-    return low + ((words * np.uint64(high - low)) >> np.uint64(32)).astype(np.int64)
+    return low + ((words * np.uint64(high - low)) >> _SHIFT).astype(np.int64)
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """N standard Gumbel values float32: -ln(-ln u), u on the 24-bit grid, never 0 or 1."""
+    """n samples of the standard Gumbel distribution, float32: -ln(-ln u), with u on the 24-bit grid, never 0 or 1."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

@@ -6,7 +6,7 @@ the dtype and device of the result; dtype and device default to its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -171,41 +171,24 @@ def full_like(
     return full(x.shape, value, kind, requires_grad, device=there, out=out)
 
 
-def zeros_like(
-    x: Tensor,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make a tensor of zeros with the shape of `x`, and its dtype and device unless given."""
-    return full_like(x, 0, dtype, requires_grad, device=device, out=out)
+def _like_factory(factory: Callable[..., Tensor]):  # the type is inferred: Callable would lose the keywords
+    def made_like(
+        x: Tensor,
+        dtype: object = None,
+        requires_grad: bool = False,
+        *,
+        device: Device | str | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        kind, there = like(x, dtype, device, out)
+        return factory(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
+
+    made_like.__name__ = made_like.__qualname__ = f"{factory.__name__}_like"
+    made_like.__doc__ = f"Call `{factory.__name__}` for the shape of `x`, and its dtype and device unless given."
+    return made_like
 
 
-def ones_like(
-    x: Tensor,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make a tensor of ones with the shape of `x`, and its dtype and device unless given."""
-    return full_like(x, 1, dtype, requires_grad, device=device, out=out)
-
-
-def empty_like(
-    x: Tensor,
-    dtype: object = None,
-    requires_grad: bool = False,
-    *,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make an uninitialised tensor with the shape of `x`, and its dtype and device unless given."""
-    kind, there = like(x, dtype, device, out)
-    return empty(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
+zeros_like, ones_like, empty_like = _like_factory(zeros), _like_factory(ones), _like_factory(empty)
 
 
 def eye(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 from weakref import ref
 
 import numpy as np
 import numpy.typing as npt
 
-from graphwright.array import Device, NDArray, bfloat16, dtype, float16, float32, float64, int64, names_device
+from graphwright.array import Device, DType, NDArray, bfloat16, dtype, float16, float32, float64, int64, names_device
 from graphwright.array.layout import Shape
 from graphwright.autograd import engine, functions, indexing
 from graphwright.autograd.apply import NO_HOOKS, TensorBase, apply, result_class, scalar
@@ -24,6 +24,35 @@ from graphwright.ops.axes import axes_of, axis_of
 
 Axes = int | Shape | None
 ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul", "neg"))
+
+
+def _reduction(op: str, doc: str):  # the types of these factories are inferred: Callable would lose the keywords
+    def reduce(self: Tensor, axis: Axes = None, keepdims: bool = False) -> Tensor:
+        return call(op, self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
+
+    return _named(reduce, op, doc)
+
+
+def _in_place(op: str):
+    def write(self: Tensor, other: Any) -> Tensor:
+        return call(op, self, other, out=self)
+
+    return _named(write, f"{op}_", f"Run `{op}` with `other` in place; see `autograd.inplace`.")
+
+
+def _cast_to(kind: DType):
+    def cast(self: Tensor) -> Tensor:
+        return self.to(kind)
+
+    return _named(cast, kind.name, f"Cast to {kind.name}.")
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def _named(method: _Method, name: str, doc: str) -> _Method:
+    method.__name__, method.__qualname__, method.__doc__ = name, f"Tensor.{name}", doc
+    return method
 
 
 @result_class
@@ -130,25 +159,8 @@ class Tensor(TensorBase, OpMethods):
         kind = dtype(to)
         return self if kind is self.dtype else call("cast", self, dtype=kind)
 
-    def double(self) -> Tensor:
-        """Cast to float64."""
-        return self.to(float64)
-
-    def float(self) -> Tensor:
-        """Cast to float32."""
-        return self.to(float32)
-
-    def half(self) -> Tensor:
-        """Cast to float16."""
-        return self.to(float16)
-
-    def bfloat16(self) -> Tensor:
-        """Cast to bfloat16."""
-        return self.to(bfloat16)
-
-    def long(self) -> Tensor:
-        """Cast to int64."""
-        return self.to(int64)
+    double, float, half = _cast_to(float64), _cast_to(float32), _cast_to(float16)
+    bfloat16, long = _cast_to(bfloat16), _cast_to(int64)
 
     # -- operators: numbers may stand on either side -----------------------------------------------------------------
     def __add__(self, other: Any) -> Tensor:
@@ -258,41 +270,14 @@ class Tensor(TensorBase, OpMethods):
     masked_fill = functions.masked_fill
 
     # -- reductions: over all axes by default ------------------------------------------------------------------------
-    def sum(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """Σ over axes."""
-        return self._reduce("sum", axis, keepdims)
-
-    def mean(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """Mean over axes."""
-        return self._reduce("mean", axis, keepdims)
-
-    def prod(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """Π over axes."""
-        return self._reduce("prod", axis, keepdims)
-
-    def amax(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """Largest entry over axes; ties share the gradient."""
-        return self._reduce("amax", axis, keepdims)
-
-    def amin(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """Smallest entry over axes; ties share the gradient."""
-        return self._reduce("amin", axis, keepdims)
-
-    def any(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """True if some entry is not 0."""
-        return self._reduce("any", axis, keepdims)
-
-    def all(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """True if no entry is 0."""
-        return self._reduce("all", axis, keepdims)
-
-    def logsumexp(self, axis: Axes = None, keepdims: bool = False) -> Tensor:
-        """ln Σ eˣ over axes."""
-        return self._reduce("logsumexp", axis, keepdims)
-
-    def _reduce(self, op: str, axis: Axes, keepdims: bool) -> Tensor:
-        return call(op, self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
-
+    sum = _reduction("sum", "Σ over axes.")
+    mean = _reduction("mean", "Mean over axes.")
+    prod = _reduction("prod", "Π over axes.")
+    amax = _reduction("amax", "Largest entry over axes; ties share the gradient.")
+    amin = _reduction("amin", "Smallest entry over axes; ties share the gradient.")
+    any = _reduction("any", "True if some entry is not 0.")
+    all = _reduction("all", "True if no entry is 0.")
+    logsumexp = _reduction("logsumexp", "ln Σ eˣ over axes.")
     var, std, norm = functions.var, functions.std, functions.norm
 
     @overload
@@ -464,21 +449,7 @@ class Tensor(TensorBase, OpMethods):
     index_select, index_add, nonzero = indexing.index_select, indexing.index_add, indexing.nonzero
 
     # -- in-place writes: see `autograd.inplace` -----------------------------------------------------------------------
-    def add_(self, other: Any) -> Tensor:
-        """Add in place."""
-        return call("add", self, other, out=self)
-
-    def sub_(self, other: Any) -> Tensor:
-        """Subtract in place."""
-        return call("sub", self, other, out=self)
-
-    def mul_(self, other: Any) -> Tensor:
-        """Multiply in place."""
-        return call("mul", self, other, out=self)
-
-    def div_(self, other: Any) -> Tensor:
-        """Divide in place."""
-        return call("div", self, other, out=self)
+    add_, sub_, mul_, div_ = _in_place("add"), _in_place("sub"), _in_place("mul"), _in_place("div")
 
     def copy_(self, other: Tensor) -> Tensor:
         """Overwrite with a tensor, broadcast to this shape and cast to this dtype."""

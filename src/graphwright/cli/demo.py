@@ -57,10 +57,10 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Show the main features on the bundled model in twelve chapters.
+    """Show the main features in twelve chapters.
 
-    Open, draw, measure, diagnose, cut, undo, prune, export, add a skip, train, export, undo. Writes report.html,
-    model.html, model.svg, receipt.json, and the pruned, exported and saved models.
+    On the bundled model: open, draw, measure, diagnose, cut, undo, prune, export, add a skip, train, export, undo.
+    Writes report.html, model.html, model.svg, receipt.json, and the pruned, exported and saved models.
     """
     from graphwright.files import atomic_directory
 

@@ -46,7 +46,7 @@ def edit(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Edit a model: cut, connect, insert, set, replay, undo; or print the journal.
+    """Cut, connect, insert, set, replay, undo; or the journal.
 
     The edits of one call are one journal entry. Prints version and hashes.
     """

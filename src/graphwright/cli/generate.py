@@ -53,7 +53,7 @@ def generate(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Continue a text, by greedy decoding unless a temperature is given."""
+    """Continue a text; greedy unless a temperature is given."""
     from graphwright.models import open
 
     set_threads(threads)

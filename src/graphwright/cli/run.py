@@ -20,7 +20,7 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Print the most likely next tokens, and statistics of inner values."""
+    """Print the most likely next tokens, and inner values."""
     import numpy as np
 
     from graphwright.models import open

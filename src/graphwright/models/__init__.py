@@ -12,6 +12,7 @@ from graphwright.models.errors import (
     ExportLevelImpossible,
     ModelNotFound,
     PromptError,
+    SequenceReleased,
     StaleCache,
     TensorMismatch,
     TokenizerMismatch,
@@ -27,7 +28,6 @@ from graphwright.models.generation.sequence import Sequence
 from graphwright.models.inspect import Inspection
 from graphwright.models.model import Model
 from graphwright.models.open import inspect_path, open, resolve
-from graphwright.program import ValueReleased
 
 __all__ = [
     "Architecture",
@@ -48,13 +48,13 @@ __all__ = [
     "Sampling",
     "SamplingRequest",
     "Sequence",
+    "SequenceReleased",
     "StaleCache",
     "StaticCache",
     "TensorMismatch",
     "TokenizerMismatch",
     "UnsupportedArchitecture",
     "UnsupportedDType",
-    "ValueReleased",
     "VerificationFailed",
     "WeightKey",
     "architectures",

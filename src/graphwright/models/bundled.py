@@ -41,11 +41,8 @@ def bundled() -> Path:
     """Directory of the bundled model. Raises: ModelNotFound if the package was built without it."""
     directory = Path(__file__).parent / "data" / "pydoc-llama"
     if not (directory / "config.json").is_file():
-        raise ModelNotFound(
-            "this build of the package has no bundled model",
-            where=str(directory),
-            fix="python examples/train_bundled.py --out DIR trains it",
-        )
+        raise ModelNotFound("this build of the package has no bundled model", where=str(directory),
+                            fix="python examples/train_bundled.py --out DIR trains it")  # fmt: skip
     return directory
 
 

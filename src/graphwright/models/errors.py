@@ -61,6 +61,10 @@ class BlockError(UsageError):
     """A block is free, or belongs to another pool."""
 
 
+class SequenceReleased(UsageError):
+    """A sequence or snapshot of a paged cache was used after its release."""
+
+
 class ExportError(GraphwrightError):
     """An export failed; nothing was written."""
 

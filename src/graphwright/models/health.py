@@ -28,19 +28,13 @@ def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) 
     if np.isfinite(result.max(initial=0)) and np.isfinite(result.min(initial=0)):
         return
     for key, count, first in non_finite(p):
-        raise NonFinite(
-            "the logits are not finite, because a weight is not",
-            where=key,
-            got=f"{count} values, the first at {first}",
-            fix=f"e.set_weight({key!r}, np.nan_to_num), or restore the file",
-        )
+        raise NonFinite("the logits are not finite, because a weight is not", where=key,
+                        got=f"{count} values, the first at {first}",
+                        fix=f"e.set_weight({key!r}, np.nan_to_num), or restore the file")  # fmt: skip
     where = None if ids is None else first_bad_node(p, ids)
-    raise NonFinite(
-        "the logits are not finite, but all weights are",
-        where=where,
-        got=f"max {result.max()}, min {result.min()}",
-        fix="an edit or an activation overflows: program.run(...).value(path) shows it",
-    )
+    raise NonFinite("the logits are not finite, but all weights are", where=where,
+                    got=f"max {result.max()}, min {result.min()}",
+                    fix="an edit or an activation overflows: program.run(...).value(path) shows it")  # fmt: skip
 
 
 def non_finite(p: Program) -> list[tuple[str, int, tuple[int, ...]]]:

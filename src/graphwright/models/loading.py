@@ -43,14 +43,9 @@ def match_keys(family: Architecture, dims: Any, checkpoint: Checkpoint, config: 
     if missing or unexpected or misshapen:
         lines = [*(f"missing: {k}" for k in missing), *(f"unexpected: {k}" for k in unexpected), *misshapen]
         shown = "\n  ".join(lines[:20]) + (f"\n  ... {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise TensorMismatch(
-            f"{len(lines)} tensors do not fit the {family.name} architecture:\n  {shown}",
-            where=str(config.path.parent),
-            missing=missing,
-            unexpected=unexpected,
-            misshapen=misshapen,
-            fix="compare config.json with the weights: graphwright inspect DIR --tensors",
-        )
+        raise TensorMismatch(f"{len(lines)} tensors do not fit the {family.name} architecture:\n  {shown}",
+                             where=str(config.path.parent), missing=missing, unexpected=unexpected, misshapen=misshapen,
+                             fix="compare config.json with the weights: graphwright inspect DIR --tensors")  # fmt: skip
     return keys
 
 
@@ -87,12 +82,8 @@ def mapped(checkpoint: Checkpoint, key: str) -> NDArray:
     info = checkpoint.info(key)
     kind: DType | None = BY_TAG.get(info.tag)
     if kind is None or not kind.is_float:  # integers are codes of a quantised checkpoint, not weights
-        raise UnsupportedDType(
-            "this dtype has no arithmetic",
-            where=key,
-            got=info.tag,
-            expected=", ".join(t for t, d in BY_TAG.items() if d.is_float),
-        )
+        raise UnsupportedDType("this dtype has no arithmetic", where=key, got=info.tag,
+                               expected=", ".join(t for t, d in BY_TAG.items() if d.is_float))  # fmt: skip
     file = checkpoint.file_of(key)
     storage = Storage.mapped(lambda: file.bytes(key), info.nbytes, CPU, file.check_mapped)
     return NDArray(storage, kind, tuple(info.shape))

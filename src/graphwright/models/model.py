@@ -25,7 +25,7 @@ from graphwright.models.metrics import bits_per_byte
 from graphwright.models.quantize import quantize
 from graphwright.models.saved import save_model
 from graphwright.models.tokenizer import special_ids
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -148,17 +148,15 @@ class Model:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
             feeds["positions"] = np.ascontiguousarray(default if positions is None else positions)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
-        plan = plan_for(p, {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}, ("logits",), freeze=True)
+        specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
+        plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True))
         result: NDArray = plan(feeds)["logits"]
         host = result.to_numpy("float32")
         if host.ndim != 3 or host.shape[:2] != ids.shape:
-            raise ShapeError(
-                "the output `logits` does not have one row of scores per token",
-                where=self.program.path(self.program.output("logits")),
-                expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]",
-                got=list(host.shape),
-                fix="model.program.run(...) returns outputs of any shape",
-            )
+            raise ShapeError("the output `logits` does not have one row of scores per token",
+                             where=self.program.path(self.program.output("logits")),
+                             expected=f"[{ids.shape[0]}, {ids.shape[1]}, V]", got=list(host.shape),
+                             fix="model.program.run(...) returns outputs of any shape")  # fmt: skip
         check_finite(self.program, host, ids)
         return host
 

@@ -147,12 +147,9 @@ def compare_onnx(
         short = rows.max(-1) - rows[np.arange(len(rows)), tokens[: len(rows)]]
         if not short.max(initial=0) <= 2 * TOLERANCE * scale:
             at = int(short.argmax())
-            raise VerificationFailed(
-                "onnxruntime gives another token than the program",
-                where=f"{path.name}, token {at} after a prompt",
-                expected=int(tokens[at]),
-                got=int(rows[at].argmax()),
-            )
+            raise VerificationFailed("onnxruntime gives another token than the program",
+                                     where=f"{path.name}, token {at} after a prompt", expected=int(tokens[at]),
+                                     got=int(rows[at].argmax()))  # fmt: skip
     import onnxruntime
 
     return {"onnxruntime": onnxruntime.__version__, "max_abs": worst, "max_rel": worst / scale, "tol": TOLERANCE}
@@ -215,11 +212,9 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
         unsupported = {n: why for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None}
         if unsupported:
             lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in unsupported.items()]
-            raise ExportError(
-                f"ONNX cannot express {len(unsupported)} nodes:\n  " + "\n  ".join(lines),
-                where=twin.path(next(iter(unsupported))),
-                got=", ".join(dict.fromkeys(twin.op(n) for n in unsupported)),
-            )
+            raise ExportError(f"ONNX cannot express {len(unsupported)} nodes:\n  " + "\n  ".join(lines),
+                              where=twin.path(next(iter(unsupported))),
+                              got=", ".join(dict.fromkeys(twin.op(n) for n in unsupported)))  # fmt: skip
         if not bare:
             return twin
         twin.expand(bare)

@@ -52,10 +52,6 @@ def read_facts(directory: Path) -> dict[str, Any]:
         got = facts.get("schema") if isinstance(facts, dict) else type(facts).__name__
         raise ConfigError("model.json has another schema", where=str(path), expected=1, got=got)
     if not all(isinstance(k, str) for k in keys.values()) or facts.get("compute") not in _COMPUTE:
-        raise ConfigError(
-            "model.json is damaged",
-            where=str(path),
-            expected=f"compute {' or '.join(_COMPUTE)}",
-            got=facts.get("compute"),
-        )
+        raise ConfigError("model.json is damaged", where=str(path), expected=f"compute {' or '.join(_COMPUTE)}",
+                          got=facts.get("compute"))  # fmt: skip
     return facts

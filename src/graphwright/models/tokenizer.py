@@ -152,12 +152,9 @@ def _valid(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise PromptError(
-            "the text contains a lone surrogate, which UTF-8 cannot encode",
-            where=f"character {error.start}",
-            got=repr(text[error.start]),
-            fix="text.encode('utf-8', 'replace').decode()",
-        ) from error
+        raise PromptError("the text contains a lone surrogate, which UTF-8 cannot encode",
+                          where=f"character {error.start}", got=repr(text[error.start]),
+                          fix="text.encode('utf-8', 'replace').decode()") from error  # fmt: skip
     return text
 
 

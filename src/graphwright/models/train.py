@@ -54,7 +54,7 @@ class TrainOptions:
     def __post_init__(self) -> None:
         for name, least in (("steps", 1), ("batch", 1), ("window", 1), ("clip", 0)):
             if not getattr(self, name) >= least:
-                raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=getattr(self, name))
+                raise UsageError(f"{name} is out of range", expected=f">= {least}", got=getattr(self, name))
         if not self.lr > 0:
             raise UsageError("lr is out of range", expected="> 0", got=self.lr)
 
@@ -97,12 +97,8 @@ class Trainer:
         self.model, self.options = model, options
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
         if len(self.ids) < options.window + 1:
-            raise UsageError(
-                "the training text is shorter than one window",
-                expected=f"> {options.window} tokens",
-                got=len(self.ids),
-                fix="give a longer text, or a smaller window",
-            )
+            raise UsageError("the training text is shorter than one window", expected=f"> {options.window} tokens",
+                             got=len(self.ids), fix="give a longer text, or a smaller window")  # fmt: skip
         self.optimizer = AdamW(
             model, options.lr, options.betas, options.eps, options.weight_decay, decay_matrices_only=True
         )
@@ -140,12 +136,8 @@ class Trainer:
             made.seconds = perf_counter() - started
             made.steps_done = self.done
             if not np.isfinite(loss):
-                raise NonFinite(
-                    "the loss is not finite",
-                    where=f"step {self.done}",
-                    got=loss,
-                    fix="use a smaller lr, or clip=1.0; undo() reverts the training",
-                )
+                raise NonFinite("the loss is not finite", where=f"step {self.done}", got=loss,
+                                fix="use a smaller lr, or clip=1.0; undo() reverts the training")  # fmt: skip
             if report is not None:
                 facts = {"loss": loss, "lr": self.optimizer.lr, "tokens/s": made.tokens_per_s}
                 report(Progress("training", self.done, r.steps, facts))

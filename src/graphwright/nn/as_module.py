@@ -57,7 +57,7 @@ class _TorchAdapter:
         if isinstance(target, Program):
             program, planned = target, compile(target)
             self.call = lambda *xs: _only(program(**dict(zip(names, xs, strict=True))))
-            self.infer = lambda *xs: planned(dict(zip(names, xs, strict=True)))
+            self.infer = lambda *xs: _only(planned(dict(zip(names, xs, strict=True))))
         self.keys: list[Any] | None = None
 
     def torch(self) -> Any:

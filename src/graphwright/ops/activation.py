@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
+from functools import partial
+from typing import Any
 
+from graphwright.array.formulas import activations, specialise
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
+
+_OPS = {"absolute": "abs", **{name: name for name in ("erf", "exp", "log1p", "sigmoid", "tanh")}}
+_FORMULAS: Any = specialise(
+    activations,
+    {name: partial(call, op) for name, op in _OPS.items()} | {"maximum": lambda x, zero: call("relu", x)},
+)
+"""`array.formulas.activations` on tensors; the only maximum there is that with 0."""
 
 
 class Activation(UnaryFloat):
@@ -27,7 +36,7 @@ class Sigmoid(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * (outs[0] * (1.0 - outs[0])),)
+        return (g * _FORMULAS.sigmoid_slope(None, outs[0]),)
 
 
 @op("tanh")
@@ -40,7 +49,7 @@ class Tanh(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * (1.0 - outs[0] * outs[0]),)
+        return (g * _FORMULAS.tanh_slope(None, outs[0]),)
 
 
 @op("silu")
@@ -52,12 +61,11 @@ class Silu(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        s = call("sigmoid", ins[0])
-        return (g * (s * (1.0 + ins[0] * (1.0 - s))),)
+        return (g * _FORMULAS.silu_slope(ins[0], None),)
 
     @staticmethod
     def expand(ins, attrs):
-        return ins[0] * call("sigmoid", ins[0])
+        return _FORMULAS.silu(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):
@@ -79,7 +87,7 @@ class SwiGlu(Binary):
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         s = call("sigmoid", a)
-        da = g * b * (s * (1.0 + a * (1.0 - s))) if needs[0] else None
+        da = g * b * _FORMULAS.silu_slope_of(a, s) if needs[0] else None
         return da, g * (a * s) if needs[1] else None
 
     @staticmethod
@@ -175,13 +183,8 @@ class Gelu(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        x = ins[0]
-        if attrs["approximate"] == "none":
-            cdf = 0.5 * (1.0 + call("erf", x * (0.5**0.5)))
-            return (g * (cdf + x * call("exp", x * x * -0.5) * (2 * np.pi) ** -0.5),)
-        k = (2 / np.pi) ** 0.5
-        t = call("tanh", k * (x + 0.044715 * (x * x * x)))
-        return (g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * k * (1.0 + 0.134145 * (x * x))),)
+        slope = _FORMULAS.gelu_slope if attrs["approximate"] == "none" else _FORMULAS.gelu_tanh_slope
+        return (g * slope(ins[0], None),)
 
     @staticmethod
     def sample(rng):
@@ -189,11 +192,7 @@ class Gelu(Activation):
 
     @staticmethod
     def expand(ins, attrs):
-        x = ins[0]
-        if attrs["approximate"] == "none":
-            return x * (0.5 * (1.0 + call("erf", x * (0.5**0.5))))
-        inner = (2 / np.pi) ** 0.5 * (x + 0.044715 * (x * x * x))
-        return 0.5 * x * (1.0 + call("tanh", inner))
+        return (_FORMULAS.gelu if attrs["approximate"] == "none" else _FORMULAS.gelu_tanh)(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):
@@ -213,7 +212,7 @@ class Softplus(Activation):
 
     @staticmethod
     def expand(ins, attrs):
-        return call("relu", ins[0]) + call("log1p", call("exp", -call("abs", ins[0])))
+        return _FORMULAS.softplus(ins[0])
 
 
 @op("logsigmoid")
@@ -244,12 +243,11 @@ class Sech(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (-(g * (outs[0] * call("tanh", ins[0]))),)
+        return (g * _FORMULAS.sech_slope(ins[0], outs[0]),)
 
     @staticmethod
     def expand(ins, attrs):
-        e = call("exp", -call("abs", ins[0]))
-        return (e + e) / (1.0 + e * e)
+        return _FORMULAS.sech(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):

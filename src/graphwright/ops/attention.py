@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import numpy as np
@@ -14,8 +15,8 @@ from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import call
 from graphwright.ops.emit import literal
-from graphwright.ops.onnx import OnnxUse, numpy_dtype
-from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
+from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op
 from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
@@ -157,6 +158,12 @@ class RopeLonger:
 ROPE_STYLES = ("half", "interleaved")
 
 
+def _rope_node(u: OnnxUse) -> str:
+    rotated, width = 2 * int(u.ins[1].shape[-1]), int(u.ins[0].shape[-1])
+    part = {"rotary_embedding_dim": rotated} if rotated < width else {}
+    return u("RotaryEmbedding", *u.names, interleaved=int(u.attrs["style"] == "interleaved"), **part)
+
+
 @op("rope")
 class Rope:
     """(a, b) -> (a·cos - b·sin, b·cos + a·sin) for pairs of entries of x [B, H, T, D]: rotary position embedding.
@@ -166,6 +173,7 @@ class Rope:
     eq. 34).
     """
 
+    onnx_23 = WholeNode(all_float32, _rope_node)
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
     vm = moves_forms.ROPE
 
@@ -267,6 +275,31 @@ def _flops(q: Spec, k: Spec, v: Spec) -> int:
 _ATTRS = {"scale": ..., "causal": True, "window": None, "optional": ()}
 
 
+def _attention_node(u: OnnxUse) -> str:
+    a, (q, k) = u.attrs, u.ins[:2]
+    plain = a["window"] is None and not a["optional"] and q.shape[2] == k.shape[2]
+    if plain or not a["causal"]:
+        return u("Attention", *u.names[:3], is_causal=int(a["causal"]), scale=a["scale"])
+    return u("Attention", *u.names[:3], _onnx_mask(u), scale=a["scale"])
+
+
+def _onnx_mask(u: OnnxUse) -> str:
+    """Visible keys, bool [Tq, Tk]: `is_causal` aligns the first query with the first key, not the last ones."""
+    sizes = [u("Squeeze", u("Shape", name, start=2, end=3), u.ints(0)) for name in u.names[:2]]
+    rows, keys = (u("Range", u.ints_scalar(0), size, u.ints_scalar(1)) for size in sizes)
+    start = u.names[3] if u.attrs["optional"] else u("Sub", sizes[1], sizes[0])
+    queries = u("Unsqueeze", u("Add", rows, start), u.ints(1))
+    seen = u("LessOrEqual", keys, queries)
+    if u.attrs["window"] is None:
+        return seen
+    return u("And", seen, u("Less", u("Sub", queries, u.ints_scalar(u.attrs["window"])), keys))
+
+
+def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
+    # a query that sees no key gives 0 here and NaN there; only padding makes such queries
+    return all_float32(ins[:3], attrs) and "key_mask" not in attrs["optional"]
+
+
 @op("sdpa")
 class Sdpa:
     """softmax(scale · q kᵀ over visible keys) v: [B, H, Tq, Dv]; query head h reads key head h // (H / G).
@@ -276,6 +309,7 @@ class Sdpa:
     j > q_start + i - w: w keys, the query's own included. A query that sees no key gives 0.
     """
 
+    onnx_23 = WholeNode(_without_padding, _attention_node)
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
     traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
     vm = attention_forms.SDPA

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.dtype import int64
+from graphwright.array.formulas.gates import COLUMNS, KINDS
 from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, chain
@@ -19,11 +20,7 @@ from graphwright.ops.call import call
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Backward, floating
 
-COLUMNS = ("kind", "group", "state", "slot", "generation", "element", "cost")
-KINDS = ("scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice")
 NOISY = frozenset({"bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
-STATES = ("soft", "open", "closed", "frozen", "free")
-MODES = ("eval", "train", "soft", "hard", "open")
 _RUN = Spec((3,), int64)
 
 

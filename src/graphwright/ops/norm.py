@@ -18,7 +18,7 @@ from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, Correction, Dims, along_axis, axis_of, product, size
 from graphwright.ops.call import call
 from graphwright.ops.conv import grouped_channels
-from graphwright.ops.onnx import OnnxUse, numpy_dtype
+from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import floating, one_dtype
 
@@ -102,6 +102,12 @@ def _emit_norm(name: str, x: str, over: object, scale: Sequence[str], a: Mapping
     return f"{name}({x}, {over}, {named}{', ' if named else ''}eps={a['eps']!r})"
 
 
+def _rms_node(u: OnnxUse) -> str:
+    x, w = u.names
+    scale = u("Add", w, u.scalar(1.0)) if u.attrs["unit_offset"] else w
+    return u("RMSNormalization", x, scale, axis=-1, epsilon=u.attrs["eps"])
+
+
 @op("rms_norm")
 class RmsNorm:
     """x / √(mean(x², -1) + eps) · w; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
@@ -111,6 +117,7 @@ class RmsNorm:
     dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
     """
 
+    onnx_23 = WholeNode(all_float32, _rms_node)
     arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner"), _cost
     attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
     vm = forms.RMS_NORM

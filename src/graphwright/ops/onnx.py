@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from graphwright.array.dtype import DType
+from graphwright.array.dtype import DType, float32
 from graphwright.array.spec import Dim, Spec
 
 OPSET = 20
@@ -112,3 +112,8 @@ class WholeNode(NamedTuple):
 def same_operands(kind: str) -> OnnxRow:
     """One node that takes the op's operands and no attributes."""
     return lambda u: u(kind, *u.names)
+
+
+def all_float32(ins: Sequence[Spec], attrs: Mapping[str, Any]) -> bool:
+    """The uses that nodes of opset 23 are exact for: in other dtypes they round elsewhere."""
+    return all(spec.dtype is float32 for spec in ins)

@@ -21,7 +21,7 @@ from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
 from graphwright.optim.clip import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
-from graphwright.plan import Plan
+from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program import FeedError, Program
@@ -89,7 +89,7 @@ class CompiledStep:
         self._loss, self.inputs = loss, _specs(program, inputs, self._names)
         self._task = TrainingTask(self.inputs, reads, self._objective, self._trained, self._update, self.low)
         device = Device.parse(settings.device)
-        self._planning = {"executor": settings.executor, "device": device, "remat": settings.remat}
+        self._planning = CompileOptions(executor=settings.executor, device=device, remat=settings.remat)
         self._count = Variable(from_numpy(np.zeros((), np.float32)), name="accumulated")
         if settings.accumulate > 1:
             optimizer.extra_moments = (*dict.fromkeys((*optimizer.extra_moments, _SUM)),)
@@ -133,7 +133,9 @@ class CompiledStep:
             "accumulate": self.settings.accumulate,
             "autocast": None if self.low is None else self.low.name,
             "clip": self.settings.clip,
-            **{name: None if value is None else str(value) for name, value in self._planning.items()},
+            "executor": self._planning.executor,
+            "device": str(self._planning.device),
+            "remat": None if self._planning.remat is None else str(self._planning.remat),
         }
 
     # -- updates ----------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class CompiledStep:
                     made = kind(self.source, self._task)
             self._made, self._known = made, now
         if self._plan is None or self._plan.program is not self._made.program or not self._plan.fresh:
-            self._plan = plan_for(self._made.program, self.inputs, **self._planning)
+            self._plan = plan_for(self._made.program, self.inputs, None, self._planning)
         self._seen = (changes.count, training())
 
     def _trained(self) -> Iterable[Parameter]:

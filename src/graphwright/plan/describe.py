@@ -1,4 +1,4 @@
-"""What a plan says of itself in words and as JSON."""
+"""Descriptions of plans: nodes in words, tables as JSON, and the differences between two plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:
-    """What became of a node: instruction, slot, buffer, bytes and why."""
+    """Describe how a node was planned: instruction, slot, buffer, bytes, and why."""
     node = plan.program.node(ref)
     path = plan.program.path(node)
     if path in plan.pruned:
@@ -37,15 +37,15 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         choice = plan.choices[at]
         runs = choice.executor + (f", {choice.why}" if choice.why else "")
         lines.append(f"  instr {at}: {i.op}{' (' + i.why + ')' if i.why else ''} on {runs}")
-        lines += [f"  operand {place}: {text}" for place, s in enumerate(i.ins) if (text := _packed(plan, s))]
+        lines += [f"  operand {place}: {text}" for place, s in enumerate(i.ins) if (text := _folded_copy(plan, s))]
     made = [i for i in plan.folds.values() if i.node == node]
-    lines += [f"  {text}" for i in made if (text := _packed(plan, i.outs[0]))]
+    lines += [f"  {text}" for i in made if (text := _folded_copy(plan, i.outs[0]))]
     if not found:
         fired = next((f for f in plan.rewrites if f.node == path), None)
         lines.append(
             "  folded: computed once from frozen weights"
             if any(not i.why for i in made)
-            else f"  rewritten: {fired.rule}, {fired.into} stands for it"
+            else f"  rewritten: {fired.rule}, replaced by {fired.into}"
             if fired is not None
             else "  no instruction: a view"
         )
@@ -55,31 +55,31 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     return "\n".join(lines)
 
 
-def _packed(plan: Plan, slot: int) -> str:
-    """Where a slot shows a folded copy: of whose value."""
+def _folded_copy(plan: Plan, slot: int) -> str:
+    """Describe the value of a slot if it is a folded copy."""
     slots = plan.slots
     made = plan.folds.get(slots[slot].buffer)
     if made is None or not made.why:
         return ""
     copy = slots[made.outs[0]].spec
-    return f"a copy row by row of {plan.path(made.node)!r}, {copy}, {copy.nbytes} bytes, made once from frozen weights"
+    return f"a row-major copy of {plan.path(made.node)!r}, {copy}, {copy.nbytes} bytes, made once from frozen weights"
 
 
 def last_edit(plan: Plan, path: str) -> str:
-    """Why the node was last edited, or nothing."""
+    """The reason of the last edit of a node, or ""."""
     last = max(plan.program.blame(path), key=lambda entry: entry.seq, default=None)
     return "" if last is None else last.why
 
 
 def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
-    """What became of each node: its instructions, and per result buffer, bytes and segment."""
+    """Per node its instructions and segments, and per result its slot, buffer and bytes."""
     segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
     found: dict[str, dict[str, Any]] = {}
 
     def entry(name: str) -> dict[str, Any]:
         return found.setdefault(name, {"instrs": [], "segments": [], "results": [], "edit": last_edit(plan, name)})
 
-    for slot in plan.shown():
+    for slot in plan.result_slots():
         assert slot.value is not None
         row = {"port": slot.value.port, "slot": slot.index, "buffer": slot.buffer, "bytes": slot.spec.nbytes}
         entry(plan.path(slot.value.node))["results"].append(row)
@@ -91,13 +91,13 @@ def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """The tables, slots and buffers numbered as they are first used; no handle, address or time enters."""
+    """The tables, with slots and buffers numbered by first use; without handles, addresses or times."""
     slots, buffers = plan.slots, plan.buffers
     used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
     used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
     folds: dict[int, Instr] = {}
-    for s in used:  # which grows by what folded values are made of
-        made = plan.arranged.ledger.folds.get(slots[s].buffer)
+    for s in used:  # extended while it runs by the operands of folded values
+        made = plan.buffer_layout.builder.tables.folds.get(slots[s].buffer)
         if made is not None and made.outs[0] not in folds:
             folds[made.outs[0]] = made
             used += [*made.outs, *made.ins]
@@ -132,12 +132,12 @@ def tables(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PlanDiff:
-    """From an older plan to a newer one, by path of nodes, sorted.
+    """The differences from an older plan to a newer one, as sorted paths of nodes.
 
     Attributes:
-        added, removed: nodes that only one of the plans runs or shows.
+        added, removed: nodes that only the newer or only the older plan runs or views.
         changed: nodes whose instructions, operands, specs or executor differ.
-        moved: nodes that are the same otherwise, at another place in the arena.
+        moved: unchanged nodes at another offset of the arena.
         arena: bytes before and after.
         dispatches: before and after.
     """
@@ -150,11 +150,11 @@ class PlanDiff:
     dispatches: tuple[int, int]
 
     def __bool__(self) -> bool:
-        """False if the plans run the same."""
+        """False if the plans run the same instructions."""
         return bool(self.added or self.removed or self.changed)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON can have it."""
+        """The differences as JSON values."""
         lists = {name: list(getattr(self, name)) for name in ("added", "removed", "changed", "moved")}
         return {**lists, "arena": list(self.arena), "dispatches": list(self.dispatches)}
 
@@ -166,7 +166,7 @@ class PlanDiff:
 
 
 def compare(old: Plan, new: Plan) -> PlanDiff:
-    """The differences between two plans, of one program at two versions or of two programs."""
+    """Compare two plans, of one program at two versions or of two programs."""
     before, after = _signatures(old), _signatures(new)
     there, here = _places(old), _places(new)
     both = before.keys() & after.keys()
@@ -182,30 +182,30 @@ def compare(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _signatures(plan: Plan) -> dict[str, list[Any]]:
-    """Per node what it runs and on what, by names; no position, buffer or address enters."""
+    """Per node its instructions and operands by name; without positions, buffers or addresses."""
     found: dict[str, list[Any]] = {}
     path = plan.path
 
     def names(slots: tuple[int, ...]) -> list[str]:
         return [_name(plan, s) for s in slots]
 
-    for slot in plan.shown():
+    for slot in plan.result_slots():
         if slot.value is not None and slot.base != slot.index:
             found.setdefault(path(slot.value.node), []).append(["view", str(slot.spec), _name(plan, slot.base)])
     for instr, choice in zip(plan.instrs, plan.choices, strict=True):
         row = [instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs), choice.executor, instr.why]
         found.setdefault(path(instr.node), []).append(row)
-    for instr in plan.folding():
-        if not instr.why:  # a copy shows in the names of who reads it
+    for instr in plan.folding:
+        if not instr.why:  # a copy is part of the names of its readers
             row = ["folded", instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs)]
             found.setdefault(path(instr.node), []).append(row)
     return found
 
 
 def _name(plan: Plan, slot: int) -> str:
-    """What a slot shows: whose memory, with spec, strides and offset."""
+    """The name of a slot: the owner of its memory, spec, strides and offset."""
     row = plan.slots[slot]
-    owner, packed = plan.slots[row.base].value, plan.arranged.ledger.folds.get(row.buffer)
+    owner, packed = plan.slots[row.base].value, plan.buffer_layout.builder.tables.folds.get(row.buffer)
     where = (
         f"{plan.path(owner.node)}:{owner.port}"
         if owner is not None
@@ -219,7 +219,7 @@ def _name(plan: Plan, slot: int) -> str:
 def _places(plan: Plan) -> dict[str, list[int]]:
     """Offsets in the arena of a node's results."""
     found: dict[str, list[int]] = {}
-    for slot in plan.shown():
+    for slot in plan.result_slots():
         buffer = plan.buffers[slot.buffer]
         if slot.value is not None and buffer.kind in ARENA:
             found.setdefault(plan.path(slot.value.node), []).append(buffer.offset)

@@ -1,4 +1,4 @@
-"""What can go wrong when a plan is made, asked or run."""
+"""Errors of planning and running plans."""
 
 from __future__ import annotations
 
@@ -20,17 +20,21 @@ if TYPE_CHECKING:
     from graphwright.program import Program
 
 
-def place_of(plan: Any, column: str, i: Any, count: int) -> int:
-    """An index into one of a plan's columns, of so many rows. Raises: UsageError for one that names no row."""
+def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
+    """An index into a column of a plan with `count` rows. Raises: UsageError for one out of range."""
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
     raise UsageError(
-        f"no such place in plan.{column}",
+        f"index out of range for plan.{column}",
         where=plan.program.name,
         expected=f"0..{count - 1}" if count else "nothing: it is empty",
         got=repr(i),
         fix=f"plan.{column} lists them",
     )
+
+
+class StalePlan(ComputeError):
+    """An assumption of the plan no longer holds: the value of a constant, or the shape of a weight."""
 
 
 class StepTorn(ComputeError):
@@ -47,17 +51,17 @@ class StepTorn(ComputeError):
             where=cause.where,
             got=cause.got,
             expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy; a Executable(plan, safe=True) keeps one",
+            fix="restore these states from a copy; an Executable(plan, safe=True) keeps one",
         )
         self.failure, self.keys = cause, keys
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device, as the host learns when it waits: before the commit, or at a read."""
+    """An instruction failed on the device; the host notices when it waits, before the commit or at a read."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
-        """This failure of a node's kernel."""
+        """The failure of a node's kernel."""
         known = kernel_error(op, ins, error, path)
         made = cls(f"an instruction failed on the device: {known.what}", where=known.where, got=known.got)
         if node in program.graph:
@@ -66,11 +70,11 @@ class DeviceFailed(ComputeError):
 
 
 class OutOfMemory(ComputeError):
-    """There is no room for a plan's arena, or for a value of a program; plans that have their arena go on.
+    """Too little memory for a plan's arena, or for a value of a program; plans with an arena still run.
 
     Attributes:
-        needed: bytes of the arena; of the largest value alone, where nothing was planned.
-        lower_bound: the least that any layout of the plan takes.
+        needed: bytes of the arena, or of the largest value if nothing was planned.
+        lower_bound: minimum bytes of any layout.
         largest: (bytes, path of the node) of the largest buffers.
     """
 
@@ -78,20 +82,20 @@ class OutOfMemory(ComputeError):
         self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...], **facts: Unpack[Facts]
     ) -> None:
         facts.setdefault("got", "; ".join(f"{path} {size:,}" for size, path in largest))
-        facts.setdefault("fix", "a smaller batch, remat=bytes, or rows in parts")
+        facts.setdefault("fix", "a smaller batch, remat=bytes, or parts of the batch")
         super().__init__(what, **facts)
         self.needed, self.lower_bound, self.largest = needed, lower_bound, largest
 
     @classmethod
     def of_arena(cls, plan: Plan, device: Device) -> Self:
-        """There is no room for this plan's arena."""
+        """The error for this plan's arena."""
         first: dict[int, str] = {}
-        for slot in plan.shown():
+        for slot in plan.result_slots():
             assert slot.value is not None
             first.setdefault(slot.buffer, plan.path(slot.value.node))
         largest = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
         return cls(
-            f"no room for the plan's arena on {device}",
+            f"out of memory for the plan's arena on {device}",
             needed=plan.arena_bytes,
             lower_bound=plan.lower_bound,
             largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest),

@@ -1,25 +1,35 @@
-"""Plan: the tables of one program for given input shapes. Immutable and shareable; memory belongs to a Executable."""
+"""Plan: a program as tables for given input shapes. Immutable and shareable; an `Executable` holds the memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import pairwise
 from json import dumps
-from typing import TYPE_CHECKING, Any, NamedTuple
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU
-from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.describe import explain, nodes, tables
-from graphwright.plan.errors import place_of
+from graphwright.array import backend
+from graphwright.errors import UsageError
+from graphwright.plan.describe import PlanDiff, compare, explain, nodes, tables
+from graphwright.plan.errors import StalePlan, checked_index
+from graphwright.plan.options import ATEN, VM, CompileOptions
 from graphwright.plan.planning.buffer_layout import aligned
-from graphwright.plan.planning.executors import ATEN, CAPTURE, VM
 from graphwright.plan.planning.fusion import cuts
+from graphwright.plan.planning.hazards import CAPTURED, Region, regions
+from graphwright.plan.planning.native import loops
+from graphwright.plan.planning.planner import lay_out
+from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.rewrites import BY_VALUE
+from graphwright.plan.profile import Profile, profile
+from graphwright.plan.running.capture import CaptureExecutable
+from graphwright.plan.running.executable import BoundCall, Executable, check_override
+from graphwright.plan.running.override import Kernel, Override, override
 from graphwright.plan.table import (
     ARENA,
     CONST,
@@ -33,400 +43,104 @@ from graphwright.plan.table import (
     Buffer,
     DispatchSchedule,
     Firing,
+    PlanSlice,
     Segment,
 )
+from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray, Spec
+    from graphwright.array import NDArray, Spec
     from graphwright.autograd import Variable
     from graphwright.graph import NodeId
-    from graphwright.plan.describe import PlanDiff
     from graphwright.plan.planning.buffer_layout import BufferLayout, Patched
     from graphwright.plan.planning.executors import ExecutorChoice
-    from graphwright.plan.planning.hazards import Region
     from graphwright.plan.planning.records import NodeRecord
-    from graphwright.plan.profile import Profile
-    from graphwright.plan.running.executable import BoundCall
-    from graphwright.plan.running.override import Kernel, Override
-    from graphwright.plan.table import (
-        Instr,
-        Slot,
-    )
+    from graphwright.plan.table import Instr, Slot
     from graphwright.program import Program, Value
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """How a plan was asked for.
-
-    Attributes:
-        freeze: weights will not change under the plan's feet: conversions of them are made once per weight version.
-        rewrites: "exact" (the same bits with less work), "fast" (also what rounds otherwise, each use with its bound in
-            `plan.rewrites`) or "none" (one row per node).
-        layout: "reuse" (dead memory is used again) or "naive" (every buffer its own place, to compare with).
-        watch: names of nodes whose values are kept readable.
-        executor: "aten" (the bits of a run), "vm" (all that it has a form for), "auto" (what is small enough), or on a
-            device with graphs "capture" (which "auto" is there).
-        device: where it runs.
-        remat: most bytes of the arena: values are computed again instead of kept until it fits.
-        poison: its workspaces fill dead memory with NaN, see `Executable`.
-    """
-
-    freeze: bool = False
-    rewrites: str = "exact"
-    layout: str = "reuse"
-    watch: tuple[str, ...] = ()
-    executor: str = "aten"
-    device: Device = CPU
-    remat: int | None = None
-    poison: bool = False
-
-
 @dataclass(frozen=True, eq=False)
-class Decoded:
-    """What was planned, and the rows that say it; see `graphwright.plan.table` for what they are.
+class Plan:
+    """A program as instructions on memory of fixed offsets; see `graphwright.plan.table` for the rows.
 
-    Slots and buffers are numbered as the ledger of the program came to need them: some may be of nodes that are gone.
+    The rows are made when first asked for. Slots and buffers are numbered by the plan builder, which several plans of a
+    program share: some may belong to deleted nodes.
 
     Attributes:
-        program, version: what the plan is of. It runs as planned also after the program was edited.
+        program, version: what was planned. The plan runs as planned also after an edit.
+        options: how it was planned.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
         commits: path of a write -> why its value is copied at the end instead of updated in place.
-        commit_start: first instruction of the commit segment, which writes carried state.
-        early: instruction -> keys of the states it updates before the commit segment.
-        guards: constants whose values a rewrite relied on, with their versions.
-        options: what was asked for.
-        arranged: the tables as numbers.
-        patched: whether it was made anew or from the plan before, and why.
+        commit_start: first instruction of the commit segment, which writes loop-carried state.
+        early: instruction -> keys of the states that it updates before the commit segment.
+        assumptions: constants whose values a rewrite assumed -> the array and its version.
+        buffer_layout: the tables as numbers.
+        patched: whether it was planned in full or patched, and why.
         ms: milliseconds that planning took.
-        again: paths of nodes whose results are computed again to fit `Options.remat`; the program is a derived one.
+        recomputed: paths of nodes that are computed again to fit `options.remat`.
     """
 
     program: Program
     version: int
+    options: CompileOptions
     inputs: Mapping[str, Spec]
     outputs: Mapping[str, int]
     watched: Mapping[str, int]
     commits: Mapping[str, str]
     commit_start: int
     early: Mapping[int, tuple[str, ...]]
-    guards: Mapping[str, tuple[NDArray, int]]
-    options: CompileOptions
-    arranged: BufferLayout
+    assumptions: Mapping[str, tuple[NDArray, int]]
+    buffer_layout: BufferLayout
     patched: Patched
     ms: float
-    again: tuple[str, ...] = ()
-    _lazy: dict[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def instrs(self) -> tuple[Instr, ...]:
-        """Instructions in the order in which they run."""
-        return self._once("instrs", lambda: tuple(map(self.arranged.ledger.instrs.__getitem__, self._order())))
-
-    @property
-    def choices(self) -> tuple[ExecutorChoice, ...]:
-        """What runs each instruction, and why not the VM."""
-        return self._once("choices", lambda: tuple(map(self.arranged.ledger.choice, self._order())))
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
-        """Slots, each with the buffer that it lies in."""
-        return self._once("slots", self._slots)
-
-    @property
-    def buffers(self) -> tuple[Buffer, ...]:
-        """Buffers; of kind "unused" if nothing of the plan touches one."""
-        return self._once("buffers", self._buffers)
-
-    @property
-    def folds(self) -> Mapping[int, Instr]:
-        """Buffer computed once from frozen weights -> what makes it, of those that the plan reads."""
-        return self.arranged.folds
-
-    @property
-    def pruned(self) -> tuple[str, ...]:
-        """Paths of nodes that nothing needs, in order."""
-        return self._once("pruned", lambda: tuple(r.path for r in self._rows() if r.node not in self._needed()))
-
-    @property
-    def rewrites(self) -> tuple[Firing, ...]:
-        """Uses of rewrites, in order."""
-        return self._once("rewrites", self._rewrites)
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of elementwise instructions that the VM runs as one loop over tiles."""
-        return self._once("groups", self.arranged.fusion.groups)
-
-    @property
-    def cuts(self) -> Mapping[int, str]:
-        """Elementwise instruction -> why it does not continue the group before it."""
-        return self._once("cuts", self._cuts)
-
-    def _cuts(self) -> dict[int, str]:
-        at = self.arranged
-        own = at.home == np.arange(len(at.home))
-        return cuts(at.ledger, at.order, at.home, at.first, at.last, own)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Size of the arena."""
-        return self.arranged.total
-
-    def _once(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self._lazy:
-            self._lazy[name] = make()
-        return self._lazy[name]
-
-    def _order(self) -> list[int]:
-        return self.arranged.order.tolist()
-
-    def _slots(self) -> tuple[Slot, ...]:
-        arranged = self.arranged
-        count, home = len(arranged.home), arranged.home
-        stay = (home == np.arange(count)).tolist()
-        found = arranged.ledger.slots[: arranged.slots]
-        return tuple([s if stay[s.buffer] else s._replace(buffer=arranged.place(s.buffer)) for s in found])
-
-    def _buffers(self) -> tuple[Buffer, ...]:
-        at = self.arranged
-        columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
-        made = []
-        for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
-            zip(at.ledger.buffers, *columns, strict=False)
-        ):
-            here = "moved" if home != b else UNUSED if not used else kind if tile < 0 else TILE
-            there = b in at.ledger.on_host
-            made.append(Buffer(b, here, size, key, first, last, offset if tile < 0 else tile, there))
-        return tuple(made)
-
-    def _rows(self) -> list[NodeRecord]:
-        key, rows = self.program.order_labels.key, self.arranged.rows
-        graph = self.program.graph
-        return sorted(rows.values(), key=lambda r: (0, *key(r.node)) if r.node in graph else (1, 0, r.node.index))
-
-    def shown(self) -> list[Slot]:
-        """Slots of the results of nodes that the plan needs, in order."""
-        slots, buffers, needed = self.slots, self.buffers, self._needed()
-        found = [slots[s] for row in self._rows() if row.node in needed for s in row.own]
-        return [s for s in found if s.value is not None and buffers[s.buffer].kind != UNUSED]
-
-    def path(self, node: NodeId) -> str:
-        """The name that a node had when the plan was made."""
-        return self.arranged.rows[node].path
-
-    def _needed(self) -> set[NodeId]:
-        """Nodes that an output, a watch or a write reads over any path."""
-        return self._once("needed", self._reached)
-
-    def _reached(self) -> set[NodeId]:
-        rows, stack = self.arranged.rows, list(self.arranged.roots)
-        seen = set(stack)
-        while stack:
-            for source in rows[stack.pop()].sources:
-                if source.node not in seen:
-                    seen.add(source.node)
-                    stack.append(source.node)
-        return seen
-
-    def folding(self) -> list[Instr]:
-        """What makes the folded values, and what these are made of, each after what it reads."""
-        return self._once("folding", self._folding)
-
-    def _folding(self) -> list[Instr]:
-        known, holders = self.arranged.ledger.folds, self.arranged.ledger.holders
-        stack, found = list(self.folds.values()), {}
-        while stack:
-            instr = stack.pop()
-            if instr.outs[0] not in found:
-                found[instr.outs[0]] = instr
-                stack += [known[b] for s in instr.ins if (b := holders[s]) in known]
-        return [found[s] for s in sorted(found)]  # slots are numbered as they come
-
-    def _rewrites(self) -> tuple[Firing, ...]:
-        rows, needed = self.arranged.rows, self._needed()
-
-        def name(node: NodeId | None) -> str:
-            return rows[node].path if node is not None and node in rows else "constant"
-
-        uses = [use for row in self._rows() if row.node in needed for use in row.uses]
-        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
-        return (*found, *(Firing("computed again", path, path) for path in self.again))
-
-    @property
-    def instructions(self) -> tuple[Instr, ...]:
-        """The rows in the order in which they run."""
-        return self.instrs
-
-    @property
-    def layout(self) -> tuple[ArenaSpan, ...]:
-        """The arena: where each buffer lies, by offset."""
-        found = [
-            ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last)
-            for b in self.buffers
-            if b.kind in ARENA and b.last >= 0
-        ]
-        return tuple(sorted(found, key=lambda p: (p.offset, p.first)))
-
-    @property
-    def segments(self) -> tuple[Segment, ...]:
-        """Runs of instructions of one executor; one of the VM is one call."""
-        return self._once("segments", self._segments)
-
-    def _segments(self) -> tuple[Segment, ...]:
-        order = self.arranged.order
-        if not len(order):
-            return ()
-        native = self.arranged.ledger.native(order)
-        ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
-        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
-
-    @property
-    def lower_bound(self) -> int:
-        """Bytes live at the fullest instruction; no arena can be smaller."""
-        return self.arranged.bound
-
-    @property
-    def input_slots(self) -> tuple[int, ...]:
-        """Slots of the inputs, in order of declaration."""
-        return self._of_kind(INPUT, HOST)
-
-    @property
-    def output_slots(self) -> tuple[int, ...]:
-        """Slots of the outputs, in order of declaration."""
-        return tuple(self.outputs.values())
-
-    @property
-    def frozen(self) -> tuple[int, ...]:
-        """Slots bound to params and consts, in order of the nodes."""
-        return self._of_kind(PARAM, CONST)
-
-    def _of_kind(self, *kinds: str) -> tuple[int, ...]:
-        slots, buffers = self.arranged.ledger.slots, self.arranged.ledger.buffers
-        return tuple([s for s in self.arranged.sources if buffers[slots[s].buffer][0] in kinds])
-
-    def last_use(self, slot: int) -> int | None:
-        """The last instruction that reads the value a slot shows; where it was made if none does.
-
-        None for values that outlive the run: inputs, weights, states, outputs and watched values.
-        Raises: UsageError for an index out of range.
-        """
-        return self._uses()[self.slots[place_of(self, "slots", slot, len(self.slots))].base]
-
-    def free_after(self, i: int) -> tuple[int, ...]:
-        """Arena buffers whose bytes are free once instruction `i` has run, each listed after one instruction only.
-
-        Raises: UsageError for an index out of range.
-        """
-        i = place_of(self, "instrs", i, len(self.instrs))
-        if "free" not in self._lazy:
-            free: list[list[int]] = [[] for _ in range(len(self.instrs) + 1)]
-            for b in self.buffers:
-                if b.kind in ARENA and b.last >= 0:
-                    free[b.last].append(b.index)
-            self._lazy["free"] = tuple(map(tuple, free))
-        return self._lazy["free"][i]
-
-    def _uses(self) -> dict[int, int | None]:
-        if "uses" not in self._lazy:
-            uses: dict[int, int | None] = {}
-            for i, instr in enumerate(self.instrs):
-                for s in (*instr.ins, *instr.outs, *instr.work):
-                    uses[self.slots[s].base] = i
-            for s in self.slots:
-                if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
-                    uses[s.index] = None
-            for s in (*self.outputs.values(), *self.watched.values()):
-                uses[self.slots[s].base] = None
-            self._lazy["uses"] = uses
-        return self._lazy["uses"]
-
-    def memory_timeline(self) -> tuple[int, ...]:
-        """Arena bytes that are live at each instruction."""
-        change = [0] * (len(self.instrs) + 2)
-        for b in self.buffers:
-            if b.kind in ARENA and b.last >= 0:
-                change[max(b.first, 0)] += aligned(b.nbytes)
-                change[b.last + 1] -= aligned(b.nbytes)
-        live, line = 0, []
-        for step in change[: len(self.instrs)]:
-            live += step
-            line.append(live)
-        return tuple(line)
-
-    def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
-        """Instructions that run a node; none for a view, a source or a folded value."""
-        node = self.program.node(ref)
-        return tuple(i for i in self.instrs if i.node == node)
-
-
-class StalePlan(ComputeError):
-    """What this plan relied on is not so any more: a constant that a rewrite looked at, or the shape of a weight."""
-
-
-class PlanSlice(NamedTuple):
-    """Instructions `start..stop - 1` of a plan, to run by themselves."""
-
-    plan: Plan
-    start: int
-    stop: int
-
-
-class Plan(Decoded):
-    """Rows, slots, buffers and layout, read as `Decoded` says; here what runs them and what compares them."""
+    recomputed: tuple[str, ...] = ()
+    _running: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     # -- running -----------------------------------------------------------------------------------------------------
-    def __call__(self, feeds: Mapping[str, Any] | None = None, *, borrow: bool = False, **named: Any) -> dict[str, Any]:
-        """Run in the plan's own workspace; see `Executable.run`."""
+    def __call__(
+        self, feeds: Mapping[str, Any] | None = None, *, borrow: bool = False, **named: Any
+    ) -> dict[str, NDArray]:
+        """Run in the plan's own executable; see `Executable.run`."""
         return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
 
-    def executable(self) -> Any:
-        """Memory to run in, made at the first call, with an arena that plans share which do not run at the same time.
+    def executable(self) -> Executable:
+        """The plan's own memory, made at the first call, in an arena shared by plans that do not run at once.
 
-        Others for other threads are made with `Executable(plan)`. It goes over to the plan patched from this one.
+        Make `Executable(plan)` for another thread. A plan patched from this one takes it over.
         Raises: StalePlan once the plan was closed.
         """
-        if "closed" in self._lazy:
+        if "closed" in self._running:
             raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
-        if "executable" not in self._lazy:
-            self._lazy["executable"] = self.new_executable(shared=True)
-        return self._lazy["executable"]
+        if "executable" not in self._running:
+            self._running["executable"] = self.new_executable(shared=True)
+        return self._running["executable"]
 
-    def close(self) -> None:
-        """Give the memory back; until then the plan runs as planned, whatever becomes of the program."""
-        self._lazy["closed"] = True
-        self._lazy.pop("executable", None)
-
-    def hand_over(self, after: Plan) -> Plan:
-        """Let the plan patched from this one have the workspace, if there is one that is not running; returns it."""
-        space = self._lazy.get("executable")
-        if space is not None and space.adopt(after):
-            after._lazy["executable"] = self._lazy.pop("executable")
-        return after
-
-    def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Any:
-        """Other memory to run in, of the kind that the plan's executor asks for; see `Executable`."""
-        from graphwright.plan.running.capture import CaptureExecutable
-        from graphwright.plan.running.executable import Executable
-
+    def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Executable:
+        """Further memory to run in; see `Executable`, and `CaptureExecutable` on a device with graphs."""
         poison = self.options.poison
-        if self._captures:
+        if self.options.captures:
             return CaptureExecutable(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
         return Executable(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> BoundCall:
-        """Inputs as memory to write to and outputs as memory to read, of their own: a run is one call; see `Bound`."""
-        from graphwright.plan.running.executable import BoundCall
-
+        """A call with its own memory: inputs to write to, outputs to read."""
         return BoundCall(self.new_executable())
 
-    @property
-    def _captures(self) -> bool:
-        return self.options.device != CPU and self.options.executor in ("auto", CAPTURE)
+    def close(self) -> None:
+        """Free the memory; until then the plan runs as planned, even after edits of the program."""
+        self._running["closed"] = True
+        self._running.pop("executable", None)
+
+    def hand_over(self, after: Plan) -> Plan:
+        """Pass the executable on to the plan patched from this one, unless it is running; returns that plan."""
+        space = self._running.get("executable")
+        if space is not None and space.adopt(after):
+            after._running["executable"] = self._running.pop("executable")
+        return after
 
     def __getitem__(self, part: slice) -> PlanSlice:
-        """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds outside or another step."""
+        """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds out of range, or a step."""
         n = len(self.instrs)
         bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
         if all(bound is None or isinstance(bound, int) for bound in bounds):
@@ -434,7 +148,7 @@ class Plan(Decoded):
             if part.step in (None, 1) and 0 <= start <= stop <= n:
                 return PlanSlice(self, start, stop)
         raise UsageError(
-            "no such part",
+            "invalid slice of a plan",
             where=self.program.name,
             expected=f"plan[i:j], 0 <= i <= j <= {n}",
             got=repr(part),
@@ -443,152 +157,310 @@ class Plan(Decoded):
 
     @property
     def overrides(self) -> list[Override]:
-        """What stands for instructions now, the innermost last."""
-        return self._lazy.setdefault("overrides", [])
+        """The active overrides, the innermost last."""
+        return self._running.setdefault("overrides", [])
 
     def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Inside the block a function runs the plan, or one segment of it; see `graphwright.plan.running.override`.
+        """Run a function instead of the plan, or of one segment, inside the block; see `plan.running.override`.
 
-        Raises: UsageError for no such segment, or what cannot be called.
+        Raises: UsageError for a segment out of range, or if `fn` is not callable.
         """
-        from graphwright.plan.running.override import override
-
         return override(self, fn, segment)
 
     def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-        """Run with and without what is overridden, on copies of the variables, and compare outputs and states.
+        """Run with and without the override, on copies of the variables, and compare outputs and states.
 
-        Raises: OverrideMismatch naming each that differs; UsageError if nothing is overridden; as `Executable.run`.
+        Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
         """
-        from graphwright.plan.running.override import check
+        check_override(self, feeds, rtol, atol)
 
-        check(self, feeds, rtol, atol)
-
-    def regions(self) -> tuple[Region, ...]:
-        """What graphs of the device would hold, and per other instruction why not; see `plan.planning.regions`."""
-        if "regions" not in self._lazy:
-            from graphwright.plan.planning.hazards import regions
-
-            self._lazy["regions"] = regions(self)
-        return self._lazy["regions"]
-
-    # -- how long it is of use ---------------------------------------------------------------------------------------
+    # -- validity ----------------------------------------------------------------------------------------------------
     @property
     def latest(self) -> bool:
-        """True for the plan that was made last of its ledger, which the next one can be patched from."""
-        return self.arranged.turn == self.arranged.ledger.turn
+        """True for the last plan of its builder, which the next one can be patched from."""
+        return self.buffer_layout.turn == self.buffer_layout.builder.turn
 
     @property
     def fresh(self) -> bool:
-        """True while the program has the version that was planned, and the constants that rewrites relied on."""
-        if self.program.version != self.version or _edited_source(self.program):
-            return False
-        return self.guarded_fresh
+        """True while the program has the planned version and the assumptions of rewrites hold."""
+        return self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
 
     @property
-    def guarded_fresh(self) -> bool:
-        """True while the constants that rewrites relied on are what they were."""
-        known = self.arranged.ledger.program.weights
-        return not self.guards or all(
+    def assumptions_hold(self) -> bool:
+        """True while the constants whose values rewrites assumed are unchanged."""
+        known = self.buffer_layout.builder.program.weights
+        return not self.assumptions or all(
             k in known and known.array(k) is array and array.storage.version == v
-            for k, (array, v) in self.guards.items()
+            for k, (array, v) in self.assumptions.items()
         )
 
-    @property
-    def guarded(self) -> list[tuple[NDArray, int]]:
-        """The constants that rewrites relied on, with the versions of their memory."""
-        return list(self.guards.values())
-
-    def check_fresh(self) -> None:
-        """Raises: StalePlan if a constant that a rewrite relied on was changed; an edit may have taken it away."""
-        planned = self.arranged.variables
+    def check_assumptions(self) -> None:
+        """Raises: StalePlan if a constant whose value a rewrite assumed has changed."""
+        planned = self.buffer_layout.variables
         if changed := [
             k
-            for k, (array, v) in self.guards.items()
+            for k, (array, v) in self.assumptions.items()
             if k in planned and (planned[k].data is not array or array.storage.version != v)
         ]:
             raise StalePlan(
-                "a constant that this plan relied on was changed",
+                "a constant that this plan assumes has changed",
                 where=self.program.name,
                 got=", ".join(changed),
-                fix="program.compile(...) again; gw.compile(program) does it by itself",
+                fix="program.compile(...) again; gw.compile(program) plans again by itself",
             )
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
-        """Raises: UsageError for another variable in the place of a constant whose value is part of the plan."""
-        planned, ledger = self.arranged.variables, self.arranged.ledger
-        other = [k for k in self.guards if k in own and k in planned and own[k] is not planned[k]]
-        used = {firing.node for firing in self.rewrites if firing.rule in BY_VALUE} if other else set()
-        read = {s for row in self.arranged.rows.values() if row.path in used for s in row.reads} if used else set()
-        relied = {ledger.buffers[ledger.slots[s].buffer][2] for s in read}
-        if wrong := [k for k in other if k in relied]:
+        """Raises: UsageError for another variable in place of a constant whose value is part of the plan."""
+        planned, buffers = self.buffer_layout.variables, self.buffer_layout.tables.buffers
+        other = [k for k in self.assumptions if k in own and k in planned and own[k] is not planned[k]]
+        if not other:
+            return
+        used = {firing.node for firing in self.rewrites if firing.rule in BY_VALUE}
+        read = {s for record in self.buffer_layout.records.values() if record.path in used for s in record.reads}
+        assumed = {buffers[self.buffer_layout.tables.holders[s]][2] for s in read}
+        if wrong := [k for k in other if k in assumed]:
             raise UsageError(
-                "a rewrite relied on the value of a constant, and another variable is given for it",
+                "a rewrite assumed the value of a constant that was replaced by another variable",
                 where=f"{self.program.name}: {', '.join(wrong)}",
                 expected="the program's own variable",
                 got=", ".join(f"another {own[k].spec}" for k in wrong),
                 fix='program.compile(..., rewrites="none"), or variables without it',
             )
 
-    # -- looking in --------------------------------------------------------------------------------------------------
+    # -- rows --------------------------------------------------------------------------------------------------------
+    @cached_property
+    def instrs(self) -> tuple[Instr, ...]:
+        """Instructions in the order in which they run."""
+        return tuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
+
+    @property
+    def instructions(self) -> tuple[Instr, ...]:
+        """The same as `instrs`."""
+        return self.instrs
+
+    @cached_property
+    def choices(self) -> tuple[ExecutorChoice, ...]:
+        """Per instruction its executor, and the reason if it is not the VM."""
+        return tuple(map(self.buffer_layout.tables.choice, self.buffer_layout.order.tolist()))
+
+    @cached_property
+    def slots(self) -> tuple[Slot, ...]:
+        """Slots, each with the buffer whose memory it uses."""
+        at = self.buffer_layout
+        stays = (at.home == np.arange(len(at.home))).tolist()
+        found = at.tables.slots[: at.slot_count]
+        return tuple([s if stays[s.buffer] else s._replace(buffer=at.home_of(s.buffer)) for s in found])
+
+    @cached_property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Buffers; of kind "unused" if no instruction of the plan touches one."""
+        at = self.buffer_layout
+        columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
+        made = []
+        for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
+            zip(at.tables.buffers, *columns, strict=False)
+        ):
+            shown = "moved" if home != b else UNUSED if not used else kind if tile < 0 else TILE
+            host = b in at.tables.on_host
+            made.append(Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
+        return tuple(made)
+
+    @property
+    def folds(self) -> Mapping[int, Instr]:
+        """Buffer computed once from frozen weights -> the instruction that computes it."""
+        return self.buffer_layout.folds
+
+    @cached_property
+    def folding(self) -> list[Instr]:
+        """The instructions that compute the folded values, each after those whose results it reads."""
+        known, holders = self.buffer_layout.tables.folds, self.buffer_layout.tables.holders
+        stack, found = list(self.folds.values()), {}
+        while stack:
+            instr = stack.pop()
+            if instr.outs[0] not in found:
+                found[instr.outs[0]] = instr
+                stack += [known[b] for s in instr.ins if (b := holders[s]) in known]
+        return [found[s] for s in sorted(found)]  # slots are numbered in order of creation
+
+    @cached_property
+    def pruned(self) -> tuple[str, ...]:
+        """Paths of nodes that no output, watch or write needs, in order."""
+        return tuple(r.path for r in self._records() if r.node not in self._needed)
+
+    @cached_property
+    def rewrites(self) -> tuple[Firing, ...]:
+        """Applications of rewrite rules, in order."""
+        records = self.buffer_layout.records
+
+        def name(node: NodeId | None) -> str:
+            return records[node].path if node is not None and node in records else "constant"
+
+        uses = [use for record in self._records() if record.node in self._needed for use in record.rewrites]
+        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
+        return (*found, *(Firing("recomputed", path, path) for path in self.recomputed))
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Runs of elementwise instructions that the VM runs as one loop over tiles."""
+        return self.buffer_layout.fusion.groups()
+
+    @cached_property
+    def cuts(self) -> Mapping[int, str]:
+        """Elementwise instruction -> why it does not continue the group before it."""
+        at = self.buffer_layout
+        own = at.home == np.arange(len(at.home))
+        return cuts(at.builder, at.order, at.home, at.first, at.last, own)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """Runs of instructions of one executor; a VM segment is one call."""
+        order = self.buffer_layout.order
+        if not len(order):
+            return ()
+        native = self.buffer_layout.tables.native(order)
+        ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
+        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
+
+    def regions(self) -> tuple[Region, ...]:
+        """What graphs of the device can hold, and for every other instruction the reason."""
+        return self._regions
+
+    @cached_property
+    def _regions(self) -> tuple[Region, ...]:
+        return regions(self)
+
     @property
     def schedule(self) -> DispatchSchedule:
-        """Groups (on a device captured regions), and instructions as dispatches.
-
-        A run of the VM is one, a captured region too, and each other instruction.
-        """
+        """Groups (on a device captured regions), their coverage, and the number of dispatches."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
-        if self._captures:
-            groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURE)
+        if self.options.captures:
+            groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURED)
             calls = total - sum(map(len, groups)) + len(groups)
         return DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
-    def compact(self) -> Plan:
-        """A plan of the program as it is now, of the same inputs and options, made from nothing."""
-        from graphwright.plan.planning.planner import make_plan
-
-        o = self.options
-        wanted = tuple(name for name in self.outputs if name in self.program.output_names())
-        return make_plan(
-            self.program,
-            self.inputs,
-            wanted,
-            freeze=o.freeze,
-            rewrites=o.rewrites,
-            layout=o.layout,
-            watch=o.watch,
-            executor=o.executor,
-            device=o.device,
-            remat=o.remat,
-            poison=o.poison,
-        )
+    # -- memory ------------------------------------------------------------------------------------------------------
+    @property
+    def arena_bytes(self) -> int:
+        """Size of the arena."""
+        return self.buffer_layout.total
 
     @property
+    def lower_bound(self) -> int:
+        """Bytes live at the fullest instruction; no arena can be smaller."""
+        return self.buffer_layout.bound
+
+    @property
+    def layout(self) -> tuple[ArenaSpan, ...]:
+        """The arena's buffers by offset."""
+        found = [ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
+        return tuple(sorted(found, key=lambda span: (span.offset, span.first)))
+
+    @property
+    def input_slots(self) -> tuple[int, ...]:
+        """Slots of the inputs, in order of declaration."""
+        return self._slots_of(INPUT, HOST)
+
+    @property
+    def output_slots(self) -> tuple[int, ...]:
+        """Slots of the outputs, in order of declaration."""
+        return tuple(self.outputs.values())
+
+    @property
+    def frozen(self) -> tuple[int, ...]:
+        """Slots of params and consts, in order of the nodes."""
+        return self._slots_of(PARAM, CONST)
+
+    def last_use(self, slot: int) -> int | None:
+        """The last instruction that reads the value of a slot, or the one that writes it if none does.
+
+        None for values that outlive the run: inputs, weights, states, outputs and watched values.
+        Raises: UsageError for an index out of range.
+        """
+        return self._last_uses[self.slots[checked_index(self, "slots", slot, len(self.slots))].base]
+
+    def free_after(self, i: int) -> tuple[int, ...]:
+        """Arena buffers that are free after instruction `i`, each listed after one instruction only.
+
+        Raises: UsageError for an index out of range.
+        """
+        return self._freed[checked_index(self, "instrs", i, len(self.instrs))]
+
+    def memory_timeline(self) -> tuple[int, ...]:
+        """Arena bytes that are live at each instruction."""
+        change = [0] * (len(self.instrs) + 2)
+        for b in self._in_arena():
+            change[max(b.first, 0)] += aligned(b.nbytes)
+            change[b.last + 1] -= aligned(b.nbytes)
+        return tuple(np.cumsum(change)[: len(self.instrs)].tolist())
+
+    @cached_property
+    def _last_uses(self) -> dict[int, int | None]:
+        uses: dict[int, int | None] = {}
+        for i, instr in enumerate(self.instrs):
+            for s in (*instr.ins, *instr.outs, *instr.work):
+                uses[self.slots[s].base] = i
+        for s in self.slots:
+            if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
+                uses[s.index] = None
+        for s in (*self.outputs.values(), *self.watched.values()):
+            uses[self.slots[s].base] = None
+        return uses
+
+    @cached_property
+    def _freed(self) -> tuple[tuple[int, ...], ...]:
+        freed: list[list[int]] = [[] for _ in range(len(self.instrs) + 1)]
+        for b in self._in_arena():
+            freed[b.last].append(b.index)
+        return tuple(map(tuple, freed))
+
+    def _in_arena(self) -> list[Buffer]:
+        return [b for b in self.buffers if b.kind in ARENA and b.last >= 0]
+
+    def _slots_of(self, *kinds: str) -> tuple[int, ...]:
+        tables = self.buffer_layout.tables
+        return tuple([s for s in self.buffer_layout.sources if tables.buffers[tables.holders[s]][0] in kinds])
+
+    # -- inspection --------------------------------------------------------------------------------------------------
+    def path(self, node: NodeId) -> str:
+        """The name that a node had when the plan was made."""
+        return self.buffer_layout.records[node].path
+
+    def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
+        """Instructions that run a node; none for a view, a source or a folded value."""
+        node = self.program.node(ref)
+        return tuple(i for i in self.instrs if i.node == node)
+
+    def result_slots(self) -> list[Slot]:
+        """Slots of the results of needed nodes, in order."""
+        slots, buffers = self.slots, self.buffers
+        found = [slots[s] for record in self._records() if record.node in self._needed for s in record.own]
+        return [s for s in found if s.value is not None and buffers[s.buffer].kind != UNUSED]
+
+    @cached_property
     def hash(self) -> str:
         """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
-        if "hash" not in self._lazy:
-            self._lazy["hash"] = blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
-        return self._lazy["hash"]
+        return blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
     def explain(self, ref: NodeId | Value | str) -> str:
-        """What became of a node: instruction, slot, buffer, bytes and why."""
+        """Describe how a node was planned: instruction, slot, buffer, bytes, and why."""
         return explain(self, ref)
 
     def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-        """Seconds, operations and bytes per instruction and per path; see `graphwright.plan.profile`."""
-        from graphwright.plan.profile import profile
-
+        """Measure seconds, operations and bytes per instruction and per path."""
         return profile(self, feeds, n)
 
     def diff(self, old: Plan) -> PlanDiff:
-        """What changed from another plan to this one; see `graphwright.plan.describe`."""
-        from graphwright.plan.describe import compare
-
+        """The differences from another plan to this one."""
         return compare(old, self)
 
+    def compact(self) -> Plan:
+        """A plan of the program as it is now, of the same inputs and options, planned in full."""
+        wanted = tuple(name for name in self.outputs if name in self.program.output_names())
+        return make_plan(self.program, self.inputs, wanted, self.options)
+
     def to_json(self) -> dict[str, Any]:
-        """The tables by position, and by path what became of each node; as JSON can have it."""
+        """The tables by position, and by path the instructions and results of each node, as JSON values."""
         return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:
@@ -598,11 +470,74 @@ class Plan(Decoded):
             f"arena {self.arena_bytes / 2**20:.2f} MiB, planned in {self.ms:.1f} ms)"
         )
 
+    def _records(self) -> list[NodeRecord]:
+        key, records = self.program.order_labels.key, self.buffer_layout.records
+        graph = self.program.graph
+        return sorted(records.values(), key=lambda r: (0, *key(r.node)) if r.node in graph else (1, 0, r.node.index))
 
-def _edited_source(p: Program) -> tuple[Program, int] | None:
-    """What a derived program was made of, at any remove, if that was edited since; with the version it had."""
+    @cached_property
+    def _needed(self) -> set[NodeId]:
+        """Nodes that an output, a watch or a write depends on."""
+        records, stack = self.buffer_layout.records, list(self.buffer_layout.roots)
+        seen = set(stack)
+        while stack:
+            for source in records[stack.pop()].sources:
+                if source.node not in seen:
+                    seen.add(source.node)
+                    stack.append(source.node)
+        return seen
+
+
+def make_plan(
+    p: Program,
+    inputs: Mapping[str, Spec],
+    outputs: Sequence[str] | None = None,
+    options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
+    *,
+    before: Plan | None = None,
+) -> Plan:
+    """Plan a program for input specs.
+
+    Args:
+        inputs: a spec per declared input, all sizes numbers.
+        outputs: names of the outputs to compute; all by default.
+        before: the last plan of the same program, inputs and options, to patch: what an edit left unchanged is reused.
+    Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
+        OutOfMemory for a value that no machine can hold; DeviceUnavailable.
+    """
+    backend(options.device)  # loads kernels, as the next line loads loops: once per process, no part of planning
+    loops(len(p))
+    started = perf_counter()
+    options.check(p.name)
+    refuse_broken(p)
+    if options.remat is not None:
+        once = replace(options, remat=None)
+        plan, recomputed = within(p, options.remat, lambda q: make_plan(q, inputs, outputs, once))
+        ms = (perf_counter() - started) * 1e3
+        return replace(plan, options=options, recomputed=recomputed, ms=ms)
+    commit, layout, patched = lay_out(p, inputs, outputs, options, before)
+    records = layout.builder.records
+    return Plan(
+        program=p,
+        version=p.version,
+        options=options,
+        inputs=dict(inputs),
+        outputs=commit.outputs,
+        watched=commit.watched,
+        commits={records[n].path: reason for n, reason in commit.why.items()},
+        commit_start=commit.start,
+        early=commit.early,
+        assumptions=dict(layout.builder.assumptions),
+        buffer_layout=layout,
+        patched=patched,
+        ms=(perf_counter() - started) * 1e3,
+    )
+
+
+def _source_edited(p: Program) -> bool:
+    """True if a program that this one was derived from, at any remove, was edited since."""
     while p.source is not None:
         if p.source[0].version != p.source[1]:
-            return p.source
+            return True
         p = p.source[0]
-    return None
+    return False

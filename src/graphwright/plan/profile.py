@@ -1,4 +1,4 @@
-"""Where a plan's time goes: seconds beside floating-point operations and bytes, by instruction and by path."""
+"""Profile a plan: seconds, floating-point operations and bytes, by instruction and by path."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import UsageError
 from graphwright.ops import get
+from graphwright.plan.running.executable import Executable
 
 if TYPE_CHECKING:
     from graphwright.ops import Cost
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One instruction: its place, the node it runs, and what it took; seconds are the median of the runs."""
+    """One instruction: its index, the node it runs, and its cost; seconds are the median of the runs."""
 
     index: int
     path: str
@@ -29,18 +30,18 @@ class Timing:
 
 
 class Profile(NamedTuple):
-    """Timings of all instructions, each run by itself, and the seconds of a whole run as it is dispatched."""
+    """Timings of all instructions, each run by itself, and the seconds of a whole run as dispatched."""
 
     timings: tuple[Timing, ...]
     wall: float
 
     @property
     def seconds(self) -> float:
-        """Of all instructions by themselves; more than `wall` where one call runs several."""
+        """Sum over the instructions; more than `wall` where one call runs several of them."""
         return sum(t.seconds for t in self.timings)
 
     def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
-        """Seconds, floating-point operations and bytes below each path cut to `depth` segments, the slowest first."""
+        """Seconds, floating-point operations and bytes by path, truncated to `depth` segments, the slowest first."""
         found: dict[str, tuple[float, int, int]] = {}
         for t in self.timings:
             key = ".".join(t.path.split(".")[:depth])
@@ -66,15 +67,13 @@ class Profile(NamedTuple):
 
 
 def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-    """Run a plan `n` times whole and `n` times instruction by instruction; carried state advances with each.
+    """Run a plan `n` times whole and `n` times instruction by instruction; loop-carried state advances with each.
 
     Raises: UsageError for n < 1; as `Executable.run`.
     """
-    from graphwright.plan.running.executable import Executable
-
     if n < 1:
         raise UsageError(
-            "a profile is of at least one run", where=plan.program.name, expected="n >= 1", got=n, fix="n=5"
+            "a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n, fix="n=5"
         )
     space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]

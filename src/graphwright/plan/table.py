@@ -1,6 +1,6 @@
-"""The rows of a plan: buffers hold bytes, slots are views of them, instructions write slots from slots.
+"""The rows of a plan: buffers hold bytes, slots are views of buffers, instructions write slots from slots.
 
-Invariant: a temp slot is written by one instruction; every address is a buffer's offset plus a slot's layout.
+Invariant: a temp slot is written by one instruction; an address is a buffer's offset plus a slot's layout.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from graphwright.array import Spec
 if TYPE_CHECKING:
     from graphwright.array import DType, Layout
     from graphwright.graph import NodeId
+    from graphwright.plan.plan import Plan
     from graphwright.program import Value
 
 INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 HOST, UNUSED = "host", "unused"
 ARENA = frozenset({INPUT, TEMP})
-"""Kinds of buffer that lie in the plan's arena; the others are memory of variables."""
+"""Kinds of buffer in the plan's arena; the others are memory of variables."""
 
 
 @dataclass(slots=True)
@@ -27,17 +28,16 @@ class Buffer:
     """One storage.
 
     Attributes:
-        index: place in `plan.buffers`.
+        index: position in `plan.buffers`.
         kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), host (an
-            input that only the host reads, of a plan on another device), moved (its slots lie in another buffer, as an
-            in-place result does), unused (nobody needs it), or tile (only a fusion group looks at it; it has bytes
-            where the group is run instruction by instruction).
+            input that only the host reads, of a plan on another device), moved (its slots are in another buffer, as an
+            in-place result is), unused, or tile (read inside one fusion group only; it has bytes where the group is run
+            instruction by instruction).
         nbytes: size.
-        key: of the variable behind it; of a folded result its node, of a folded copy nothing.
-        first, last: instructions between which its bytes are needed, both included; inputs and outputs are widened to
-            the whole run.
-        offset: place in the arena; of a tile its number; -1 for memory of a variable.
-        on_host: it lies on the host, though the plan runs on another device: kernels there ask for its value.
+        key: key of its variable; for a folded result the name of its node, for a folded copy "".
+        first, last: first and last instruction that needs its bytes; those of inputs and outputs span the whole run.
+        offset: offset in the arena; for a tile its number; -1 for memory of a variable.
+        on_host: it is in host memory although the plan runs on another device.
     """
 
     index: int
@@ -54,15 +54,15 @@ class Slot(NamedTuple):
     """A value: a typed view of a buffer.
 
     Attributes:
-        index: place in `plan.slots`.
-        value: node and result it stands for; None for scratch.
+        index: position in `plan.slots`.
+        value: the value of the program it holds; None for scratch.
         buffer: index of the buffer.
         dtype: element type.
         layout: shape, strides and offset within the buffer, in elements.
-        base: the slot whose value it shows: itself, or for a view the slot it was taken of.
+        base: the slot this one is a view of, or itself.
     """
 
-    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # a slot is no sequence to search
+    index: int  # pyright: ignore[reportIncompatibleMethodOverride]  # a slot is not searched as a sequence
     value: Value | None
     buffer: int
     dtype: DType
@@ -79,11 +79,11 @@ class Instr(NamedTuple):
     """One kernel call.
 
     Attributes:
-        op: kernel to run: the node's op, or `copy` where a layout has to change or a state is committed.
-        ins, outs, work: slot indices.
-        attrs: of the op.
+        op: the kernel: the node's op, or `copy` to change a layout or commit a state.
+        ins, outs, work: slots of operands, results and scratch.
+        attrs: attributes of the op.
         node: the node it runs.
-        why: for a copy that no node asked for, the reason.
+        why: the reason for a copy that no node asks for.
     """
 
     op: str
@@ -95,8 +95,16 @@ class Instr(NamedTuple):
     why: str = ""
 
 
+class PlanSlice(NamedTuple):
+    """Instructions `start..stop - 1` of a plan: `plan[start:stop]`."""
+
+    plan: Plan
+    start: int
+    stop: int
+
+
 class Segment(NamedTuple):
-    """A run of instructions `start..stop - 1` of one executor: `vm` or `aten`."""
+    """Instructions `start..stop - 1`, all of one executor: `vm` or `aten`."""
 
     kind: str
     start: int
@@ -107,9 +115,9 @@ class DispatchSchedule(NamedTuple):
     """How instructions become dispatches.
 
     Attributes:
-        groups: runs of elementwise instructions that are one loop over tiles.
+        groups: runs of elementwise instructions that are one loop over tiles; on a device captured regions.
         coverage: share of instructions inside groups.
-        dispatches: calls of one run: a segment of the VM is one, each other instruction too.
+        dispatches: calls in one run: one per VM segment or captured region, one per other instruction.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -118,7 +126,7 @@ class DispatchSchedule(NamedTuple):
 
 
 class ArenaSpan(NamedTuple):
-    """Bytes of the arena: whose they are, and between which instructions, both included."""
+    """Bytes of the arena, their buffer, and the first and last instruction that needs them."""
 
     buffer: int
     offset: int
@@ -128,10 +136,13 @@ class ArenaSpan(NamedTuple):
 
 
 class Firing(NamedTuple):
-    """One use of a rewrite: the rule, the path of the node it was used on, and what stands for it now.
+    """One application of a rewrite rule.
 
     Attributes:
-        bound: for a rule that rounds otherwise, how far a result may lie from the exact rewrites' one.
+        rule: name of the rule.
+        node: path of the node it replaced.
+        into: path of the node that replaces it.
+        bound: for a rule that rounds differently, the largest possible distance from the exact result.
     """
 
     rule: str

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array.formulas.gates import COLUMNS, KINDS, MODES, STATES
 from graphwright.autograd import grad_enabled
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
 from graphwright.ops.axes import atoms
-from graphwright.ops.gate import COLUMNS, KINDS, MODES, STATES
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.errors import SoftGates, UnknownGate
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
@@ -49,7 +49,7 @@ class Gate:
         sites: the products it takes part in.
         port: its slot, a result number of the node `gates`.
         offset, length: of its logits in the vector.
-        kind: see `graphwright.ops.gate.KINDS`.
+        kind: see `graphwright.array.formulas.gates.KINDS`.
         group: name of its temperature.
         owner: what it gates: `source -> junction`, the name of an axis, or the path of a node.
         over: `edges`, `units`, `nodes`, `layers` or `choice`.

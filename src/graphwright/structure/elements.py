@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array.formulas.gates import KINDS, STATES
 from graphwright.ops import traits
-from graphwright.ops.gate import KINDS, STATES
 from graphwright.program.gates import (
     CLOSED,
     COST,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import from_numpy
+from graphwright.array.formulas.gates import MODES
 from graphwright.autograd import Tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
-from graphwright.ops.gate import MODES
 from graphwright.program import Program
 from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
 from graphwright.program.op_graph import Value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import ceil, log
 from typing import TYPE_CHECKING, Any
 from warnings import warn
@@ -16,6 +17,7 @@ from warnings import warn
 import numpy as np
 
 from graphwright.array import from_numpy
+from graphwright.array.formulas import optimizers, specialise
 from graphwright.autograd import Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from graphwright.structure.policy import Proposes
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+_UPDATES = specialise(optimizers, {"sqrt": partial(call, "sqrt")})
 OVER = ("edges", "units", "nodes", "layers", "choice")
 
 
@@ -102,9 +105,10 @@ class LogitMoments:
         z = self.program.weights[LOGITS]
         m, v, t, rate = (self._held[n] for n in ("m", "v", "t", "rate"))
         moves = call("logical_and", rate > 0.0, (bad * 1.0 < 0.5).reshape(1))
-        m1, v1, t1 = m * BETA1 + g * (1 - BETA1), v * BETA2 + g * g * (1 - BETA2), t + 1.0
-        first, second = 1.0 - (t1 * log(BETA1)).exp(), 1.0 - (t1 * log(BETA2)).exp()
-        moved = z - rate * (m1 / first) / ((v1 / second).sqrt() + EPS)
+        t1 = t + 1.0
+        m1, v1 = _UPDATES.adam_moments(g, m, v, BETA1, BETA2, 1 - BETA1, 1 - BETA2)
+        scales = _UPDATES.adam_scales(rate, (t1 * log(BETA1)).exp(), (t1 * log(BETA2)).exp())
+        moved = z - _UPDATES.adam_update(m1, v1, *scales, EPS)
         moved = call("maximum", call("minimum", moved, limit), -limit)
         for variable, value in ((z, moved), (m, m1), (v, v1), (t, t1)):
             variable.assign(call("where", moves, value, variable))

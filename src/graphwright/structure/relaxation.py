@@ -11,25 +11,18 @@ from warnings import warn
 
 import numpy as np
 
+from graphwright.array.formulas.activations import sigmoid
+from graphwright.array.formulas.gates import KINDS, LN11
 from graphwright.errors import UsageError
-from graphwright.ops.gate import KINDS
 from graphwright.program import DeadGate
 from graphwright.structure.errors import ClippedStart
 
 if TYPE_CHECKING:
     from graphwright.autograd import Tensor
 
-LN11 = log(11.0)
-"""-ln(-γ/ζ) of the hard concrete gate, γ = -0.1, ζ = 1.1 (Louizos et al. 2018, equation 12)."""
 BY_TEMPERATURE = frozenset({"sigmoid", "ste", "bernoulli"})
 """Kinds whose probability is σ(z/T); that of the others is σ(z)."""
 LEAST, MOST = 0.01, 0.99
-
-
-def sigmoid(x: np.ndarray) -> np.ndarray:
-    """1 / (1 + e⁻ˣ), without overflow."""
-    e = np.exp(-np.abs(x))
-    return np.where(x >= 0, 1, e) / (1 + e)
 
 
 def decision(kind: str, z: np.ndarray) -> np.ndarray:

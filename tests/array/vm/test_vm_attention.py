@@ -69,7 +69,7 @@ def test_windows_count_the_query_itself(window: int) -> None:
     agree(operands(200, 200), window=window)
 
 
-def test_padding_and_a_given_start() -> None:
+def test_padding_mask_and_start_position() -> None:
     rng = np.random.default_rng(2)
     for seen in (rng.random((2, 150)) < 0.6, np.zeros((2, 150), bool)):
         agree([*operands(70, 150), from_numpy(seen)], optional=("key_mask",))
@@ -105,7 +105,7 @@ def test_bfloat16_is_computed_in_float32_and_rounded_once(options: dict[str, Any
         np.testing.assert_allclose(found.to_numpy("float32"), other.to_numpy(), rtol=2.0**-8, atol=2e-5)
 
 
-def test_few_queries_of_bfloat16_do_not_widen_all_keys() -> None:
+def test_few_bfloat16_queries_do_not_widen_all_keys() -> None:
     attrs = OPS["sdpa"].complete({"scale": 0.3})
     assert vm("sdpa", [low(a.to_numpy()) for a in operands(1, 70)], attrs) is None
 
@@ -119,7 +119,7 @@ def test_large_scores_do_not_overflow() -> None:
     )
 
 
-def test_a_nan_reaches_the_queries_that_see_it() -> None:
+def test_nan_reaches_only_the_queries_that_see_it() -> None:
     q, k, v = operands(130, 130, heads=2, groups=1)
     values = v.to_numpy().copy()
     values[0, 0, 100, 3] = np.nan
@@ -129,7 +129,7 @@ def test_a_nan_reaches_the_queries_that_see_it() -> None:
     assert np.isfinite(mine[1]).all()
 
 
-def test_a_table_picks_blocks_of_keys() -> None:
+def test_block_table_selects_key_blocks() -> None:
     q, k, v = operands(150, 150, heads=2, groups=2)
     lists = [[0], [0, 1], [0, 2]]
     starts = np.cumsum([0, *map(len, lists)])

@@ -67,7 +67,7 @@ def test_sdpa_equals_torch_and_reads_no_row_past_the_length(
     np.testing.assert_allclose(made, truth, rtol=1e-5, atol=1e-5)
 
 
-def test_more_queries_are_for_another_kernel() -> None:
+def test_many_queries_use_another_kernel() -> None:
     for queries, code in ((1, Code.ATTEND_CACHED), (2, Code.ATTEND)):
         q = np.zeros((1, 2, queries, 4), "f4")
         rows = encode("sdpa", [view(q)], [view(q)] * 3, {"scale": 1.0, "causal": True, "window": None, "optional": ()})
@@ -76,7 +76,7 @@ def test_more_queries_are_for_another_kernel() -> None:
 
 
 @pytest.mark.parametrize("length", [0, 3, 5])
-def test_rows_are_appended_where_they_fit_and_nothing_is_written_where_not(length: int) -> None:
+def test_append_writes_nothing_if_the_cache_is_full(length: int) -> None:
     rng = np.random.default_rng(0)
     cache = rng.normal(size=(2, 3, 6, 5)).astype("f4")
     rows = rng.normal(size=(2, 2, 3, 5)).astype("f4").transpose(0, 2, 1, 3)

@@ -1,4 +1,4 @@
-"""Products with weights as they lie, float32 and bfloat16, and the threads that share them; float64 is the oracle."""
+"""Products with stored weights, float32, bfloat16 and int8, and their threads; float64 is the oracle."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
 
 @settings(deadline=None)
 @given(st.integers(1, 9), SIZES, SIZES, st.sampled_from(["f32", "bf16"]), st.booleans(), st.booleans())
-def test_against_float64(m: int, n: int, k: int, kind: str, biased: bool, spread: bool) -> None:
+def test_products_match_float64(m: int, n: int, k: int, kind: str, biased: bool, spread: bool) -> None:
     rng = np.random.default_rng(m * 1000 + n + k)
-    whole = np.full((m, 2 * k if spread else k), np.nan, "f4")  # what lies between rows of x is not read
+    whole = np.full((m, 2 * k if spread else k), np.nan, "f4")  # memory between rows of x is not read
     x = whole[:, :k]
     x[:] = rng.normal(size=(m, k))
-    memory = np.full(n * k + 64, np.nan, "f4")  # nor what lies around w
+    memory = np.full(n * k + 64, np.nan, "f4")  # nor around w
     memory[32 : 32 + n * k] = rng.normal(size=n * k)
     bits = narrow(memory)
     w = (bits if kind == "bf16" else memory)[32 : 32 + n * k].reshape(n, k)
@@ -88,7 +88,7 @@ def spread(per_group: np.ndarray, k: int) -> np.ndarray:
 
 @settings(deadline=None)
 @given(st.integers(1, 9), SIZES, SIZES, st.booleans())
-def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biased: bool) -> None:
+def test_int8_products_match_float64(m: int, n: int, k: int, biased: bool) -> None:
     rng = np.random.default_rng(m * 1000 + n + k)
     groups = -(-k // GROUP)
     x, scales, b = (rng.normal(size=s).astype("f4") for s in ((m, k), (n, groups), n))
@@ -105,7 +105,7 @@ def test_whole_numbers_with_scales_against_float64(m: int, n: int, k: int, biase
     assert (np.abs(made - (x.astype("f8") @ w.T + start)) <= limit).all()
 
 
-def test_rounded_rows_are_exact_where_16_bits_suffice() -> None:
+def test_int8_products_are_exact_if_x_fits_16_bits() -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(-32767, 32768, (2, 130)).astype("f4")
     x[:, ::GROUP] = 32767
@@ -121,7 +121,7 @@ def test_rounded_rows_are_exact_where_16_bits_suffice() -> None:
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_token_that_is_not_finite_stays_so(value: float) -> None:
+def test_nonfinite_rows_give_nonfinite_results(value: float) -> None:
     rng = np.random.default_rng(0)
     x, q = rng.normal(size=(3, 150)).astype("f4"), rng.integers(-127, 128, (5, 150)).astype("i1")
     x[1, 149] = value
@@ -132,7 +132,7 @@ def test_a_token_that_is_not_finite_stays_so(value: float) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bf16", "i8"])
-def test_rows_that_are_too_long_to_be_brought_into_order_are_packed(kind: str) -> None:
+def test_rows_too_long_for_the_scratch_are_packed(kind: str) -> None:
     each = WORK[{"bf16": 2, "i8": 1}[kind]]
     k = (STRIPS - ZEROS) // each * GROUP
     rng = np.random.default_rng(0)
@@ -148,7 +148,7 @@ def test_rows_that_are_too_long_to_be_brought_into_order_are_packed(kind: str) -
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_a_row_that_is_not_finite_stays_alone(value: float) -> None:
+def test_nonfinite_rows_do_not_affect_others(value: float) -> None:
     rng = np.random.default_rng(0)
     w, x = rng.normal(size=(7, 70)).astype("f4"), np.abs(rng.normal(size=(3, 70))).astype("f4")
     clean, _ = linear(x, narrow(w))
@@ -162,7 +162,7 @@ def test_a_row_that_is_not_finite_stays_alone(value: float) -> None:
 
 @pytest.mark.parametrize("m", [1, 3, 40])
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
-def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_do_not_depend_on_threads(m: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(m)
     k, n = 520, 8200
     x, b = rng.normal(size=(m, k)).astype("f4"), rng.normal(size=n).astype("f4")
@@ -192,7 +192,7 @@ def test_threads_do_not_change_a_bit(m: int, kind: str, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("kind", ["f32", "bf16", "i8"])
 @pytest.mark.parametrize("k", [70, 256, 530])
-def test_rows_read_beside_others_have_the_bits_of_one(kind: str, k: int) -> None:
+def test_interleaved_rows_have_the_bits_of_single_rows(kind: str, k: int) -> None:
     rng = np.random.default_rng(k)
     x, w = rng.normal(size=(1, k)).astype("f4"), rng.normal(size=(11, k)).astype("f4")
     q, scales = rng.integers(-127, 128, (11, k)).astype("i1"), rng.normal(size=(11, -(-k // GROUP))).astype("f4")

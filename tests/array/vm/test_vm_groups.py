@@ -1,4 +1,4 @@
-"""Members of a group that one row does together, beside the same members row by row."""
+"""Groups of ops fused into one row, against the same ops row by row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def arrays(shape: tuple[int, ...], count: int) -> list[NDArray]:
 
 
 @pytest.mark.parametrize("shape", [(7,), (1024,), (3000,), (40, 33), (5, 1500)])
-def test_a_sum_and_its_activation_are_one_row_with_the_same_bits(shape: tuple[int, ...]) -> None:
+def test_fused_sum_and_activation_keep_the_bits(shape: tuple[int, ...]) -> None:
     x, out, apart, between = arrays(shape, 4)
     bias = arrays(shape[-1:], 1)[0]
     rows = encode_group(shape, [member("add", Inner(0), x, bias), member("silu", out, Inner(0))])
@@ -39,7 +39,7 @@ def test_a_sum_and_its_activation_are_one_row_with_the_same_bits(shape: tuple[in
     assert out.to_numpy().tobytes() == apart.to_numpy().tobytes()
 
 
-def test_a_sum_that_something_else_reads_keeps_its_row() -> None:
+def test_sum_with_another_reader_is_not_fused() -> None:
     x, y, out = arrays((3000,), 3)
     add, silu = member("add", Inner(0), x, y), member("silu", Inner(1), Inner(0))
     rows = encode_group((3000,), [add, silu, member("mul", out, Inner(1), Inner(0))])
@@ -50,11 +50,11 @@ def test_a_sum_that_something_else_reads_keeps_its_row() -> None:
     np.testing.assert_allclose(out.to_numpy(), total * total / (1 + np.exp(-total)), rtol=1e-5, atol=1e-6)
     again = encode_group((3000,), [add, silu, member("exp", Inner(0), x), member("mul", out, Inner(1), Inner(0))])
     assert again is not None
-    assert Code.ADD_SILU in {r[0] for r in again}, "the tile is written anew before it is read"
+    assert Code.ADD_SILU in {r[0] for r in again}, "the tile is overwritten before it is read"
 
 
 @pytest.mark.parametrize("shape", [(40,), (3000,), (5, 1500)])
-def test_what_is_written_again_is_widened_again(shape: tuple[int, ...]) -> None:
+def test_overwritten_bfloat16_is_widened_again(shape: tuple[int, ...]) -> None:
     """-x, then x := x · x in place, then both added, of bfloat16."""
     x = low(np.random.default_rng(0).normal(size=shape))
     first, out = x.to_numpy("float32").copy(), unset(shape, bfloat16)

@@ -18,13 +18,13 @@ from graphwright.array.vm.running.segment import VmSegment, new_scratch
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, compute
-from graphwright.plan.planning.executors import may_join
+from graphwright.plan.planning.executors import elementwise
 from graphwright.plan.table import Instr
 
 SHAPES = ((), (1,), (17,), (1030,), (33, 1), (3, 40), (2, 3, 17))
-LAYOUTS = ("plain", "one", "apart", "row", "column", "turned")
+LAYOUTS = ("plain", "one", "apart", "row", "column", "transposed")
 """Of what a group reads from memory: as the space, broadcast to it, every second number, transposed; of one axis 3."""
-JOINING = sorted(n for n in OPS if OPS[n].vm and may_join(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
+JOINING = sorted(n for n in OPS if OPS[n].vm and elementwise(Instr(n, (), (0,), (), {}, NodeId(0, 1))))
 ATTRS: dict[str, list[dict[str, Any]]] = {
     "cast": [{"dtype": bfloat16}, {"dtype": float32}],
     "full_like": [{"value": 2.5}],
@@ -39,7 +39,7 @@ def laid(x: np.ndarray, layout: str) -> np.ndarray:
         return x.copy()
     if layout == "apart":
         return np.repeat(x, 2, -1)[..., ::2]
-    if layout == "turned":
+    if layout == "transposed":
         return np.ascontiguousarray(x.T).T
     picked = {"row": x[(0,) * (x.ndim - 1)], "column": x[..., :1], "one": x[(0,) * x.ndim]}
     return np.array(picked.get(layout, x))
@@ -154,9 +154,14 @@ def test_rows_of_tiles_are_adjacent(shape: tuple[int, ...]) -> None:
     """Where a turn does a whole row: its elements, of every operand, lie side by side or are one."""
     plain = View(float32, shape, tuple(int(np.prod(shape[a + 1 :])) for a in range(len(shape))))
     twice = plain._replace(strides=tuple(2 * s for s in plain.strides))
-    turned = plain._replace(strides=tuple(int(np.prod(shape[:a])) for a in range(len(shape))))
+    transposed = plain._replace(strides=tuple(int(np.prod(shape[:a])) for a in range(len(shape))))
     same = plain._replace(shape=(*shape[:-1], 1))
-    for views in ([twice], [plain, twice], [twice, plain], *([[turned]] if len(shape) > 1 and shape[0] > 1 else [])):
+    for views in (
+        [twice],
+        [plain, twice],
+        [twice, plain],
+        *([[transposed]] if len(shape) > 1 and shape[0] > 1 else []),
+    ):
         assert layout_of_tiles(shape, views, by_row=True) is None
     for views in ([plain], [plain, same], [plain, plain._replace(shape=shape[-1:], strides=(1,))]):
         tiles = layout_of_tiles(shape, views, by_row=True)

@@ -1,4 +1,4 @@
-"""Results that go past the caches, beside ATen: whole vectors, rests, rows, and places that are not aligned."""
+"""Results written with non-temporal stores, against ATen: whole vectors, remainders, rows, unaligned addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPERANDS = {"add": 2, "silu": 1, "where": 3, "rms_norm": 1, "full_like": 1}
 
 
 def aligned(shape: tuple[int, ...], off: int) -> np.ndarray:
-    """NaNs that begin `off` bytes behind a multiple of 64."""
+    """NaNs that begin `off` bytes after a multiple of 64."""
     size = int(np.prod(shape))
     memory = np.full(size + 32, np.nan, "f4")
     start = (-memory.ctypes.data % 64 + off) // 4
@@ -30,7 +30,7 @@ def view(a: np.ndarray) -> View:
 
 @pytest.mark.parametrize("off", [0, 4])
 @pytest.mark.parametrize("name", OPERANDS)
-def test_a_large_result_is_the_same(name: str, off: int) -> None:
+def test_streamed_results_match_aten(name: str, off: int) -> None:
     rng = np.random.default_rng(0)
     shape = (ROWS, COLS) if name == "rms_norm" else (ROWS * COLS,)
     ins = [rng.normal(size=shape).astype("f4") for _ in range(OPERANDS[name])]
@@ -50,7 +50,7 @@ def test_a_large_result_is_the_same(name: str, off: int) -> None:
 
 
 @pytest.mark.parametrize("off", [0, 4])
-def test_a_large_gradient_of_a_loss_is_the_same(off: int) -> None:
+def test_streamed_loss_gradients_match_aten(off: int) -> None:
     rng = np.random.default_rng(0)
     scores, grad = rng.normal(size=(ROWS, COLS)).astype("f4"), rng.normal(size=ROWS).astype("f4")
     targets = rng.integers(0, COLS, ROWS)

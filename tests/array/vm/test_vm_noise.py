@@ -27,7 +27,7 @@ def same_bits(name: str, arrays: list[NDArray], attrs: dict[str, Any]) -> np.nda
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("stream", [0, 2**32 - 1])
-def test_numbers_have_the_bits_of_aten(key: tuple[int, int], stream: int) -> None:
+def test_random_numbers_have_the_bits_of_aten(key: tuple[int, int], stream: int) -> None:
     at = from_numpy(np.array(key))
     for n in SIZES:
         x = np.random.default_rng(n).normal(size=n).astype("f4")
@@ -37,7 +37,7 @@ def test_numbers_have_the_bits_of_aten(key: tuple[int, int], stream: int) -> Non
             same_bits("dropout", [from_numpy(x), at], {"p": p, "stream": stream})
 
 
-def test_what_is_dropped_is_a_zero_whatever_it_was() -> None:
+def test_dropped_nan_and_infinity_become_zero() -> None:
     x = np.tile(np.array([np.inf, -np.inf, np.nan, -0.0, 3e38], np.float32), 400)
     kept = same_bits("dropout", [from_numpy(x), from_numpy(np.array([5, 6]))], {"p": 0.5, "stream": 1})
     dropped = kept == 0
@@ -46,19 +46,19 @@ def test_what_is_dropped_is_a_zero_whatever_it_was() -> None:
     assert np.isnan(kept[~dropped]).sum() == np.isnan(kept).sum() > 100
 
 
-def test_a_mask_too_long_for_one_counter_of_a_vector() -> None:
-    """Places beyond 2³¹ bytes are out of reach here; 100 000 numbers pass through many groups of counters."""
+def test_long_masks_span_many_counters() -> None:
+    """Offsets above 2³¹ bytes are too large to test; 100 000 numbers pass through many groups of counters."""
     u = same_bits("uniform", [from_numpy(np.array([1, 2]))], {"stream": 3, "shape": (100, 1001)})
     assert abs(u.mean() - 0.5) < 0.01
     assert len(np.unique(u)) > 90_000
 
 
-def test_numbers_in_other_layouts_have_no_form() -> None:
+def test_strided_random_results_have_no_vm_form() -> None:
     x = from_numpy(np.zeros((4, 6), np.float32)[:, ::2])
     assert vm("dropout", [x, from_numpy(np.array([1, 2]))], {"p": 0.5, "stream": 1}) is None
 
 
-def test_a_number_that_is_just_p_is_kept() -> None:
+def test_uniform_number_equal_to_p_keeps_the_entry() -> None:
     key, x = from_numpy(np.array([3, 4])), from_numpy(np.ones(100, np.float32))
     u = same_bits("uniform", [key], {"stream": 9, "shape": (100,)})
     for place in (7, 50):

@@ -18,7 +18,7 @@ from graphwright.ops import OPS, compute
 
 SIZES = (0, 1, 2, 15, 16, 17, 33, 1023, 1024, 1025)
 FORMS = sorted(n for n in OPS if OPS[n].vm)
-LOOSE = {
+TOLERANCE = {
     "muon_step": 2e-5,  # five products after each other
     "linear_int8": 0.05,  # it rounds activations; `test_vm_few_rows` has the bound
 }
@@ -35,7 +35,7 @@ def test_samples_of_every_op(name: str) -> None:
         arrays = [single(x) for x in inputs]
         if row.traits.carried and name != "unscale_check":  # a rate is float64
             arrays[0] = from_numpy(np.asarray(inputs[0], np.float64))
-        done += agree(name, arrays, row.complete(attrs), atol=LOOSE.get(name, 2e-6))
+        done += agree(name, arrays, row.complete(attrs), atol=TOLERANCE.get(name, 2e-6))
     assert done >= 2, "the VM takes samples of every op it has"
 
 
@@ -61,14 +61,14 @@ def test_elementwise_sizes_and_layouts(name: str) -> None:
             agree(name, [from_numpy(a), from_numpy(b)], attrs)
 
 
-def test_three_axes_that_do_not_merge_are_walked() -> None:
+def test_three_axes_that_do_not_merge() -> None:
     x = np.random.default_rng(0).normal(size=(4, 5, 6)).astype("f4")
     a, b = from_numpy(x[:, ::2, :]), from_numpy(x[:, :3, ::-1][:, :, ::-1][:1])
     assert agree("add", [a, b], {})
     assert agree("exp", [from_numpy(x[:, ::2, :].transpose(1, 0, 2))], {})
 
 
-def test_a_number_per_head_is_multiplied_in_over_any_layout() -> None:
+def test_factor_per_head_broadcasts_over_any_layout() -> None:
     """More rows than may be unrolled, but for one axis that is walked."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(3, 70, 5, 8)).astype("f4")
@@ -93,7 +93,7 @@ def test_reductions_over_any_axes(name: str, keepdims: bool) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 4095, 4096, 4097, 2**20])
-def test_long_sums_keep_their_digits(n: int) -> None:
+def test_long_sums_are_accurate(n: int) -> None:
     x = np.full(n, 0.1, np.float32)
     (found,) = vm("sum", [from_numpy(x)], {"axes": (0,), "keepdims": False}) or [None]
     assert found is not None
@@ -119,7 +119,7 @@ def test_losses_of_large_scores(scale: float, classes: int) -> None:
 
 
 @pytest.mark.parametrize("target", [3, -1, 10**12])
-def test_a_target_outside_the_classes_is_refused(target: int) -> None:
+def test_target_out_of_range_raises(target: int) -> None:
     scores = from_numpy(np.zeros((2, 3), np.float32))
     with pytest.raises(BadIndex):
         vm("cross_entropy", [scores, from_numpy(np.array([0, target]))], OPS["cross_entropy"].complete({}))
@@ -192,7 +192,7 @@ ELSEWHERE = {
 }
 
 
-def test_every_form_has_its_sizes() -> None:
+def test_every_vm_form_is_tested_at_sizes() -> None:
     assert {*ELEMENTWISE, *SIZED, *ELSEWHERE} == set(FORMS)
 
 
@@ -213,7 +213,7 @@ def test_sizes_around_a_vector_and_a_tile(name: str) -> None:
 
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf, 3e38])
 @pytest.mark.parametrize("name", ["sum", "mean", "amax", "softmax", "rms_norm", "layer_norm", "matmul", "linear"])
-def test_rows_with_a_special_value_are_those_of_aten(name: str, special: float) -> None:
+def test_rows_with_special_values_match_aten(name: str, special: float) -> None:
     for n in (1, 5, 16, 40):
         for place in {0, n // 2, n - 1}:
             arrays, attrs = SIZED[name](n)
@@ -224,7 +224,7 @@ def test_rows_with_a_special_value_are_those_of_aten(name: str, special: float) 
 
 
 @pytest.mark.parametrize("name", ["matmul", "linear"])
-def test_a_dot_of_a_million_terms_keeps_its_digits(name: str) -> None:
+def test_dot_of_a_million_terms_is_accurate(name: str) -> None:
     """Of positive numbers, where a running sum in float32 would lose four of them."""
     a, b = (np.random.default_rng(s).uniform(0, 1, 10**6).astype("f4") for s in (0, 1))
     truth = float(a.astype("f8") @ b.astype("f8"))
@@ -236,7 +236,7 @@ def test_a_dot_of_a_million_terms_keeps_its_digits(name: str) -> None:
         assert (np.abs(found.to_numpy() - truth) <= 2e-6 * truth).all(), rows
 
 
-def test_counters_are_added_with_all_their_bits() -> None:
+def test_int64_addition_is_exact() -> None:
     x = np.array([2**62, -(2**63), -1, 0, 5])
     assert agree("add", [from_numpy(x), from_numpy(np.array([1, 2**40, 1, 0, -6]))], {})
     assert agree("add", [from_numpy(x), from_numpy(np.array(1))], {})
@@ -256,7 +256,7 @@ def test_conditions_and_comparisons_with_nan() -> None:
         assert agree("where", [from_numpy(np.array(flag)), from_numpy(x), from_numpy(y)], {})
 
 
-def test_every_bfloat16_is_widened_to_its_bits() -> None:
+def test_every_bfloat16_is_widened_exactly() -> None:
     bits = np.arange(2**16, dtype="u2").reshape(256, 256)
     for part in (bits, bits[::3, 5:], bits.T.copy().T, bits[:, :1], bits[:, ::2]):
         (found,) = vm("cast", [from_numpy(part, bits=bfloat16)], WIDE) or [None]
@@ -270,7 +270,7 @@ def test_every_bfloat16_is_widened_to_its_bits() -> None:
     np.testing.assert_array_equal(found.to_numpy().view("u4"), np.repeat(bits[:, :1].astype("u4") << 16, 20, 1))
 
 
-def test_rounding_to_bfloat16_is_that_of_aten() -> None:
+def test_rounding_to_bfloat16_matches_aten() -> None:
     """Halves between two, what overflows, numbers below the smallest normal one, both zeros; a NaN stays one."""
     upper = np.arange(0, 2**16, 7, dtype="u4")
     bits = (upper[:, None] << 16) | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], "u4")
@@ -289,7 +289,7 @@ LOW = sorted({*ELEMENTWISE, "junction"} - {"copy", "eq", "ne", "lt", "le", "gt",
 
 
 @pytest.mark.parametrize("name", LOW)
-def test_elementwise_in_bfloat16_is_rounded_once(name: str) -> None:
+def test_bfloat16_elementwise_ops_round_once(name: str) -> None:
     """Of ops that ATen computes in float32 the bits of that, but where the VM's function rounds another way."""
     rng, attrs = np.random.default_rng(0), OPS[name].complete({})
     arity = 2 if name == "junction" else OPS[name].arity
@@ -318,7 +318,7 @@ _EXACT = {"add", "sub", "mul", "div", "neg", "abs", "relu", "minimum", "maximum"
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32", "float64", "int64", "int8"])
-def test_rows_of_any_table_are_picked_bit_by_bit(kind: str) -> None:
+def test_gathered_rows_keep_their_bits(kind: str) -> None:
     rng, ids = np.random.default_rng(0), np.array([[3, 0], [3, 6]])
     stored, marks = ("u2", {"bits": bfloat16}) if kind == "bfloat16" else (kind, {})
     size = np.dtype(stored).itemsize
@@ -335,7 +335,7 @@ def test_rows_of_any_table_are_picked_bit_by_bit(kind: str) -> None:
         vm("embedding", [table, from_numpy(np.array([4]))], {}, [empty((1, columns), table.dtype)])
 
 
-def test_other_dtypes_have_no_form() -> None:
+def test_other_dtypes_have_no_vm_form() -> None:
     x = from_numpy(np.ones(3))
     assert encode("add", [view(x)], [view(x), view(x)], {}) is None
     ids = from_numpy(np.ones(3, np.int32))

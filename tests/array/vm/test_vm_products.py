@@ -62,7 +62,7 @@ def test_matmul_of_any_size_and_order(m: int, n: int, k: int, a_order: str, b_or
 @pytest.mark.parametrize("a_order", ["C", "F"])
 @pytest.mark.parametrize("b_order", ["C", "F"])
 @pytest.mark.parametrize(("m", "n", "k"), [(395, 165, 300), (27, 161, 1027), (193, 300, 19)])
-def test_operands_that_lie_far_apart_are_packed(m: int, n: int, k: int, a_order: str, b_order: str) -> None:
+def test_strided_operands_are_packed(m: int, n: int, k: int, a_order: str, b_order: str) -> None:
     rng = np.random.default_rng(k)
     a, b = laid(rng, m, k, a_order), laid(rng, k, n, b_order)
     limit = np.abs(a).astype("f8") @ np.abs(b) * (k + 1) * 2.0**-24
@@ -71,7 +71,7 @@ def test_operands_that_lie_far_apart_are_packed(m: int, n: int, k: int, a_order:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (4, 8, 2), (13, 33, 300), (12, 32, 256), (7, 40, 600)])
-def test_linear_starts_from_its_bias_once(m: int, n: int, k: int, bias: bool) -> None:
+def test_linear_adds_its_bias_once(m: int, n: int, k: int, bias: bool) -> None:
     rng = np.random.default_rng(0)
     x, w, b = (
         rng.normal(size=(m, k)).astype("f4"),
@@ -83,7 +83,7 @@ def test_linear_starts_from_its_bias_once(m: int, n: int, k: int, bias: bool) ->
     np.testing.assert_allclose(found, truth, atol=1e-6 * k, rtol=1e-5)
 
 
-def test_nan_and_infinity_go_through_their_row_only() -> None:
+def test_nan_and_infinity_stay_in_their_row() -> None:
     a, b = np.ones((20, 40), "f4"), np.ones((40, 35), "f4")
     a[3, 5], a[4, 6] = np.nan, np.inf
     found = product("matmul", a, b)

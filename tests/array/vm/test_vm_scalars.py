@@ -42,7 +42,7 @@ def scalar_programs(draw) -> tuple[Program, dict[str, np.ndarray]]:
 
 @settings(deadline=None)
 @given(scalar_programs())
-def test_a_network_of_numbers_is_what_aten_makes_of_it(case) -> None:
+def test_scalar_networks_match_aten(case) -> None:
     p, feeds = case
     sizes = {name: a.shape for name, a in feeds.items()}
     truth = Executable(p.compile(sizes)).run(feeds)
@@ -52,7 +52,7 @@ def test_a_network_of_numbers_is_what_aten_makes_of_it(case) -> None:
             np.testing.assert_allclose(value.to_numpy(), truth[name].to_numpy(), rtol=2e-5, atol=2e-5)
 
 
-def test_arithmetic_of_numbers_is_one_run_and_exact() -> None:
+def test_scalar_arithmetic_is_one_packed_run_and_exact() -> None:
     b = Builder("chain")
     x, y = b.input("x", ()), b.input("y", ())
     made = [x, y]
@@ -65,11 +65,11 @@ def test_arithmetic_of_numbers_is_one_run_and_exact() -> None:
     for k in range(13):
         values.append((np.add, np.subtract, np.multiply, np.divide)[k % 4](values[-1], values[-2]))
     assert result.to_numpy() == values[-1]
-    rows = space._calls[0]._code
+    rows = space.kernels.calls[0]._code
     assert [tuple(row[:2]) for row in rows if row[0] == Code.SCALARS] == [(Code.SCALARS, 13)]
 
 
-def test_adam_on_numbers_is_adam_on_the_vector_of_them() -> None:
+def test_adam_on_scalars_matches_adam_on_a_vector() -> None:
     start, slope = (np.random.default_rng(seed).normal(size=5).astype("f4") for seed in (0, 1))
     apart, together = [gw.Parameter(v) for v in start], gw.Parameter(start)
 

@@ -66,7 +66,7 @@ def numbers(array: NDArray) -> np.ndarray:
 @pytest.mark.parametrize("narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_special_values_are_those_of_aten(name: str, narrow: bool) -> None:
+def test_special_values_match_aten(name: str, narrow: bool) -> None:
     ins = [x if len(x) > 10_000 else np.tile(x, 3) for x in columns(name)]  # each in whole vectors and in rests
     arrays = operands(ins, narrow)
     seen = [numbers(a) for a in arrays]
@@ -90,7 +90,7 @@ def test_special_values_are_those_of_aten(name: str, narrow: bool) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_single_numbers_have_the_bits_of_a_vector_of_them(name: str) -> None:
+def test_scalars_have_the_bits_of_vectors(name: str) -> None:
     """A run of them is another loop for some ops."""
     arrays, attrs = operands([x[:1000] for x in columns(name)]), OPS[name].complete(ATTRS.get(name, [{}])[0])
     (whole,) = vm(name, arrays, attrs) or [None]

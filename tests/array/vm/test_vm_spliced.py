@@ -1,4 +1,4 @@
-"""A segment that takes code from another one does what one of its ops alone does."""
+"""A segment that reuses the code of another one behaves as one made only from its ops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.array.vm.running.segment import BadIndex, VmSegment, new_scratc
 from graphwright.ops import OPS
 
 SIZES = (1, 1, 1, 40)
-"""Mostly single numbers: stretches of them are one row, which an exchange may cut or join."""
+"""Mostly single numbers, which are packed into rows that an exchange may split or join."""
 cells = [[from_numpy(np.zeros(size, "f4")) for _ in range(3)] for size in SIZES]
 targets, scores = from_numpy(np.zeros(1, "i8")), from_numpy(np.zeros((1, 2), "f4"))
 loss, lse = from_numpy(np.zeros((), "f4")), from_numpy(np.zeros(1, "f4"))
@@ -42,7 +42,7 @@ def after(run: VmSegment) -> list[np.ndarray]:
 
 
 @given(ops, ops, ops, ops)
-def test_code_taken_from_another_segment_is_that_made_anew(
+def test_code_reused_from_another_segment_equals_fresh_code(
     head: list[int], old: list[int], new: list[int], tail: list[int]
 ) -> None:
     scratch = new_scratch()
@@ -54,7 +54,7 @@ def test_code_taken_from_another_segment_is_that_made_anew(
 
 
 @pytest.mark.parametrize("more", [0, 1, 5])
-def test_what_fails_is_told_by_its_place_in_the_new_segment(more: int) -> None:
+def test_failure_reports_the_op_index_in_the_new_segment(more: int) -> None:
     attrs = OPS["cross_entropy"].complete({})
     rows = encode("cross_entropy", [view(loss), view(lse)], [view(scores), view(targets)], attrs)
     assert rows is not None

@@ -1,4 +1,4 @@
-"""Steps of optimizers by the VM, beside ATen's, over a run of them: in place or not, left out where a flag is set."""
+"""Optimizer steps of the VM against ATen: in place or not, and skipped if the flag is set."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUNDED = {"muon": 2e-5, "muon plain": 2e-5}
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("form", FORMS)
-def test_twenty_steps(form: str, in_place: bool) -> None:
+def test_twenty_steps_match_aten(form: str, in_place: bool) -> None:
     """A step that found an infinity changes nothing, counts neither."""
     name, given = FORMS[form]
     attrs, rng = OPS[name].complete(given), np.random.default_rng(0)
@@ -65,7 +65,7 @@ def _moments(name: str, attrs: dict[str, Any]) -> int:
 
 @pytest.mark.parametrize("form", [form for form in FORMS if FORMS[form][0] != "muon_step"])
 @pytest.mark.filterwarnings("ignore:.*encountered in:RuntimeWarning")
-def test_gradients_that_are_no_numbers_do_what_they_do_on_aten(form: str) -> None:
+def test_nan_gradients_behave_as_on_aten(form: str) -> None:
     name, given = FORMS[form]
     attrs, grad = OPS[name].complete(given), np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-45, 3e38, -3e38], "f4")
     state = [np.ones(8, "f4"), *[np.zeros(8, "f4")] * _moments(name, attrs), np.float32(0)]
@@ -74,7 +74,7 @@ def test_gradients_that_are_no_numbers_do_what_they_do_on_aten(form: str) -> Non
         np.testing.assert_allclose(mine.to_numpy(), other.to_numpy(), rtol=5e-6, atol=1e-6)
 
 
-def test_matrices_beyond_the_scratch_have_no_form() -> None:
+def test_matrices_larger_than_the_scratch_have_no_vm_form() -> None:
     attrs = OPS["muon_step"].complete({})
 
     def step(rows: int, columns: int) -> bool:
@@ -89,7 +89,7 @@ def test_matrices_beyond_the_scratch_have_no_form() -> None:
     assert not step(1, 0)
 
 
-def test_averages_are_drawn_towards_their_sources() -> None:
+def test_averages_move_towards_their_sources() -> None:
     rng = np.random.default_rng(0)
     for tau in (0.1, 0.75, 1.0):
         pairs = [from_numpy(rng.normal(size=n).astype("f4")) for n in (1, 16, 33, 1, 16, 33)]
@@ -102,7 +102,7 @@ def test_averages_are_drawn_towards_their_sources() -> None:
 
 @pytest.mark.parametrize("form", ["adamw", "adam amsgrad", "sgd momentum", "rmsprop momentum", "lion"])
 @pytest.mark.parametrize("n", [1, 40])
-def test_what_has_faded_is_no_number_that_slows_later_steps(form: str, n: int) -> None:
+def test_subnormal_moments_are_flushed_to_zero(form: str, n: int) -> None:
     """Moments decay without a gradient: they end as 0 and never stay below the normal numbers."""
     name, given = FORMS[form]
     attrs = OPS[name].complete(given | {"weight_decay": 0.0})
@@ -117,7 +117,7 @@ def test_what_has_faded_is_no_number_that_slows_later_steps(form: str, n: int) -
             assert ((size == 0) | (size >= np.finfo("f4").tiny)).all()
 
 
-def test_a_moment_that_is_not_a_number_stays_one() -> None:
+def test_nan_moments_stay_nan() -> None:
     for n in (1, 40):
         nan, zero, count = (from_numpy(np.full(s, v, np.float32)) for s, v in ((n, np.nan), (n, 0.0), ((), 0.0)))
         members = [nan, zero.copy(), zero.copy(), zero.copy(), count]

@@ -1,4 +1,4 @@
-"""Rows that threads share give the bits of one thread; how the machine is called, and what a call keeps alive."""
+"""Rows shared by threads give the bits of one thread; how the machine is called; lifetimes of a call."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ CASES: dict[str, Callable[[], tuple[list[NDArray], list[Row]]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_rows_have_the_bits_of_one_thread(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     outs, rows = CASES[name]()
     assert any(row[0] == Code.SHARED for part in cut(rows).parts for row in part)
     VmSegment([Cut((rows,), 0.0)])()  # in one piece
@@ -103,7 +103,7 @@ def test_threads_give_the_bits_of_one(name: str, monkeypatch: pytest.MonkeyPatch
             assert [o.to_numpy(bits=True).tobytes() for o in outs] == truth
 
 
-def test_many_short_turns_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_short_shared_runs_are_complete(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "get_num_threads", lambda: 3)
     x = from_numpy(np.zeros(1_100_000, "f4"))
     one = from_numpy(np.ones((), "f4"))
@@ -115,7 +115,7 @@ def test_many_short_turns_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (x.to_numpy() == 300).all()
 
 
-def test_an_index_outside_is_found_by_whichever_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_out_of_range_is_reported_by_any_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     targets = TARGETS.to_numpy().copy()
     _, rows = op("cross_entropy", *kept(normal(6000, 200), from_numpy(targets)))
     run = VmSegment([rows])
@@ -130,7 +130,7 @@ def test_an_index_outside_is_found_by_whichever_thread(monkeypatch: pytest.Monke
         run()
 
 
-def test_callers_at_the_same_time_do_not_mix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_callers_do_not_interfere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "get_num_threads", lambda: 2)
     made = [CASES["tall product"]() for _ in range(4)]
     runs = [VmSegment([rows]) for _, rows in made]
@@ -147,7 +147,7 @@ def test_callers_at_the_same_time_do_not_mix(monkeypatch: pytest.MonkeyPatch) ->
     assert [outs[0].to_numpy().tobytes() for outs, _ in made] == truth
 
 
-def test_a_call_counts_no_reference_and_keeps_its_memory() -> None:
+def test_call_leaks_no_reference_and_keeps_its_memory() -> None:
     outs, rows = op("exp", *kept(normal(40)))
     run = VmSegment([rows]).run
     gc.collect()
@@ -159,7 +159,7 @@ def test_a_call_counts_no_reference_and_keeps_its_memory() -> None:
     np.testing.assert_allclose(outs[0].to_numpy(), np.exp(KEEP[-1].to_numpy()), rtol=1e-6)
 
 
-def test_a_failing_call_counts_no_reference_either() -> None:
+def test_failed_call_leaks_no_reference() -> None:
     scores, targets = kept(normal(2, 3), from_numpy(np.array([0, 9])))
     run = VmSegment([op("cross_entropy", scores, targets)[1]])
     before = sys.getrefcount(NotImplemented)
@@ -170,7 +170,7 @@ def test_a_failing_call_counts_no_reference_either() -> None:
         run()
 
 
-def test_an_unknown_layout_of_objects_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_object_layout_falls_back_to_ctypes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call, "_make_method", lambda: None)
     outs, rows = op("exp", *kept(normal(40)))
     VmSegment([rows])()

@@ -67,7 +67,7 @@ def test_wide_frequencies_equal_the_formulas(kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["rope_type", "type"])
 @pytest.mark.parametrize("kind", list(FULL))
-def test_old_spelling_reads_alike(kind: str, name: str) -> None:
+def test_both_config_forms_give_equal_frequencies(kind: str, name: str) -> None:
     new = read_rope(config(rope_parameters={"rope_type": kind, "rope_theta": 700.0, **FULL[kind]}), 10)
     old = read_rope(config(rope_theta=700.0, rope_scaling={name: kind, **FULL[kind]}), 10)
     assert (new.kind, new.theta, new.scale) == (old.kind, old.theta, old.scale)

@@ -1,4 +1,4 @@
-"""Rung 5: generated code computes what the program computes, whatever was edited, in a process without this package."""
+"""Generated code computes what the program computes, whatever was edited, in a process without this package."""
 
 from __future__ import annotations
 
@@ -237,8 +237,8 @@ def test_gradient_flows_into_every_weight(runs, case):
 
 
 def test_generated_files_are_plain_and_clean(runs):
-    places = [runs(case)[1] for case in CASES]
-    for file in (f for place in places for f in place.glob("*.py")):
+    folders = [runs(case)[1] for case in CASES]
+    for file in (f for place in folders for f in place.glob("*.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         imports = [a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names]
         imports += [n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level]
@@ -246,7 +246,7 @@ def test_generated_files_are_plain_and_clean(runs):
         called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         assert not called & {"exec", "eval", "compile", "__import__", "open", "globals"}
     rules = ["--isolated", "--line-length", "120", "--select", "E,F,I,UP,B,RUF,SIM", "--target-version", "py310"]
-    command = [sys.executable, "-m", "ruff", "check", *rules, *places]
+    command = [sys.executable, "-m", "ruff", "check", *rules, *folders]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -25,7 +25,7 @@ def test_weights_are_no_structure(made):
 
 
 @pytest.mark.parametrize("pattern", ["**", "layers.1.*", "layers.*.mlp.*", "layers.2.out"])
-def test_renaming_is_none(made, pattern):
+def test_renaming_is_no_deviation(made, pattern):
     m = gw.open(made("qwen3-bias").path)
     p = m.program
     with p.edit("rename") as e:
@@ -35,7 +35,7 @@ def test_renaming_is_none(made, pattern):
     assert deviations(m) == []
 
 
-def test_renaming_beside_a_real_change_tells_the_change_alone(made):
+def test_renaming_hides_no_other_deviation(made):
     m = gw.open(made("llama").path)
     p = m.program
     cut_attention(m, 1)
@@ -87,7 +87,7 @@ def test_kinds(made):
     assert details["layers.1.mlp.gate.weight"] == narrowed
 
 
-def test_a_removed_layer_names_what_is_gone_and_who_reads_another_value(made):
+def test_a_removed_layer_lists_removed_and_rewired_nodes(made):
     m = gw.open(made("llama").path)
     remove_layer(m, 1)
     found = deviations(m)
@@ -105,6 +105,6 @@ def test_another_output_deviates(made):
 
 def test_dead_ends_are_no_deviation(made):
     m = gw.open(made("llama").path)
-    with m.program.edit("read by nobody") as e:
+    with m.program.edit("without readers") as e:
         e.add("tanh", e.param("spare", np.ones(3, np.float32)), name="dead")
     assert {d.path for d in deviations(m)} <= {"spare"}

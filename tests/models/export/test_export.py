@@ -1,4 +1,4 @@
-"""An export appears whole and proved by somebody else, or not at all; figures of two kinds are never mixed."""
+"""An export appears whole and checked by another loader, or not at all; figures of two kinds are never mixed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_export_keywords_are_the_fields_of_the_options():
 
 
 @pytest.mark.parametrize("name", ["insert", "insert_stray", "replace_mlp", "parallel"])
-def test_an_added_structure_goes_to_level_5_and_says_why(made, name):
+def test_an_added_structure_is_exported_as_code_with_reasons(made, name):
     m = gw.open(made("llama").path)
     EDITS[name](m, 1)
     before = read(m)
@@ -67,7 +67,7 @@ def test_an_added_structure_goes_to_level_5_and_says_why(made, name):
 
 
 @pytest.mark.parametrize("level", [1, "1", "same_class", 2, 3])
-def test_a_level_that_cannot_carry_the_structure_is_refused(made, tmp_path, level):
+def test_a_level_that_cannot_carry_the_structure_raises(made, tmp_path, level):
     m = gw.open(made("llama").path)
     skip(m, 0)
     with pytest.raises(ExportLevelImpossible, match="expected level 5"):
@@ -75,7 +75,7 @@ def test_a_level_that_cannot_carry_the_structure_is_refused(made, tmp_path, leve
     assert not (tmp_path / "out").exists()
 
 
-def test_level_5_can_be_asked_for_where_level_1_would_do(made, tmp_path):
+def test_a_higher_level_can_be_requested(made, tmp_path):
     receipt = unconfirmed(gw.open(made("llama").path), tmp_path / "out", level=5)
     assert receipt.not_better == [
         {"level": 1, "name": "same_class", "reason": "possible, but level 5 was requested", "path": ""}
@@ -92,7 +92,7 @@ def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, op
     assert list(tmp_path.iterdir()) == []
 
 
-# -- places ------------------------------------------------------------------------------------------------------------
+# -- targets -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("where", ["{source}", "{source}/../{name}", "{source}/.."])
 def test_the_source_is_never_written_to(copy, where):
     source = copy("llama")
@@ -126,7 +126,7 @@ def test_a_target_that_cannot_be_written_is_named(made):
         unconfirmed(gw.open(made("llama").path), "/proc/nowhere/out")
 
 
-# -- numbers that are none ---------------------------------------------------------------------------------------------
+# -- values that are not finite ---------------------------------------------------------------------------------------
 def test_nan_of_an_edit_is_refused_and_nan_of_the_source_passed_on(copy, tmp_path):
     source = copy("llama")
     tensors = load_file(source / "model.safetensors")
@@ -220,7 +220,7 @@ def test_drift_is_of_the_edit_and_export_error_of_the_files(proved):
     assert pruned.drift["max_abs_dlogits"] > 100 * pruned.check["export_error"]["max_abs"]
 
 
-def test_the_card_says_what_the_receipt_says(proved):
+def test_the_card_shows_the_receipt(proved):
     _, place, receipt = proved("edited")
     card = (place / "README.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (.+?) \| (.+?) \|$", card, re.MULTILINE)

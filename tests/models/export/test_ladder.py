@@ -1,4 +1,4 @@
-"""The export ladder: each edit's level and reasons; stock transformers computes what the pruned program does."""
+"""The export ladder: each edit's level and reasons; the original class computes what the pruned program does."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ WHY = {
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_each_edit_has_its_level_and_the_reasons_name_node_axis_and_field(opened, name):
+def test_each_edit_has_its_level_and_reasons_with_node_axis_and_field(opened, name):
     m = opened()
     change, by_class, by_size = TABLE[name]
     change(m)
@@ -196,7 +196,7 @@ def test_kinds_of_gates_and_factors(opened):
 # -- level 2 -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", [*UNIFORM[deep(0, 4) :], "all"])
-def test_uniform_sizes_are_the_stock_class_of_another_config(opened, tmp_path, family, name):
+def test_uniform_sizes_export_as_a_resized_config(opened, tmp_path, family, name):
     m = opened(family)
     for change in [TABLE[name][0]] if name != "all" else [layers_dropped, even_mlp, even_queries, hidden_width]:
         change(m)
@@ -232,7 +232,7 @@ def test_a_size_of_one_layer_alone_is_not_uniform(opened):
 
 # -- level 3 -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("family", FAMILIES)
-def test_uneven_pruning_is_the_stock_class_with_zeros(opened, tmp_path, family):
+def test_uneven_pruning_exports_zero_filled(opened, tmp_path, family):
     m = opened(family)
     for change in (uneven_neurons, uneven_heads, attention_cut, mlp_cut):
         change(m)
@@ -328,10 +328,10 @@ def test_zeros_are_exact_in_16_bits(opened, tmp_path):
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
 
 
-def test_units_that_stay_keep_their_places_and_only_the_others_are_zero(opened, tmp_path):
+def test_remaining_units_keep_their_indices_and_removed_ones_are_zero(opened, tmp_path):
     m = opened()
     m.select("layers.2.mlp").neurons[[3, 40]].prune()
-    m.select("layers.2.mlp").neurons[[0, 20]].prune()  # of those that are left: 0 and 21
+    m.select("layers.2.mlp").neurons[[0, 20]].prune()  # among the remaining ones: 0 and 21
     m.select("layers.1.attn").heads[[0]].prune(ragged=True)
     m.select("layers.1.attn").heads[[2]].prune(ragged=True)  # was 3
     m.select("layers.3.attn").kv_groups[0].prune()
@@ -353,7 +353,7 @@ def test_units_that_stay_keep_their_places_and_only_the_others_are_zero(opened, 
         np.testing.assert_array_equal(b[key].numpy(), expected, err_msg=key)
 
 
-def test_a_saved_program_has_forgotten_the_places_and_is_dense_all_the_same(opened, tmp_path):
+def test_a_saved_program_without_original_indices_is_still_zero_filled(opened, tmp_path):
     m = opened()
     uneven_neurons(m)
     uneven_heads(m)
@@ -363,7 +363,7 @@ def test_a_saved_program_has_forgotten_the_places_and_is_dense_all_the_same(open
     assert checkpoints.relative(stock(tmp_path / "out"), m.logits(IDS)) <= 1e-5
 
 
-def test_what_is_whole_keeps_its_bytes(opened, tmp_path):
+def test_unchanged_weights_keep_their_bytes(opened, tmp_path):
     m = opened()
     m.select("layers.2.mlp").neurons[::3].prune()
     written(m, tmp_path / "out")
@@ -388,7 +388,7 @@ def test_what_is_whole_keeps_its_bytes(opened, tmp_path):
         lambda e, p: e.cut("layers.2.mid -> layers.2.out"),
     ],
 )
-def test_what_is_another_function_does_not_densify(opened, tmp_path, spoil):
+def test_another_function_cannot_use_the_original_class(opened, tmp_path, spoil):
     m = opened()
     p = m.program
     with p.edit("spoil") as e:

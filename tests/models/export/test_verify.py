@@ -29,7 +29,7 @@ def exported(proved, tmp_path):
 
 @pytest.fixture
 def unloaded(monkeypatch):
-    """Any attempt to load what is known to be wrong fails the test."""
+    """Any attempt to load wrong files fails the test."""
 
     def never(*_, **__):
         raise AssertionError("files that differ from the receipt are not loaded, let alone run")
@@ -152,7 +152,7 @@ def test_a_receipt_cannot_talk_its_way_into_running_code(exported, tmp_path, che
 
 def test_swapped_shards_are_found(made, tmp_path, unloaded):
     m = gw.open(made("llama").path)
-    with m.program.edit("so that they are written anew") as e:
+    with m.program.edit("so that they are written again") as e:
         e.set_weight("model.norm.weight", lambda w: w + 1)
     m.export(tmp_path / "out", check="none", max_shard_size="60KB", prompts=[[1, 2]])
     first, second = sorted((tmp_path / "out").glob("model-*"))[:2]
@@ -169,7 +169,7 @@ def test_another_source_is_noticed(exported, copy, unloaded):
     assert found.problems == ("source config.json: differs from the exported file",)
 
 
-def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
+def test_a_failed_probe_is_reported(exported, monkeypatch):
     place = exported("copy")
     rewrite(place, lambda d: d["probe"]["greedy"].__setitem__(0, 5))
     honest = verifying.compute_there
@@ -195,7 +195,7 @@ def test_a_probe_that_does_not_hold_is_told(exported, monkeypatch):
         lambda d: d["result"].update(tensors=[1]),
     ],
 )
-def test_a_receipt_that_somebody_made_up_is_told_not_raised(exported, unloaded, change):
+def test_a_forged_receipt_is_reported_not_raised(exported, unloaded, change):
     place = exported()
     rewrite(place, change)
     assert verify(place).exit_code == 1

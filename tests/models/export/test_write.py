@@ -200,7 +200,7 @@ def _files(folder):
     return [f.path.name for f in checkpoint.files]
 
 
-def test_a_size_that_is_asked_for_lays_the_files_out_anew(made, tmp_path):
+def test_a_requested_shard_size_makes_new_shards(made, tmp_path):
     """One file becomes many, and many one; by default they stay as they were."""
     source = made("llama")
     m = gw.open(source.path)
@@ -210,8 +210,8 @@ def test_a_size_that_is_asked_for_lays_the_files_out_anew(made, tmp_path):
     assert len(again.checkpoint.files) > 4
     assert all(sum(i.nbytes for i in f.infos) <= 50_000 or len(f.infos) == 1 for f in again.checkpoint.files)
     assert _files(written(again, tmp_path / "same")) == [f.path.name for f in again.checkpoint.files]
-    told = set(again.export_plan().levels[0].files) - {"README.md", "receipt.json"}
-    assert told == {f.name for f in (tmp_path / "same").iterdir()}
+    planned = set(again.export_plan().levels[0].files) - {"README.md", "receipt.json"}
+    assert planned == {f.name for f in (tmp_path / "same").iterdir()}
     one = written(again, tmp_path / "one", max_shard_size="1GB")
     assert _files(one) == ["model.safetensors"]
     assert gw.open(one).program.hash() == m.program.hash()

@@ -23,7 +23,7 @@ def rows(cache: StaticCache, path: str) -> tuple[np.ndarray, np.ndarray]:
 
 def unknown_rows(space: Any) -> Iterator[int]:
     """Of a step that is one call, each instruction's code in turn is one that the machine does not know."""
-    code, owner = space._fed._code, space._fed._owner
+    code, owner = space.kernels.fed._code, space.kernels.fed._owner
     for i in [i for i, op in enumerate(owner) if op >= 0 and op != owner[i - 1]]:
         known, code[i, 0] = int(code[i, 0]), -1
         yield owner[i]

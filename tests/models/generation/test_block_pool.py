@@ -1,4 +1,4 @@
-"""Who holds which block, and blocks kept for prompts that begin alike: bookkeeping without a tensor."""
+"""Reference counts of blocks, and blocks cached for prompts with the same prefix: bookkeeping without a tensor."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_hash_is_not_trusted() -> None:
     prefix.insert(ROOT, np.arange(8), one)
     prefix.insert(ROOT, np.array([4, 5, 6, 7, 4, 5, 6, 7]), two)
     assert matched(prefix, [*range(8), 0]) == one
-    assert matched(prefix, [4, 5, 6, 7, 4, 5, 6, 7, 0]) == two  # [4..7] stands behind another block in the first chain
+    assert matched(prefix, [4, 5, 6, 7, 4, 5, 6, 7, 0]) == two  # [4..7] continues another block in the first chain
     assert matched(prefix, [0, 1, 2, 3, 0, 1, 2, 3, 0]) == one[:1]
     assert prefix.match(b"another model", np.arange(9)) == []
 
@@ -110,7 +110,7 @@ def test_what_is_used_longest_ago_leaves_first_and_never_before_what_follows_it(
 
 
 def test_a_block_before_one_that_is_held_cannot_leave() -> None:
-    """A sequence that began alike on its own holds the third block, but not those that are kept before it."""
+    """A sequence with the same prefix holds the third block, but not those that are kept before it."""
     pool, prefix = kept()
     first, own = pool.take(2), pool.take(3)
     prefix.insert(ROOT, np.arange(8), first)
@@ -125,7 +125,7 @@ def test_a_block_before_one_that_is_held_cannot_leave() -> None:
     assert pool.refs(first[0]) == 1
 
 
-def test_a_block_is_forgotten_with_all_behind_it() -> None:
+def test_uncaching_a_block_uncaches_its_continuations() -> None:
     pool, prefix = kept()
     table, other = pool.take(3), pool.take(1)
     prefix.insert(ROOT, np.arange(12), table)

@@ -58,8 +58,8 @@ def test_a_decode_step_is_one_call(name: str, weights: str, kind: str, made: Cal
     for ids in (IDS[:1, :3], IDS[:1, 3:4]):
         rows.step(ids)
     space = cache.steps.spaces[True, 1, 1].space
-    assert len(space._calls) == space.plan.schedule.dispatches == 1, space.plan.segments
-    assert space._fed is not None, "it takes its inputs from where they lie"
+    assert len(space.kernels.calls) == space.plan.schedule.dispatches == 1, space.plan.segments
+    assert space.kernels.fed is not None, "it takes its inputs from where they lie"
 
 
 def test_40_steps_in_float64(made: Callable[[str], Made]) -> None:

@@ -192,17 +192,17 @@ def test_fault_at_every_call_of_a_step_leaves_no_trace(
 ) -> None:
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
     cache, space, undisturbed = _ready(model)
-    bits, calls = state(cache), list(space._calls)
+    bits, calls = state(cache), list(space.kernels.calls)
     assert len(calls) > 60
 
     def fail() -> None:
         raise error("planted")
 
     for i in range(0, len(calls), 1 if error is KeyboardInterrupt else 9):  # what is raised makes no difference
-        space._calls[i] = fail
+        space.kernels.calls[i] = fail
         with pytest.raises((ComputeError, KeyboardInterrupt)):
             cache.step(IDS[:1, 6:7])
-        space._calls[i] = calls[i]
+        space.kernels.calls[i] = calls[i]
         assert state(cache) == bits
     assert list(model.decode(cache, 4)) == undisturbed
 

@@ -45,7 +45,7 @@ def rows(s: Any, i: int = 1) -> np.ndarray:
     return np.stack([v.data.to_numpy()[0, :, : s.length] for k, v in s.variables.items() if f".{i}." in k])
 
 
-def alike(a: Any, b: Any) -> bool:
+def equal(a: Any, b: Any) -> bool:
     return np.shape(a) == np.shape(b) and relative(np.asarray(a), np.asarray(b)) < 1e-5
 
 
@@ -56,7 +56,7 @@ def test_captured_tokens_and_rows_are_those_of_the_host(kind: str, model: gw.Mod
     rules = {"temperature": 0.9, "seed": 3}
     assert list(model.decode(here, 30, **rules)) == list(model.decode(there, 30, **rules))
     assert there.length == 50
-    assert alike(rows(there), rows(here))
+    assert equal(rows(there), rows(here))
     (space,) = steps(there)
     assert (str(space.state), space.captures) == ("captured", 1)
     assert [r.kind for r in space.regions] == ["capture"]  # the whole step
@@ -64,8 +64,8 @@ def test_captured_tokens_and_rows_are_those_of_the_host(kind: str, model: gw.Mod
     for s in (here, there):
         s.truncate(33)
         s.step(IDS[None, 5:6])
-    assert alike(rows(there), rows(here))
-    assert alike(there.last_logits(), here.last_logits())
+    assert equal(rows(there), rows(here))
+    assert equal(there.last_logits(), here.last_logits())
 
 
 @pytest.mark.usefixtures("sim", "plain")
@@ -84,7 +84,7 @@ def test_forks_and_new_blocks_need_no_other_graph(model: gw.Model) -> None:
         spaces = steps(s)
         assert s.length == 120
     assert found["sim"][0] == found["cpu"][0]
-    assert alike(found["sim"][1], found["cpu"][1])
+    assert equal(found["sim"][1], found["cpu"][1])
     (space,) = spaces
     assert (str(space.state), space.captures) == ("captured", 1)
 
@@ -104,7 +104,7 @@ def test_sequences_join_and_leave_a_batch(model: gw.Model) -> None:
             if t == 5:
                 batch.pop(0)
         found[device] = [*logits, *(rows(s) for s in batch)]
-    assert all(alike(a, b) for a, b in zip(found["sim"], found["cpu"], strict=True))
+    assert all(equal(a, b) for a, b in zip(found["sim"], found["cpu"], strict=True))
 
 
 class Logged(SimDriver):
@@ -120,7 +120,7 @@ class Logged(SimDriver):
 
 
 def warm(m: gw.Model, kind: str) -> tuple[Logged, Any, list[int]]:
-    """A cache in front of the step that records, on a device of its own."""
+    """A cache before the step that records, on a device of its own."""
     driver = Logged(SIM)
     use(SIM, SimBackend(SIM, driver))
     s = filled(m, kind, "sim")

@@ -1,4 +1,4 @@
-"""Generation: equal to a loop by hand and to transformers, with a given cache, and its record."""
+"""Generation: equal to a decoding loop and to transformers, with a given cache, and its record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_generation_keywords_are_the_fields_of_the_options() -> None:
     assert GenerationOptions(temperature=0.5, stop="x").sampling == Sampling(temperature=0.5)
 
 
-def test_equals_a_loop_by_hand_and_full_runs(model: gw.Model) -> None:
+def test_equals_a_decoding_loop_and_full_runs(model: gw.Model) -> None:
     done = model.generate(PROMPT, 20)
     cache, ids = model.new_cache(40, kind="static"), list(PROMPT)
     logits = model.prefill(cache, PROMPT)[0]
@@ -90,7 +90,7 @@ def test_sample_i_equals_a_single_run_with_stream_i(model: gw.Model) -> None:
         assert model.generate(PROMPT, 12, temperature=1.5, seed=2, first_stream=i).ids == sample.ids
 
 
-def test_decode_draws_what_generate_draws(model: gw.Model) -> None:
+def test_decode_samples_the_same_tokens_as_generate(model: gw.Model) -> None:
     cache = model.new_cache(40, kind="static")
     model.prefill(cache, PROMPT)
     rules = {"temperature": 1.3, "seed": 6, "repetition_penalty": 1.2, "presence": 0.4}

@@ -14,7 +14,7 @@ from uneven import uneven
 
 import graphwright as gw
 from graphwright.errors import ComputeError, UsageError
-from graphwright.models import BlockError, CacheFull, PagedCache, PromptError, StaleCache, ValueReleased
+from graphwright.models import BlockError, CacheFull, PagedCache, PromptError, SequenceReleased, StaleCache
 from graphwright.models.generation.cached_program import CHOICE, LENGTHS, TABLE
 
 IDS = some_ids((1, 60))[0]
@@ -108,8 +108,8 @@ def test_a_ragged_batch_equals_each_alone_and_a_stranger_is_untouched(vm: bool, 
     assert all(np.array_equal(a, b) for a, b in zip(before, outsider.gather(0), strict=True))
 
 
-def test_places_are_inputs_and_pools_are_states_of_their_attention(model: gw.Model) -> None:
-    """Sequences change places from step to step; two pools of one shape are told apart by their attention."""
+def test_tables_are_inputs_and_pools_are_states_of_their_attention(model: gw.Model) -> None:
+    """Sequences change rows from step to step; two pools of one shape are distinguished by their attention."""
     cache = paged(model, prefix_bytes=0)
     p = cache.steps.derived().program
     assert {p.path(n) for n in p.inputs()} == {"ids", "positions", TABLE, LENGTHS, *CHOICE}
@@ -135,7 +135,7 @@ def test_places_are_inputs_and_pools_are_states_of_their_attention(model: gw.Mod
 
 # -- branching ---------------------------------------------------------------------------------------------------------
 def test_a_block_that_is_shared_has_no_length(model: gw.Model) -> None:
-    """Forks that end at different rows of one block read their own, as long as nobody writes."""
+    """Forks that end at different rows of one block read their own, as long as no other sequence writes."""
     cache = paged(model, prefix_bytes=0)
     s = cache.sequence()
     s.prefill(IDS[None, :25])
@@ -173,7 +173,7 @@ def test_a_fork_shares_all_and_copies_one_block_when_it_writes(model: gw.Model) 
         f.release()
     cache.prefix.clear()
     assert cache.pool.free == cache.pool.cap
-    with pytest.raises(ValueReleased):
+    with pytest.raises(SequenceReleased):
         s.step(np.array([[1]]))
     assert s.tokens.shape == (1, 40)
 
@@ -209,13 +209,13 @@ def test_a_snapshot_is_exact_any_number_of_times(model: gw.Model) -> None:
     mark.release()
     mark.release()
     assert cache.holders() == [s]
-    with pytest.raises(ValueReleased):
+    with pytest.raises(SequenceReleased):
         s.restore(mark)
     with pytest.raises(UsageError):
         paged(model).sequence().restore(s.snapshot())
 
 
-def test_what_nobody_holds_any_more_is_free(model: gw.Model) -> None:
+def test_blocks_without_owners_are_free(model: gw.Model) -> None:
     cache = paged(model, prefix_bytes=0)
     s = cache.sequence()
     s.prefill(IDS[None, :20])
@@ -281,7 +281,7 @@ def test_sizes_are_checked(wrong: dict[str, int], model: gw.Model) -> None:
         model.new_cache(4, kind="linked")  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
-# -- prompts that begin alike ------------------------------------------------------------------------------------------
+# -- prompts with one prefix -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shared", [0, 15, 16, 40])
 def test_a_shared_beginning_is_not_run_again(shared: int, model: gw.Model) -> None:
     cache = paged(model)
@@ -350,7 +350,7 @@ def test_stale_rows_are_refused_and_filled_again(model: gw.Model) -> None:
         gw.open(model.directory).prefill(s, IDS[:2])
 
 
-def test_a_cut_head_wants_new_pools_and_gets_them_when_nobody_holds_a_block() -> None:
+def test_a_removed_head_makes_new_pools_once_no_block_is_in_use() -> None:
     p = uneven()
     cache = PagedCache(p, blocks=5, block=4)
     s = cache.sequence()
@@ -382,7 +382,7 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
     s.step(IDS[None, 16:17])
     s.truncate(16)
     (space,) = (w.space for (_, _, n), w in cache.steps.spaces.items() if n == 1)
-    calls, bits = list(space._calls), [t.tobytes() for t in s.gather(1)]
+    calls, bits = list(space.kernels.calls), [t.tobytes() for t in s.gather(1)]
     undisturbed = list(model.decode(s.fork(), 4))
 
     def fail() -> None:
@@ -390,9 +390,9 @@ def test_fault_at_every_call_leaves_no_trace(vm: bool, model: gw.Model, executor
 
     def failing_calls() -> Iterator[int]:
         for i in range(len(calls)):
-            space._calls[i] = fail
+            space.kernels.calls[i] = fail
             yield i
-            space._calls[i] = calls[i]
+            space.kernels.calls[i] = calls[i]
 
     for _ in unknown_rows(space) if vm else failing_calls():
         with pytest.raises((ComputeError, KeyboardInterrupt)):

@@ -1,4 +1,4 @@
-"""What lies in the blocks of a paged cache: dtypes, bytes, rows as other caches have them, and nothing else."""
+"""The contents of the blocks of a paged cache: dtypes, bytes, rows as other caches have them, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rounded(m: gw.Model, kind: str) -> gw.Model:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
-def test_rows_have_a_dtype_of_their_own(kind: str, made: Callable[[str], Made]) -> None:
+def test_entries_have_their_own_dtype(kind: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made("qwen2-windows").path)
     plain, cache = m.logits(IDS[:40]), m.new_cache(64, dtype=kind, poison=True)
     size = dtype(kind).itemsize
@@ -126,7 +126,7 @@ def test_a_copied_block_has_the_rows_there_were_and_a_freed_one_none(kind: str, 
     cache = model.new_cache(64, 2, block=8, dtype=kind, poison=True, prefix_bytes=0)
     s = cache.sequence()
     s.step(IDS[None, :15])
-    s.truncate(11)  # rows of nobody lie behind
+    s.truncate(11)  # entries after it have no owner
     f = s.fork()
     f.reserve(1)
     for old, new in zip(raw(cache, s.table[1]), raw(cache, f.table[1]), strict=True):
@@ -196,7 +196,7 @@ def test_gathered_rows_are_those_of_a_contiguous_cache(length: int, model: gw.Mo
 
 
 # -- streams -----------------------------------------------------------------------------------------------------------
-def test_forks_draw_from_streams_of_their_own(model: gw.Model) -> None:
+def test_forks_sample_from_their_own_streams(model: gw.Model) -> None:
     rules = {"temperature": 3.0, "seed": 4}
 
     def drawn() -> list[list[int]]:

@@ -134,7 +134,7 @@ def test_streams_are_not_correlated() -> None:
     assert abs((a == b).mean() - 1 / 64) < 0.01
 
 
-def test_dropped_tokens_are_never_drawn() -> None:
+def test_dropped_tokens_are_never_sampled() -> None:
     rule = Sampling(temperature=1.0, top_k=3)
     z = logits(1, 40)[0]
     allowed = set(np.argsort(-z)[:3].tolist())

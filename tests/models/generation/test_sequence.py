@@ -13,7 +13,7 @@ from checkpoints import relative, some_ids
 
 import graphwright as gw
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models import CacheFull, PagedCache, PromptError, ValueReleased
+from graphwright.models import CacheFull, PagedCache, PromptError, SequenceReleased
 from graphwright.models.generation.sequence import Sequence
 
 IDS = some_ids((1, 60))[0]
@@ -26,7 +26,7 @@ def bits(s: Sequence) -> list[bytes]:
 # -- room --------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 4, 6, 7])
 def test_alone_in_its_pool_it_has_all_the_room_there_is(length: int, model: gw.Model) -> None:
-    """Full blocks are kept for prompts that begin alike; such a one is written to where it cannot be copied."""
+    """Full blocks are cached for prompts with the same prefix; such a one is written to where it cannot be copied."""
     cache = PagedCache(model.program, blocks=2, block=4, poison=True)
     s = cache.sequence()
     assert s.capacity == 8
@@ -41,7 +41,7 @@ def test_alone_in_its_pool_it_has_all_the_room_there_is(length: int, model: gw.M
 
 
 @pytest.mark.parametrize("length", [3, 4, 5])
-def test_logits_that_have_no_room_take_no_row(length: int, model: gw.Model) -> None:
+def test_logits_without_room_append_no_entry(length: int, model: gw.Model) -> None:
     """After another head the last row is run again, in a block of its own; a fork holds the only one there is."""
     cache = PagedCache(model.program, blocks=-(-length // 4), block=4, prefix_bytes=0)
     s = cache.sequence()
@@ -166,9 +166,9 @@ def test_two_first_prefills_at_once_lose_no_block(model: gw.Model) -> None:
         assert cache.pool.used == 0
 
 
-def test_a_released_sequence_says_nothing_more(model: gw.Model) -> None:
+def test_a_released_sequence_raises(model: gw.Model) -> None:
     s = model.new_cache(64).sequence()
     s.prefill(IDS[None, :3])
     s.release()
-    with pytest.raises(ValueReleased):
+    with pytest.raises(SequenceReleased):
         s.last_logits()

@@ -98,8 +98,8 @@ def test_whole_ops_in_other_uses(tmp_path):
         dtype = {"f4": gw.float32, "f8": gw.float64}[kind]
         q, k, v = (b.input(n, ("B", h, t, 6), dtype=dtype) for n, h, t in (("q", 4, "T"), ("k", 2, "K"), ("v", 2, "K")))
         angle = [b.input(n, ("B", "T", 2), dtype=dtype) for n in ("cos", "sin")]
-        turned = b.rope(q, *angle, style="half" if kind == "f8" else "interleaved")
-        x = b.rms_norm(turned, b.param("w", weights(rng, 6).astype(kind)), eps=0.1, unit_offset=True)
+        rotated = b.rope(q, *angle, style="half" if kind == "f8" else "interleaved")
+        x = b.rms_norm(rotated, b.param("w", weights(rng, 6).astype(kind)), eps=0.1, unit_offset=True)
         for n, options in enumerate(({"causal": False}, {}, {"window": 2})):
             b.output(b.sdpa(x, k, v, scale=0.4, **options), f"y{n}")
         feeds = []
@@ -127,7 +127,7 @@ def test_weights_in_16_bits_are_written_as_they_are_computed_with(made, tmp_path
     assert {t.name for t in tensors if not t.name.startswith("constant_")} >= {"model.norm.weight"}
 
 
-def test_a_file_that_onnxruntime_cannot_run_is_told(made, tmp_path):
+def test_a_file_that_onnxruntime_cannot_run_raises(made, tmp_path):
     m = gw.open(made("llama").path, dtype="bfloat16", compute="bfloat16")
     with pytest.raises(VerificationFailed, match=r'onnxruntime cannot run[^$]*compute="float32"'):
         run_onnx(save_onnx(m.program, tmp_path / "model.onnx"), list(prompts()))
@@ -186,11 +186,11 @@ def test_an_evolved_champion(tmp_path):
         np.testing.assert_allclose(found["y"], champion.predict(x), rtol=1e-4, atol=1e-5)
 
 
-def test_every_op_without_a_form_is_told_at_once(tmp_path):
+def test_one_error_lists_every_unsupported_op(tmp_path):
     b = gw.Builder("bad")
     x = b.input("x", (4,))
-    places = [b.nonzero(v, size=3, fill=0) for v in (x, b.relu(x))]
-    b.output(b.add(*places, name="sum"), "y")
+    indices = [b.nonzero(v, size=3, fill=0) for v in (x, b.relu(x))]
+    b.output(b.add(*indices, name="sum"), "y")
     with pytest.raises(ExportError) as error:
         save_onnx(b.build(), tmp_path / "bad.onnx")
     assert str(error.value).count("(nonzero)") == 2

@@ -1,4 +1,4 @@
-"""Gates by one native loop over the logits; parts are copied in and out of one vector."""
+"""Kernels of gates: one native loop over all logits; the parts are copied out of one vector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel
-from graphwright.array.spec import Spec
 
 
 def _ends(sizes: Sequence[int]) -> np.ndarray:
@@ -27,27 +26,23 @@ def _parts(whole: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
 
 @kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True)
 def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Values, then a copy per part."""
-    from graphwright.array.cpu.gating import fill  # loads numba: at the first gate
+    """Compute all values, then copy each part."""
+    from graphwright.array.cpu.loops import fill_gates  # loads numba
 
-    whole, slope, lean = work
+    values, slope, factor = work
     sizes = attrs["sizes"]
-    calls: list[Call] = [partial(fill, *_arrays((whole, slope, lean)), *_arrays(ins), _ends(sizes))]
-    return calls + [partial(out.copy_, part) for out, part in zip(outs, _parts(whole, sizes), strict=True)]
+    calls: list[Call] = [partial(fill_gates, *_arrays((values, slope, factor)), *_arrays(ins), _ends(sizes))]
+    return calls + [partial(out.copy_, part) for out, part in zip(outs, _parts(values, sizes), strict=True)]
 
 
-def _slopes(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return [ins[0]] * 4
-
-
-@kernel("gate_grad", _slopes, widen=True)
+@kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
 def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Gradients of the parts side by side, zero where none is given; then the slopes at the same noise."""
-    from graphwright.array.cpu.gating import fill, pull_back
+    """Concatenate the gradients of the parts, zero where not given, and pull them back at the same noise."""
+    from graphwright.array.cpu.loops import fill_gates, pull_back
 
-    values, slope, lean, grads = work
+    values, slope, factor, grads = work
     sizes, ends, given = attrs["sizes"], _ends(attrs["sizes"]), iter(ins[4:])
-    calls: list[Call] = [partial(fill, *_arrays((values, slope, lean)), *_arrays(ins[:4]), ends)]
+    calls: list[Call] = [partial(fill_gates, *_arrays((values, slope, factor)), *_arrays(ins[:4]), ends)]
     for part, there in zip(_parts(grads, sizes), attrs["given"], strict=True):
         calls.append(partial(part.copy_, next(given)) if there else part.zero_)
-    return [*calls, partial(pull_back, *_arrays((*outs, slope, lean, grads, *ins[1:4])), ends)]
+    return [*calls, partial(pull_back, *_arrays((*outs, slope, factor, grads, *ins[1:4])), ends)]

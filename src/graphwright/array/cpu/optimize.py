@@ -1,6 +1,7 @@
-"""Kernels of the optimizers' steps: one call for all parameters, in place when the results are the operands themselves.
+"""Kernels of optimizer steps: one call for all parameters, in place where the results are the operands themselves.
 
-A step whose `found_inf` is set returns before it has touched anything.
+Where ATen has a fused kernel (Adam, AdamW, SGD) it is called; the others are sequences of ATen calls in scratch. A step
+whose `found_inf` is set changes nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import torch
 from graphwright.array.backend import Attrs, Call, Needs
 from graphwright.array.cpu.kernel import Tensors, carry, kernel
 from graphwright.array.dtype import int64
+from graphwright.array.formulas.optimizers import QUINTIC
 from graphwright.array.spec import Spec
 
 _FOUND = Needs(reads=(1,))
 
 
 def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """Of `found_inf`, and of the counts that say which parameters are in their first step."""
+    """`found_inf`, and the step counts, which tell first steps apart."""
     count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
     return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
@@ -30,13 +32,13 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
     return [list(tensors[c * n : (c + 1) * n]) for c in range(width)]
 
 
-def _kept(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Copies for results that do not lie in the memory of the operands that they carry on."""
+def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
+    """Copies for results whose memory is not that of the operands that they update."""
     return carry(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """The calls, unless `found` is set when they come to run."""
+    """Run the calls unless `found` is set at that time."""
 
     def run() -> None:
         if not found.item():
@@ -52,14 +54,14 @@ def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
-    """ATen's fused kernel over all parameters; it has no public name."""
+    """A binding of ATen's fused kernel over all parameters, which has no public name."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
         grads = list(ins[2 : 2 + len(params)])
         numbers = {name: attrs[name] for name in ("beta1", "beta2", "eps", "weight_decay", "amsgrad", "maximize")}
         step = partial(fused, params, grads, m, v, largest[0] if largest else [], steps, lr=ins[0], **numbers)
-        return [*_kept(outs, ins), _unless(ins[1], *_counted(steps), step)]
+        return [*_carried(outs, ins), _unless(ins[1], *_counted(steps), step)]
 
     return bind
 
@@ -70,7 +72,7 @@ kernel("adamw_step", needs=_FOUND)(_adam(torch._fused_adamw_))  # pyright: ignor
 
 @kernel("sgd_step", needs=_first_steps)
 def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Gradient descent; parameters in their first step take the gradient itself as momentum."""
+    """Gradient descent; in the first step of a parameter the momentum is the gradient itself."""
     params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
     grads = list(ins[2 : 2 + len(params)])
     fused = partial(
@@ -90,7 +92,7 @@ def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
             held = [[column[i] for i in chosen] for column in (params, grads, *momentum)]
             fused(*held, *([] if momentum else [[]]), is_first_step=first)
 
-    return [*_kept(outs, ins), _unless(ins[1], step, *_counted(steps))]
+    return [*_carried(outs, ins), _unless(ins[1], step, *_counted(steps))]
 
 
 def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -121,12 +123,12 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
             param.addcdiv_(g, root, value=-lr.item())
 
     calls = [partial(step, *member) for member in zip(params, grads, *moments, strict=True)]
-    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 @kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Parameter by parameter; only the sign of what momentum and gradient say together is taken."""
+    """Parameter by parameter: the step is the sign of an interpolation of momentum and gradient."""
     params, moments, steps = _columns(outs, 3)
     lr, grads = ins[0], ins[2 : 2 + len(params)]
 
@@ -138,7 +140,7 @@ def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
         m.lerp_(g, 1 - attrs["beta2"])
 
     calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
-    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -148,28 +150,24 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
     return [*[Spec((most,), kind)] * 3, *[Spec((least * least,), kind)] * 2, Spec((), kind)]
 
 
-_QUINTIC = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the iteration, chosen for the steepest slope at 0 (Jordan et al. 2024)."""
-
-
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Matrix by matrix, in scratch of the size of the largest; a high one is worked on lying down."""
+    """Matrix by matrix, in scratch of the size of the largest; one with more rows than columns as its transpose."""
     params, moments, steps = _columns(outs, 3)
     lr, grads, momentum = ins[0], ins[2 : 2 + len(params)], attrs["momentum"]
-    a, b, c = _QUINTIC
+    a, b, c = QUINTIC
     eps = params[0].new_tensor(attrs["eps"])
 
     def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
-        (rows, columns), lies = param.shape, param.shape[0] <= param.shape[1]
-        wide = (rows, columns) if lies else (columns, rows)
+        (rows, columns), flat = param.shape, param.shape[0] <= param.shape[1]
+        wide = (rows, columns) if flat else (columns, rows)
         g = work[0][: param.numel()].view(param.shape)
         x, y = (w[: param.numel()].view(wide) for w in work[1:3])
         square, fourth = (w[: wide[0] ** 2].view(wide[0], wide[0]) for w in work[3:5])
         torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
         m.lerp_(g, 1 - momentum)
         g.lerp_(m, momentum) if attrs["nesterov"] else g.copy_(m)
-        x.copy_(g if lies else g.T)
+        x.copy_(g if flat else g.T)
         torch.linalg.vector_norm(x, out=work[5])
         x.div_(torch.maximum(work[5], eps, out=work[5]))
         for _ in range(attrs["iterations"]):
@@ -180,38 +178,38 @@ def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
         most = max(rows, columns) if attrs["adjust"] != "original" else max(1.0, rows / columns)
         scale = most**0.5 * (0.2 if attrs["adjust"] != "original" else 1.0)
         param.add_(param, alpha=-lr.item() * attrs["weight_decay"])
-        param.add_(x if lies else x.T, alpha=-lr.item() * scale)
+        param.add_(x if flat else x.T, alpha=-lr.item() * scale)
 
     calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
-    return [*_kept(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 @kernel("ema_step", needs=Needs(reads=(0,)))
 def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Targets drawn towards sources by τ."""
+    """Target ← target + τ·(source - target)."""
 
     def step() -> None:
         tau = ins[0].item()
         for target, source in zip(outs, ins[1:], strict=False):
             target.lerp_(source, tau)
 
-    return [*_kept(outs, ins), step]
+    return [*_carried(outs, ins), step]
 
 
 @kernel("unscale_check")
 def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """ATen's one pass over all gradients."""
+    """One pass over all gradients by ATen."""
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
-    return [*_kept(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
+    return [*_carried(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
 
 
 @kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
 def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The cache [B, G, M, D] with new rows [B, G, T, D] from `start` on. Raises IndexError past the end."""
+    """Write rows [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises IndexError past the end."""
     cache, rows, start = ins
-    places, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
+    positions, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
     return [
-        partial(torch.add, places, start, out=work[0]),
+        partial(torch.add, positions, start, out=work[0]),
         partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
         *carry(outs, [cache]),
         partial(outs[0].index_copy_, 2, work[0], rows),

@@ -1,4 +1,4 @@
-"""Random numbers and dropout from Philox words; the key is an operand: a bound call gives other numbers each step."""
+"""Kernels of random numbers and dropout. The key is an operand, so that each run of a bound call has new numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from graphwright.array.spec import Spec
 
 
 def words(out: torch.Tensor, key: torch.Tensor, stream: int, shift: int = 8) -> Call:
-    """The call that fills a contiguous int32 or int64 tensor with words, shifted right."""
-    from graphwright.array.cpu.philox import fill  # loads numba: at the first random number
+    """The call that fills a contiguous int32 or int64 tensor with random words, shifted right."""
+    from graphwright.array.cpu.loops import fill_words  # loads numba
 
-    return partial(fill, out.view(-1).numpy(), key.numpy(), stream, shift)
+    return partial(fill_words, out.view(-1).numpy(), key.numpy(), stream, shift)
 
 
 def _by(method: Callable[[torch.Tensor], object], t: torch.Tensor, number: float) -> Call:
-    """An in-place call with a number in a tensor: ATen would allocate one each time."""
+    """An in-place call with a scalar tensor; for a Python number ATen would allocate a tensor per call."""
     return partial(method, torch.tensor(number, dtype=t.dtype))
 
 
@@ -35,7 +35,7 @@ def _grid(out: torch.Tensor, drawn: torch.Tensor, offset: float = 0.0) -> list[C
 
 
 def below_one(out: torch.Tensor) -> list[Call]:
-    """16-bit numbers in [0, 1) that were rounded up to 1, rounded down."""
+    """Clip 16-bit numbers that were rounded up to 1 to the largest number below 1."""
     if out.dtype not in (torch.float16, torch.bfloat16):
         return []
     return [partial(torch.minimum, out, torch.tensor(1 - torch.finfo(out.dtype).eps / 2, dtype=out.dtype), out=out)]
@@ -60,12 +60,12 @@ def _pairs(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("normal", _pairs)
 def normal(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Box and Muller on pairs of words, in float64."""
+    """The Box-Muller transform of pairs of words, in float64."""
     out, (drawn, radius, angle, part) = outs[0].view(-1), work
     calls = [words(drawn, ins[0], attrs["stream"]), *_grid(radius, drawn[0::2], 1.0), *_grid(angle, drawn[1::2])]
     calls += [radius.log_, _by(radius.mul_, radius, -2.0), radius.sqrt_, _by(angle.mul_, angle, 2 * pi)]
-    for place, function in enumerate((torch.cos, torch.sin)):
-        target = out[place::2]
+    for offset, function in enumerate((torch.cos, torch.sin)):
+        target = out[offset::2]
         calls += [
             partial(function, angle, out=part),
             partial(part.mul_, radius),
@@ -88,7 +88,7 @@ def _gumbel(u: torch.Tensor, drawn: torch.Tensor) -> list[Call]:
 
 @kernel("randint", lambda o, i, a: [])
 def randint(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The high half of word · range, above low."""
+    """Low + the high half of word·(high - low)."""
     out, (low, high) = outs[0], (attrs["low"], attrs["high"])
     return [
         words(out, ins[0], attrs["stream"], 0),
@@ -100,7 +100,7 @@ def randint(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
 
 @kernel("bernoulli", lambda o, i, a: [Spec(o[0].shape, int32), o[0], Spec(o[0].shape, bool_)], widen=True)
 def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """1 where a uniform number lies below p."""
+    """1 where a uniform number is below p, else 0."""
     (p, key), (drawn, u, hit) = ins, work
     return [
         words(drawn, key, attrs["stream"]),
@@ -112,7 +112,7 @@ def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 @kernel("dropout", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, bool_)])
 def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """X / (1 - p) where the word says keep, else 0: chosen, not multiplied, so that no infinity becomes NaN."""
+    """x / (1 - p) with probability 1 - p, else 0; selected, not multiplied, so that infinity does not become NaN."""
     (x, key), (out, kept_key), (drawn, keep), p = ins, outs, work, attrs["p"]
     zero, least = torch.zeros((), dtype=x.dtype), torch.tensor(ceil(p * 2**24), dtype=torch.int32)
     calls: list[Call] = [
@@ -126,7 +126,7 @@ def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Ca
 
 @kernel("stochastic_round", lambda o, i, a: [Spec(o[0].shape, int32), i[0], Spec(o[0].shape, bool_)])
 def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """A number of 16 bits is added to the 16 that are then cut off: they carry in proportion to what they hold."""
+    """Add 16 random bits to the low 16 bits, then clear them: the carry rounds up in proportion to their value."""
     (x, key), (drawn, kept, finite) = ins, work
     return [
         words(drawn, key, attrs["stream"], 16),
@@ -140,16 +140,16 @@ def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -
 
 
 def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    weights, places = ins[0], outs[0]
+    weights, out = ins[0], outs[0]
     if attrs["replacement"]:
         rows = Spec(weights.shape, float64)
-        return [Spec(places.shape, int32), Spec(places.shape, float64), rows]
-    return [Spec(weights.shape, int32), *[Spec(weights.shape, float64)] * 2, Spec(places.shape, float64)]
+        return [Spec(out.shape, int32), Spec(out.shape, float64), rows]
+    return [Spec(weights.shape, int32), *[Spec(weights.shape, float64)] * 2, Spec(out.shape, float64)]
 
 
 @kernel("multinomial", _draws)
 def multinomial(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """By the cumulated weights, or without replacement the largest of ln w + Gumbel (Vieira 2014)."""
+    """Search the cumulative weights; without replacement take the largest ln w + Gumbel noise (Vieira 2014)."""
     (weights, key), out, drawn = ins, outs[0], work[0]
     first = words(drawn, key, attrs["stream"])
     if not attrs["replacement"]:

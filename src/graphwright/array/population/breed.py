@@ -1,6 +1,6 @@
-"""A generation of children in one call: crossover by innovation number, then at most one structural mutation.
+"""Breed a generation in one call: crossover by innovation number, then at most one structural mutation.
 
-Each loop writes genes of one child behind those of the last one; numbers of new structure are dealt in child order.
+The genes of a child are written after those of the previous child; innovation numbers are assigned in child order.
 Importing this module loads numba.
 """
 
@@ -10,44 +10,48 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array.population.births import Births
 from graphwright.array.population.deal import Parents
-from graphwright.array.population.draws import SIZE, begin, below, normal, uniform
 from graphwright.array.population.genes import (
     LINK,
+    SIZE,
     SPLIT,
     UNIT,
     Genes,
     Registry,
+    begin,
+    below,
     compiled,
     copy_run,
+    find,
     native,
+    normal,
     number_of,
-    place,
+    uniform,
 )
+from graphwright.array.population.names import Births
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION, REMOVE_DELAY = range(10)
 BREEDING = 1  # purpose of the random stream
 WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
-"""Settings that are whole numbers."""
+"""Settings that are integers."""
 
 
 class Rates(NamedTuple):
-    """Probabilities and sizes; a draw that cannot be made goes on to the next one.
+    """Probabilities and sizes; a mutation that is impossible is skipped, and the next one is tried.
 
     Attributes:
         grow, split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: one structural mutation
             at most, tried in this order.
-        weights: change all weights of a child that got none of these.
-        perturb: share of weights that move; the others are drawn anew.
-        power: largest step, and standard deviation of a new weight; `new_link` that of an added link.
-        fine, fine_power: share of children that move by `fine_power` of the step.
+        weights: probability of changing all weights of a child without a structural mutation.
+        perturb: share of weights that move; the others are redrawn.
+        power: largest step, and standard deviation of a redrawn weight; `new_link`: of the weight of an added link.
+        fine, fine_power: share of children whose step is scaled by `fine_power`.
         most: bound on absolute weights.
-        delays: share of added links that carry the value of the step before.
-        tries: of finding ends for a link.
-        mutate_only, interspecies: children of one parent; of parents of two species.
-        reclose: probability that a link stays closed that is closed in a parent.
-        tournament: survivors that a parent is the best of.
+        delays: share of added links that carry the value of the previous step.
+        tries: attempts to find ends for a link.
+        mutate_only, interspecies: shares of children of one parent; of parents of two species.
+        reclose: probability that a link that is closed in a parent stays closed.
+        tournament: size of the tournament that selects a parent.
         max_nodes, max_links: limits of a genome.
     """
 
@@ -76,28 +80,24 @@ class Rates(NamedTuple):
 
 
 def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `breed` asks for, for parents of so many nodes."""
+    """Allocate the scratch of `breed`: rng, seen and stack for children of at most `nodes` nodes."""
     return np.empty(SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
 
 
 @native
+def _copy(src: Any, p: int, out: Any, at: int) -> None:
+    out.link_id[at], out.link_src[at], out.link_dst[at] = src.link_id[p], src.link_src[p], src.link_dst[p]
+    out.link_delay[at], out.link_open[at] = src.link_delay[p], src.link_open[p]
+    out.weight[at], out.first[at] = src.weight[p], src.first[p]
+    out.second[at], out.steps[at] = src.second[p], src.steps[p]
+
+
+@native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Put a link into the sorted run of a child; returns its new end."""
+    """Insert a link into the sorted run of a child; returns its new end."""
     at = high
     while at > low and out.link_id[at - 1] > number:
-        before = at - 1
-        out.link_id[at], out.link_src[at], out.link_dst[at] = (
-            out.link_id[before],
-            out.link_src[before],
-            out.link_dst[before],
-        )
-        out.link_delay[at], out.link_open[at] = out.link_delay[before], out.link_open[before]
-        out.weight[at], out.first[at], out.second[at], out.steps[at] = (
-            out.weight[before],
-            out.first[before],
-            out.second[before],
-            out.steps[before],
-        )
+        _copy(out, at - 1, out, at)
         at -= 1
     out.link_id[at], out.link_src[at], out.link_dst[at] = number, src, dst
     out.link_delay[at], out.link_open[at] = delay, 1
@@ -107,7 +107,7 @@ def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay:
 
 @native
 def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
-    """Put a node into the sorted run of a child; returns its new end."""
+    """Insert a node into the sorted run of a child; returns its new end."""
     at = high
     while at > low and out.node_id[at - 1] > number:
         out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
@@ -118,7 +118,7 @@ def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
 
 @native
 def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
-    """Whether links without delay, closed ones too, lead from one node to another."""
+    """Whether a path of links without delay, closed ones included, leads from one node to another."""
     if start == goal:
         return True
     for n in range(n1 - n0):
@@ -133,7 +133,7 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
             after = out.link_dst[e]
             if after == goal:
                 return True
-            at = place(out.node_id, n0, n1, after) - n0
+            at = find(out.node_id, n0, n1, after) - n0
             if not seen[at]:
                 seen[at] = 1
                 stack[depth] = after
@@ -142,20 +142,8 @@ def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int
 
 
 @native
-def _copy(src: Any, p: int, out: Any, at: int) -> None:
-    out.link_id[at], out.link_src[at], out.link_dst[at] = src.link_id[p], src.link_src[p], src.link_dst[p]
-    out.link_delay[at], out.link_open[at] = src.link_delay[p], src.link_open[p]
-    out.weight[at], out.first[at], out.second[at], out.steps[at] = (
-        src.weight[p],
-        src.first[p],
-        src.second[p],
-        src.steps[p],
-    )
-
-
-@native
 def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
-    """One of the survivors, which stand best first: the best of some."""
+    """Select a parent by a tournament; the pool is sorted, best first."""
     at = below(rng, high - low)
     for _ in range(tournament - 1):
         at = min(at, below(rng, high - low))
@@ -164,7 +152,7 @@ def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
 
 @native
 def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
-    """Whether a gives the structure of a child with b: by fitness, then fewer genes, then the lower index."""
+    """Whether a is the fitter parent of a and b: by fitness, then fewer genes, then the lower index."""
     if fitness[a] != fitness[b]:
         return fitness[a] > fitness[b]
     size_a = parents.link_off[a + 1] - parents.link_off[a] + parents.node_off[a + 1] - parents.node_off[a]
@@ -173,10 +161,15 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 
 
 @native
-def _inherit(parents: Any, fitter: int, other: int, out: Any, n1: int, l1: int, reclose: float, rng: Any) -> Any:
-    """Cross two parents: structure of the fitter one, matching genes of either; most genes closed in one stay so."""
-    n0, nodes = parents.node_off[fitter], parents.node_off[fitter + 1] - parents.node_off[fitter]
-    l0, links = parents.link_off[fitter], parents.link_off[fitter + 1] - parents.link_off[fitter]
+def _inherit(
+    parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
+) -> Any:
+    """Copy the structure of the fitter parent; take matching genes from either.
+
+    A link that is closed in one parent stays closed with probability `reclose`.
+    """
+    n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
+    l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
     copy_run(parents.node_id, n0, nodes, out.node_id, n1)
     copy_run(parents.node_act, n0, nodes, out.node_act, n1)
     copy_run(parents.link_id, l0, links, out.link_id, l1)
@@ -188,15 +181,15 @@ def _inherit(parents: Any, fitter: int, other: int, out: Any, n1: int, l1: int, 
     copy_run(parents.first, l0, links, out.first, l1)
     copy_run(parents.second, l0, links, out.second, l1)
     copy_run(parents.steps, l0, links, out.steps, l1)
-    if other < 0:
+    if other_parent < 0:
         return n1 + nodes, l1 + links
-    q, q_end = parents.node_off[other], parents.node_off[other + 1]
+    q, q_end = parents.node_off[other_parent], parents.node_off[other_parent + 1]
     for n in range(n1, n1 + nodes):
         while q < q_end and parents.node_id[q] < out.node_id[n]:
             q += 1
         if q < q_end and parents.node_id[q] == out.node_id[n] and uniform(rng) < 0.5:
             out.node_act[n] = parents.node_act[q]
-    q, q_end = parents.link_off[other], parents.link_off[other + 1]
+    q, q_end = parents.link_off[other_parent], parents.link_off[other_parent + 1]
     for e in range(l1, l1 + links):
         while q < q_end and parents.link_id[q] < out.link_id[e]:
             q += 1
@@ -212,7 +205,7 @@ def _inherit(parents: Any, fitter: int, other: int, out: Any, n1: int, l1: int, 
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """A node on an open link: the link closes, the way in has weight 1, the way out the old weight. -1 if none is."""
+    """Split an open link by a node: the link in has weight 1, the link out the old weight. Site -1 if none is open."""
     still = 0
     for e in range(l0, l1):
         still += out.link_open[e]
@@ -227,7 +220,7 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
     out.link_open[e] = 0
     k = 0
     node = number_of(registry, SPLIT, number, k, 0)
-    while place(out.node_id, n0, n1, node) >= 0:
+    while find(out.node_id, n0, n1, node) >= 0:
         k += 1
         node = number_of(registry, SPLIT, number, k, 0)
     n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
@@ -240,10 +233,10 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
 def _grow(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, registry: Any, acts: Any, rng: Any
 ) -> Any:
-    """A unit from all inputs and the bias, with random weights, to all outputs, with weight 0: the same function."""
+    """Add a node with random weights from all inputs and weight 0 to all outputs: the function is unchanged."""
     k = 0
     node = number_of(registry, UNIT, k, 0, 0)
-    while place(out.node_id, n0, n1, node) >= 0:
+    while find(out.node_id, n0, n1, node) >= 0:
         k += 1
         node = number_of(registry, UNIT, k, 0, 0)
     n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
@@ -270,7 +263,7 @@ def _add(
     seen: Any,
     stack: Any,
 ) -> Any:
-    """A link between two nodes that have none. Returns the run's end, the number, the delay; number -1 if none fits."""
+    """Link two unlinked nodes. Returns the end of the links, the innovation number (-1 if it failed) and the delay."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -297,7 +290,7 @@ def _add(
 
 @native
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: int, rng: Any) -> Any:
-    """One link less, of those with a delay if `delayed` is 1, and the hidden nodes that have no link any more."""
+    """Remove a link, one with a delay if `delayed` is 1, and hidden nodes that have no link left."""
     there = 0
     for e in range(l0, l1):
         there += not delayed or out.link_delay[e] > 0
@@ -324,7 +317,7 @@ def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: 
 
 @native
 def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
-    """Another activation for a hidden node; its number, or -1."""
+    """Change the activation of a hidden node; returns its number, or -1."""
     first = n0 + outputs
     if n1 == first or len(acts) < 2:
         return np.int64(-1)
@@ -336,7 +329,7 @@ def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, 
 
 @native
 def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
-    """Move all weights a little, or draw them anew."""
+    """Move or redraw each weight."""
     step = rates.power * (rates.fine_power if uniform(rng) < rates.fine else 1.0)
     for e in range(l0, l1):
         if uniform(rng) < rates.perturb:
@@ -377,11 +370,11 @@ def breed(
     """Fill `out` with children.
 
     Args:
-        parents, fitness: the generation that breeds; float64 [G], NaN-free.
-        of: of whom the children are.
+        parents, fitness: the previous generation; float64 [G], without NaN.
+        of: the pools that parents are selected from.
         out: columns with room for all children; offsets are written.
-        births: written; `refused` is counted up.
-        registry: with room for all numbers that could arise.
+        births: written; `refused` is incremented.
+        registry: with room for all numbers that can be assigned.
         acts: int32; activations of new nodes.
         inputs, outputs, seed, generation: of the run; child c draws from a stream of its own.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
@@ -392,23 +385,23 @@ def breed(
         n0, l0 = out.node_off[child], out.link_off[child]
         mutation, site = np.int64(COPY), np.int64(-1)
         if of.elite[child] >= 0:
-            fitter, other = of.elite[child], np.int64(-1)
-            n1, l1 = _inherit(parents, fitter, other, out, n0, l0, rates.reclose, rng)
+            fitter_parent, other_parent = of.elite[child], np.int64(-1)
+            n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
         else:
             low, high = of.pool_off[of.species[child]], of.pool_off[of.species[child] + 1]
-            fitter, other = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
+            fitter_parent, other_parent = _parent(rng, of.pool, low, high, rates.tournament), np.int64(-1)
             if uniform(rng) >= rates.mutate_only:
                 others = len(of.pool) - (high - low)
                 if uniform(rng) < rates.interspecies and others:
-                    at = below(rng, others)  # in the pool without the child's own species
-                    other = of.pool[at if at < low else at + high - low]
+                    at = below(rng, others)  # index in the pool without the child's own species
+                    other_parent = of.pool[at if at < low else at + high - low]
                 else:
-                    other = _parent(rng, of.pool, low, high, rates.tournament)
-                if other == fitter:
-                    other = np.int64(-1)
-                elif _fitter(parents, fitness, other, fitter):
-                    fitter, other = other, fitter
-            n1, l1 = _inherit(parents, fitter, other, out, n0, l0, rates.reclose, rng)
+                    other_parent = _parent(rng, of.pool, low, high, rates.tournament)
+                if other_parent == fitter_parent:
+                    other_parent = np.int64(-1)
+                elif _fitter(parents, fitness, other_parent, fitter_parent):
+                    fitter_parent, other_parent = other_parent, fitter_parent
+            n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
             nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
             if rates.grow > 0.0 and uniform(rng) < rates.grow:
                 if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
@@ -459,5 +452,5 @@ def breed(
                 _perturb(out, l0, l1, rates, rng)
                 mutation = WEIGHTS
         out.node_off[child + 1], out.link_off[child + 1] = n1, l1
-        births.fitter_parent[child], births.other_parent[child] = fitter, other
+        births.fitter_parent[child], births.other_parent[child] = fitter_parent, other_parent
         births.mutation[child], births.site[child] = mutation, site

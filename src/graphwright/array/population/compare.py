@@ -1,4 +1,4 @@
-"""How far genomes are apart, and which species they belong to. Importing this module loads numba."""
+"""Distances between genomes, and assignment to species. Importing this module loads numba."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from graphwright.array.population.genes import Genes, compiled, native
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.narrow import load_i32
+from graphwright.array.vm.vector import load_i32
 
 _SMALL = 20  # links below which both genomes are small: then N = 1
 
 
 class Coefficients(NamedTuple):
-    """Weights of the terms of δ: excess, disjoint, weights of matching links, attributes of matching nodes."""
+    """Coefficients of δ: excess links, disjoint links, weights of matching links, activations of matching nodes."""
 
     c1: float
     c2: float
@@ -24,15 +24,12 @@ class Coefficients(NamedTuple):
 
 @native
 def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
-    """δ; or some number from `enough` on, if disjoint links alone make it that."""
+    """δ; or `enough` where disjoint links alone reach it."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
     size = 1.0 if larger < _SMALL else np.float64(larger)
-    # an index could be negative, which is looked at for each; an address could not
-    left_ids, left_weights = (
-        a.link_id.ctypes.data,
-        a.weight.ctypes.data,
-    )
+    # addresses save the check for negative indices
+    left_ids, left_weights = a.link_id.ctypes.data, a.weight.ctypes.data
     right_ids, right_weights = b.link_id.ctypes.data, b.weight.ctypes.data
     disjoint, matching, gap = 0, 0, 0.0
     while p < p_end and q < q_end:
@@ -86,12 +83,12 @@ def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
 def speciate(
     old: Genes, representatives: np.ndarray, genes: Genes, threshold: float, c: Coefficients
 ) -> tuple[np.ndarray, int]:
-    """The first species whose representative is nearer than `threshold`, else a new one whose representative it is.
+    """Assign each genome to the first species whose representative is nearer than `threshold`, else to a new one.
 
     Args:
-        old: where representatives of the existing species live.
+        old: the genomes that contain the representatives of existing species.
         representatives: int64 [S]; genomes of `old`.
-    Returns: species int64 [G], and how many of them are beyond S.
+    Returns: species int64 [G], and the number of new ones; the first genome of a new species represents it.
     """
     count = len(genes.node_off) - 1
     species, founders = np.empty(count, np.int64), np.empty(count, np.int64)

@@ -1,4 +1,4 @@
-"""Who breeds with whom: children per species, the parents they come from, and who stands for a species.
+"""Selection: children per species, pools of parents, representatives of species.
 
 Importing this module loads numba.
 """
@@ -9,18 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphwright.array.population.draws import SIZE, begin, below
-from graphwright.array.population.genes import compiled
+from graphwright.array.population.genes import SIZE, begin, below, compiled
 
 _CHOICE = 2  # purpose of the stream that picks representatives
 
 
 class Parents(NamedTuple):
-    """What `breed` takes parents from.
+    """Parents for `breed`.
 
     Attributes:
-        elite: int64 [C]; a parent to copy as it is, or -1; species: int64 [C]; the pool that a child's parents are of.
-        pool_off: int64 [S + 1]; pool: int64; parents per species, best first.
+        elite: int64 [C]; a parent to copy unchanged, or -1; species: int64 [C]; the pool to draw the parents of a child
+            from.
+        pool_off: int64 [S + 1]; pool: int64; parents by species, best first.
     """
 
     elite: np.ndarray
@@ -32,8 +32,8 @@ class Parents(NamedTuple):
 def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
     """Children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
 
-    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children by the sum of it.
-    Fitness that is -inf counts as the least there is.
+    A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children in proportion to the
+    sum of it. A fitness of -inf counts as the lowest finite fitness.
 
     Args:
         fitness: float64 [G], NaN-free; of: int64 [G], rows of species; breeds: bool [S].
@@ -48,7 +48,7 @@ def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: in
 def _offspring(
     fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int, counts: np.ndarray, scratch: np.ndarray
 ) -> None:
-    left, sizes = scratch[0], scratch[1]  # sums of shared fitness, then what rounding down leaves of a species' share
+    left, sizes = scratch[0], scratch[1]  # sums of shared fitness, then remainders of rounding down
     low, whole, breeding, given = 0.0, 0.0, 0, 0
     for f in fitness:
         if np.isfinite(f):
@@ -81,12 +81,12 @@ def _offspring(
 def parents(
     fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, total: int, survival: float, champions: int
 ) -> Parents:
-    """Pools of parents, and a species for each of `total` children, in order of species.
+    """Build the pools of parents, and a species for each of `total` children, in order of species.
 
     Args:
         fitness: float64 [G]; of: int64 [G]; counts: int64 [S], children of a species.
-        survival: best share of a species that breeds, at least one.
-        champions: a species larger than this copies its best; 0 copies the best of all alone.
+        survival: share of a species that breeds, best first, at least one genome.
+        champions: a species larger than this copies its best genome unchanged; 0 copies only the best of all.
     """
     ranked, order = np.argsort(-fitness, kind="stable"), np.empty(len(fitness), np.int64)
     elite, species = np.empty(total, np.int64), np.empty(total, np.int64)
@@ -139,7 +139,7 @@ def _parents(
 
 @compiled
 def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
-    """Raise `best` of each species to that of its members, and set `gained` where it rose; both [S], in place."""
+    """Raise the `best` fitness of each species to that of its members, and set `gained` where it rose; both [S]."""
     for g in range(len(of)):
         if fitness[g] > best[of[g]]:
             best[of[g]], gained[of[g]] = fitness[g], generation
@@ -148,11 +148,11 @@ def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray,
 def survivors(
     of: np.ndarray, made: int, ids: np.ndarray, best: np.ndarray, gained: np.ndarray, next_id: int, generation: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, best and gained of the species that have members, `made` new ones behind the S that were.
+    """Ids, best and gained of the species that have members: of the S old ones, then of the `made` new ones.
 
     Args:
-        of: int64 [G]; rows of species, made rows of the survivors in place.
-        next_id: id of the first new one; its best is -inf, and `generation` its gain.
+        of: int64 [G]; rows of species, renumbered in place to rows of the survivors.
+        next_id: id of the first new species; its best is -inf, and its gain `generation`.
     """
     count = len(ids) + made
     new = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
@@ -185,7 +185,7 @@ def _survivors(
 
 
 def representatives(of: np.ndarray, count: int, seed: int, generation: int) -> np.ndarray:
-    """A random member of each of `count` species, int64 [S]; `of` int64 [G] are rows of species."""
+    """A random member of each of `count` species, int64 [S]; `of` int64 [G] holds rows of species."""
     chosen = np.empty(count, np.int64)
     _representatives(of, seed, generation, chosen, np.empty(SIZE, np.uint64), np.empty((2, count), np.int64))
     return chosen

@@ -1,18 +1,55 @@
-"""All genomes on all cases: the rows of a table, 16 cases at a time. Importing this module loads numba.
+"""Run all genomes on all cases: the rows of a table, 16 cases at a time. Importing this module loads numba.
 
-Memory: inputs and the bias are shared rows of cases; a genome's values live in one buffer per call, as many steps deep
-as the longest delay asks for. Cases are padded to whole vectors.
+Memory: inputs and the bias are rows of cases that all genomes share; a genome's values are stored in one buffer per
+call, with as many steps as the longest delay needs. Cases are padded to whole vectors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from graphwright.array.population.activations import activate
 from graphwright.array.population.genes import compiled, native
+from graphwright.array.population.names import ACTIVATIONS
 from graphwright.array.population.table import Table
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.narrow import load_i32
+from graphwright.array.vm.math import formulas
+from graphwright.array.vm.vector import load_i32
+
+
+def _by_kind(functions: list[Any]) -> Any:
+    """Dispatch on an activation's code, the index of its function."""
+
+    def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
+        @native
+        def run(kind: Any, x: Any, y: Any) -> Any:
+            return function(x, y) if kind == code else others(kind, x, y)
+
+        return run
+
+    chosen: Any = native(lambda kind, x, y: x)
+    for code in reversed(range(len(functions))):
+        chosen = either(code, functions[code], chosen)
+    return chosen
+
+
+def _of_two(function: Any) -> Any:
+    """A function of (x, y) that ignores y."""
+    return native(lambda x, y: function(x))
+
+
+_values = _by_kind([_of_two(getattr(formulas, name)) for name in ACTIVATIONS])
+slope: Any = _by_kind([getattr(formulas, f"{name}_slope") for name in ACTIVATIONS])
+"""slope(kind, x, y): dy/dx at a weighted sum x with activation y."""
+
+
+@native
+def activate(kind: Any, x: Any) -> Any:
+    """The activation of a weighted sum."""
+    return _values(kind, x, x)
+
 
 LANES = 16
 LINE = 64
@@ -21,7 +58,7 @@ LINE = 64
 
 @native
 def _slot(step: int, ring: int) -> int:
-    """Where a step lies in a ring. Most rings hold one step, and a division takes as long as a row."""
+    """Index of a step in a ring. Most rings hold one step, and a division takes as long as a row."""
     return step % ring if ring > 1 else 0
 
 
@@ -30,7 +67,7 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Some steps of one genome; for the arguments see `advance`."""
+    """Run some steps of one genome; for the arguments see `advance`."""
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -43,7 +80,7 @@ def _genome(
                 for i in range(low, high):
                     link = links + 12 * i
                     src, delay = load_i32(link), load_i32(link + 4)
-                    base = now - seen_bytes if src > inputs else shown  # rows stand behind inputs and bias
+                    base = now - seen_bytes if src > inputs else shown  # rows follow inputs and bias
                     known = True
                     if delay:
                         before = t - delay
@@ -55,8 +92,8 @@ def _genome(
                     part = v.splat(np.float32(0.0))
                     if known:
                         one = v.splat(v.load_f32(weight + 4 * load_i32(link + 8)))
-                        part = v.mul(v.load(base + src * row_bytes + n), one)
-                    total = part if i == low else v.add(total, part)
+                        part = v.load(base + src * row_bytes + n) * one
+                    total = part if i == low else total + part
                 v.store(now + r * row_bytes + n, activate(kind, total))
         for o in range(outputs):
             source = now + load_i32(ends + 4 * o) * row_bytes
@@ -69,11 +106,11 @@ def _genome(
 def answer(
     table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, low: int, high: int
 ) -> None:
-    """Genomes low to high on all cases, from the first step on.
+    """Run genomes low to high on all cases, from the first step on.
 
     Args:
         x: float32 [tiles, steps, inputs + 1, padded].
-        values: float32 with room for [ring, most, padded] and a line; genomes use it in turn.
+        values: float32 scratch for [ring, most, padded] and a line; genomes use it in turn.
         y: float32 [tiles, G, steps, outputs, padded].
     """
     tiles, steps, seen, padded = x.shape
@@ -97,10 +134,10 @@ def answer(
 def advance(
     table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, step: int, low: int, high: int
 ) -> None:
-    """One step of genomes low to high, each in cases of its own.
+    """Run one step of genomes low to high, each in its own cases.
 
     Args:
-        x: float32 [G, ring, inputs + 1, padded]; a step lies at its number modulo ring.
+        x: float32 [G, ring, inputs + 1, padded]; a step is stored at its number modulo ring.
         values: float32 [G, ring, most, padded], zeros before the first step.
         y: float32 [G, outputs, padded].
         step: number of the step.

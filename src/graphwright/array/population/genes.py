@@ -1,7 +1,8 @@
-"""The columns of a population, its registry of innovations, and how both are found their way in.
+"""The columns of a population, its registry of innovations, their lookups, and the random numbers of a child.
 
 A genome is a run of nodes and a run of links, each in ascending order of innovation numbers. Inputs (0 to n-1) and the
-bias (n) are the same in all genomes and have no row; outputs come next, hidden nodes get their numbers as they arise.
+bias (n) are the same in all genomes and have no row; outputs come next, hidden nodes are numbered as they are created.
+Importing this module loads numba.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from llvmlite import ir
 
+from graphwright.array import formulas, vm
+from graphwright.array.formulas import philox, specialise
+from graphwright.array.formulas.philox import LOW
 from graphwright.array.vm import vector as v
-from graphwright.array.vm.llvm import I1, I8, intrinsic_call, pointer
-from graphwright.array.vm.machine import source
-from graphwright.native import njit
+from graphwright.array.vm.vector import I1, I8, intrinsic_call, pointer
+from graphwright.native import cached, njit
 
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
 native: Any = njit(error_model="numpy", nogil=True, _nrt=False)
-
-
-def compiled(loop: Any) -> Any:
-    """A loop that numba keeps on disk until any file of this folder, or of the VM's, changes."""
-    made: Any = njit(cache=True, error_model="numpy", nogil=True, _nrt=False)(loop)
-    made._cache._cache_file._source_stamp = source(Path(__file__).parent)  # numba looks at the loop's file alone
-    return made
-
+compiled: Any = cached(
+    *(Path(str(file)).parent for file in (__file__, vm.__file__, formulas.__file__)),
+    error_model="numpy", nogil=True, _nrt=False,
+)  # fmt: skip
+"""Compile a loop, cached on disk until a file of this folder, of the VM or of the formulas changes."""
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
 """Kinds of registry keys: (IN, i), (BIAS), (OUT, i), (LINK, src, dst, delay), (SPLIT, link, k), (UNIT, k)."""
@@ -38,8 +38,8 @@ class Genes(NamedTuple):
     Attributes:
         node_off, link_off: int64 [G + 1].
         node_id, node_act: int32, outputs first; the number of a node and of its activation.
-        link_id, link_src, link_dst, link_delay, link_open: int32; an id, the ids of two nodes, steps, 0 or 1.
-        weight, first, second, steps: float32; weight, moments of Adam and how many steps they have seen.
+        link_id, link_src, link_dst, link_delay, link_open: int32; its number, its two nodes, delay in steps, 0 or 1.
+        weight, first, second, steps: float32; weight, moments of Adam and the number of its steps.
     """
 
     node_off: Any
@@ -58,7 +58,7 @@ class Genes(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """Structural keys by innovation number, and a hash table to find them.
+    """Structural keys by innovation number, with a hash table.
 
     Attributes:
         keys: int64 [capacity, 4]; row = innovation number.
@@ -73,7 +73,7 @@ class Registry(NamedTuple):
 
 @native
 def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
-    """The innovation number of a key: the one it has, or the next."""
+    """Return the innovation number of a key, registering the key if it is new."""
     mask = np.uint64(len(registry.slots) - 1)
     h = np.uint64(kind)
     for part in (a, b, c):
@@ -107,13 +107,13 @@ _copy_bytes = v.define(
 
 @native
 def copy_run(of: Any, low: Any, count: Any, to: Any, at: Any) -> None:
-    """Entries of a column of genes, 4 bytes each, into another column."""
+    """Copy entries of 4 bytes from a column of genes to another."""
     _copy_bytes(to.ctypes.data + 4 * at, of.ctypes.data + 4 * low, 4 * count)
 
 
 @native
-def place(column: Any, low: Any, high: Any, number: Any) -> Any:
-    """Where a number is in a sorted run, or -1."""
+def find(column: Any, low: Any, high: Any, number: Any) -> Any:
+    """Index of a number in a sorted run, or -1."""
     end = high
     while low < high:
         middle = (low + high) // 2
@@ -122,3 +122,41 @@ def place(column: Any, low: Any, high: Any, number: Any) -> Any:
         else:
             high = middle
     return low if low < end and column[low] == number else -1
+
+
+SIZE = 11
+"""Words of a random state: two of the key, four of the counter, how many words of the block are used, the block."""
+_philox: Any = specialise(philox, {}, native).philox
+
+
+@native
+def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> None:
+    """Set a state of `SIZE` uint64 to the start of a stream, keyed by the run's seed: no child depends on another."""
+    state[0], state[1] = np.uint64(seed) & LOW, np.uint64(seed) >> np.uint64(32)
+    state[2], state[3], state[4], state[5] = 0, child, generation, purpose
+    state[6] = 4
+
+
+@native
+def uniform(state: Any) -> float:
+    """A number in [0, 1), a multiple of 2⁻³²."""
+    if state[6] == 4:
+        state[7], state[8], state[9], state[10] = _philox(state[2], state[3], state[4], state[5], state[0], state[1])
+        state[2] += np.uint64(1)
+        state[6] = 0
+    word = state[np.int64(7 + state[6])]
+    state[6] += np.uint64(1)
+    return np.float64(word) * 2.3283064365386963e-10
+
+
+@native
+def below(state: Any, count: Any) -> Any:
+    """An integer from 0 to count - 1."""
+    return np.int64(uniform(state) * count)
+
+
+@native
+def normal(state: Any) -> float:
+    """A sample of N(0, 1), by the Box-Muller transform of two uniform numbers."""
+    u, w = uniform(state), uniform(state)
+    return np.sqrt(-2.0 * np.log(1.0 - u)) * np.cos(6.283185307179586 * w)

@@ -1,6 +1,13 @@
-"""Names of activations, losses and mutations, in the order of the codes that compiled loops know them by."""
+"""Names of activations, losses and mutations, indexed by their codes in compiled loops; the births of a generation.
+
+Plain numpy: importing this module loads no numba.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
 
 ACTIVATIONS = (
     "identity",
@@ -19,10 +26,10 @@ ACTIVATIONS = (
     "step",
     "sign",
 )
-"""`sigmoid49` is σ(4.9 x), the one of NEAT 2002; `gauss` e^(-x²); `step` is 1 above 0."""
+"""See `array.formulas.activations`."""
 
 LOSSES = ("mse", "bce", "cross_entropy")
-"""Mean square; binary cross entropy of logits; softmax cross entropy of logits."""
+"""Mean squared error; binary cross entropy of logits; softmax cross entropy of logits."""
 
 MUTATIONS = (
     "copy",
@@ -39,4 +46,27 @@ MUTATIONS = (
 
 NODE_COLUMNS = ("node_id", "node_act")
 LINK_COLUMNS = ("link_id", "link_src", "link_dst", "link_delay", "link_open", "weight", "first", "second", "steps")
-"""Of `genes.Genes`."""
+"""Columns of `genes.Genes`."""
+
+
+class Births(NamedTuple):
+    """How each genome of a generation was made: one row per genome.
+
+    Attributes:
+        fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. The structure is that of
+            the fitter parent.
+        mutation: int8 [G]; index into `MUTATIONS`; site: int32 [G]; innovation number of the gene, or -1.
+        refused: int64 [mutations]; how often each mutation was impossible.
+    """
+
+    fitter_parent: np.ndarray
+    other_parent: np.ndarray
+    mutation: np.ndarray
+    site: np.ndarray
+    refused: np.ndarray
+
+
+def founders(count: int) -> Births:
+    """Births of genomes without parents."""
+    fitter_parent, other_parent, site = np.full((3, count), -1, np.int32)
+    return Births(fitter_parent, other_parent, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

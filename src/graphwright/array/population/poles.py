@@ -1,6 +1,6 @@
 """Two poles on a cart: one action of many episodes in one native call.
 
-Arrays of numpy pay more for their calls than for the physics: eight derivatives an action, each of few numbers.
+In numpy, the overhead of calls exceeds the physics: eight derivatives per action, each of few numbers.
 Source: Wieland 1991; equations and constants as in Gomez and Miikkulainen 1999, Runge-Kutta of order 4.
 Importing this module loads numba.
 """
@@ -20,7 +20,7 @@ X_LIMIT, ANGLE_LIMIT = 2.4, math.radians(36.0)
 
 @native
 def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, float, float, float]:
-    """The force of a pole on the cart, the mass it adds, what pulls it down, and its cosine."""
+    """The force of a pole on the cart, its effective mass, gravity and friction, and the cosine of its angle."""
     cos, sin = math.cos(angle), math.sin(angle)
     pull = HINGE * spin / (mass * half) + GRAVITY * sin
     force = mass * half * spin * spin * sin + 0.75 * mass * cos * pull
@@ -31,7 +31,7 @@ def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, f
 def _derivative(
     s: tuple[float, float, float, float, float, float], force: float, friction: float
 ) -> tuple[float, float, float, float, float, float]:
-    """Ds/dt of x, its speed, and the angle and spin of each pole."""
+    """ds/dt of the state: x, its speed, and the angle and angular velocity of each pole."""
     first, mass1, pull1, cos1 = _pole(s[2], s[3], MASSES[0], HALVES[0])
     second, mass2, pull2, cos2 = _pole(s[4], s[5], MASSES[1], HALVES[1])
     rubbed = friction * np.sign(s[1])
@@ -51,7 +51,7 @@ def _moved(
 
 @compiled
 def act(state: np.ndarray, answers: np.ndarray, friction: float, fell: np.ndarray) -> None:
-    """Move episodes by one action, two steps of 0.01 s; who falls is marked, and put at rest so that it stays finite.
+    """Advance episodes by one action, two steps of 0.01 s; failed episodes are marked and reset to 0, to stay finite.
 
     Args:
         state: float64 [N, 6], changed; answers: float64 [N], in (0, 1); fell: bool [N], written.

@@ -1,4 +1,4 @@
-"""Populations run on arrays: outputs of all genomes, steps of environments, gradient training; one native call each.
+"""Run populations: outputs of all genomes, steps of environments, gradient training, one native call each.
 
 Results do not depend on the number of threads: genomes are independent, and each is computed by one thread.
 """
@@ -27,7 +27,7 @@ def _padded(count: int) -> int:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros that begin at a cache line."""
+    """Zeros aligned to a cache line."""
     size = prod(shape)
     raw = np.zeros(size + LANES, np.float32)
     shift = -raw.ctypes.data % 64 // 4
@@ -36,10 +36,11 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Inputs as the loops read them: float32 [tiles, steps, inputs + 1, padded], the last row of ones.
+    """Inputs as the loops read them.
 
     Attributes:
-        count, steps, inputs: sizes of what was given.
+        blocks: float32 [tiles, steps, inputs + 1, padded]; the last row is 1, the bias.
+        count, steps, inputs: sizes of the array that was given.
     """
 
     blocks: np.ndarray
@@ -49,7 +50,7 @@ class Cases:
 
     @staticmethod
     def of(x: np.ndarray, tile: int = _TILE) -> Cases:
-        """Cases of an array [N, inputs] or [N, T, inputs]."""
+        """Pack an array [N, inputs] or [N, T, inputs]."""
         values = np.asarray(x, np.float32)
         values = values[:, None] if values.ndim == 2 else values
         count, steps, inputs = values.shape
@@ -64,7 +65,7 @@ class Cases:
 
 
 def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
-    """Call with (low, high) over equal shares of the genomes."""
+    """Call with (low, high) for equal shares of the genomes, one per thread."""
     threads = max(1, min(threads, genomes))
     if threads == 1:
         call(0, genomes)
@@ -75,7 +76,7 @@ def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
 
 
 def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.ndarray:
-    """What all genomes answer to all cases: float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
+    """Outputs of all genomes for all cases: float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
     genomes, out = table.outputs.shape
     tiles, steps, _, width = cases.blocks.shape
     y = np.empty((tiles, genomes, steps, out, width), np.float32)
@@ -94,8 +95,8 @@ class Session:
 
     Args:
         table, genes: the population.
-        episodes: of each genome.
-        inputs: numbers that a genome sees.
+        episodes: per genome.
+        inputs: of a genome.
     """
 
     def __init__(self, table: Table, genes: Genes, episodes: int, inputs: int, threads: int = 1) -> None:
@@ -123,18 +124,19 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What a population is trained on.
+    """Training data of a population.
 
     Attributes:
-        cases: the inputs; target: float32 [T, outputs, padded]; share: what each case and step counts.
-        heads: int64 [H, 3]: loss, first output, one behind the last; worth: float64 [H], what a head counts.
+        cases: the inputs; target: float32 [T, outputs, padded]; share: float32 [T, padded], weights that sum to 1.
+        heads: int64 [H, 3]: loss, first output, end of the outputs.
+        loss_weights: float64 [H], a factor per head.
     """
 
     cases: Cases
     target: np.ndarray
     share: np.ndarray
     heads: np.ndarray
-    worth: np.ndarray
+    loss_weights: np.ndarray
 
     @staticmethod
     def of(
@@ -146,8 +148,8 @@ class Lesson:
         """Inputs [N, inputs] or [N, T, inputs]; targets [N, outputs] or [N, T, outputs], one-hot for cross entropy.
 
         Args:
-            loss: of all outputs; or of several heads: loss, first output, one behind the last, weight.
-            counts: [N, T]; 0 leaves a step of a case out.
+            loss: one for all outputs; or for several heads (loss, first output, end of the outputs, weight).
+            counts: [N, T], relative weights; 0 leaves a step of a case out.
         """
         cases = Cases.of(x, tile=_padded(len(x)))
         width = cases.blocks.shape[-1]
@@ -172,7 +174,7 @@ def fit(
     clip: float = 1.0,
     threads: int = 1,
 ) -> np.ndarray:
-    """Steps of Adam on all genomes, in place; the whole lesson is one batch.
+    """Train all genomes in place with Adam; the whole lesson is one batch.
 
     Args:
         epochs: int64 [G]; lr: float64 [G].
@@ -181,14 +183,13 @@ def fit(
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]
     _, steps, _, width = lesson.cases.blocks.shape
     most = table.most
-    losses, gradient = np.zeros((genomes, 2)), np.empty(len(genes.weight), np.float32)  # no weight is of two genomes
-    run = train()
+    losses, gradient = np.zeros((genomes, 2)), np.empty(len(genes.weight), np.float32)  # genomes share no weights
 
     def call(low: int, high: int) -> None:
         memory = _aligned((3, steps, most, width))
-        run(
+        train(
             table, genes, lesson.cases.blocks.ctypes.data, lesson.cases.inputs, steps, width,
-            lesson.target.ctypes.data, lesson.share.ctypes.data, out, lesson.heads, lesson.worth,
+            lesson.target.ctypes.data, lesson.share.ctypes.data, out, lesson.heads, lesson.loss_weights,
             np.asarray(epochs, np.int64), np.asarray(lr, np.float64), float(clip), memory.ctypes.data, most,
             gradient, losses, low, high,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""From genes to rows: which nodes are computed, in which order, from which slots. Importing this module loads numba.
+"""From genes to rows: the neurons to compute, in topological order. Importing this module loads numba.
 
 A row computes one neuron: the weighted sum of its open links in ascending order of their numbers, then its activation.
 Nodes that no output depends on have no row.
@@ -10,21 +10,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array.population.genes import Genes, compiled, native, place
+from graphwright.array.population.genes import Genes, compiled, find, native
 
 
 class Table(NamedTuple):
-    """Rows of all genomes, one behind another.
+    """Rows of all genomes, one genome after another.
 
     Attributes:
         row_off: int64 [G + 1].
-        rows: int32 [R, 3]: activation, and the run of its links.
-        links: int32 [L, 3]: source, delay in steps, place of the weight in the genes. A source below n + 1 is an input
+        rows: int32 [R, 3]: activation, first link, end of the links.
+        links: int32 [L, 3]: source, delay in steps, index of the weight in the genes. A source below n + 1 is an input
             or the bias, n + 1 + r is row r of the genome.
         outputs: int32 [G, outputs]: rows of the outputs.
-        node: int32 [R]: place of the row's node in the genes.
+        node: int32 [R]: index of the row's node in the genes.
         most, ring: rows of the largest genome, at least 1; steps of values to keep, one more than the longest delay.
-        written: how many rows were written anew, not taken over from a parent.
+        written: number of rows that were computed, not copied from a parent.
     """
 
     row_off: Any
@@ -42,7 +42,7 @@ def _visit(
     genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
     base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
-    """Give rows to a node and what it reads in the same step, operands first."""
+    """Give rows to a node and the nodes that it reads in the same step, operands first."""
     n0 = genes.node_off[g]
     if row[root] >= 0 or at[root] >= 0:
         return made
@@ -67,7 +67,7 @@ def _visit(
 
 @native
 def _same(genes: Any, g: int, before: Any, m: int) -> bool:
-    """Whether two genomes differ in weights at most."""
+    """Whether two genomes have the same structure."""
     n0, p0, l0, q0 = genes.node_off[g], before.node_off[m], genes.link_off[g], before.link_off[m]
     if genes.node_off[g + 1] - n0 != before.node_off[m + 1] - p0:
         return False
@@ -79,11 +79,11 @@ def _same(genes: Any, g: int, before: Any, m: int) -> bool:
     for e in range(genes.link_off[g + 1] - l0):
         if genes.link_id[l0 + e] != before.link_id[q0 + e] or genes.link_open[l0 + e] != before.link_open[q0 + e]:
             return False
-    return True  # an innovation number says ends and delay
+    return True  # an innovation number determines ends and delay
 
 
 class Past(NamedTuple):
-    """The previous generation and its table, whose rows are reused; int32 [G], index of each fitter parent, or -1."""
+    """The previous generation and its table, to copy rows from; int32 [G], the fitter parent of each genome, or -1."""
 
     genes: Genes
     table: Table
@@ -93,18 +93,18 @@ class Past(NamedTuple):
 def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
     """The table of a population whose genomes have `inputs` inputs and `outputs` outputs.
 
-    With a `past`, genomes with the structure of their fitter parent reuse its rows; the table is the same without.
+    With a `past`, the rows of genomes with the structure of their fitter parent are copied; the result is the same.
     """
     count = len(genes.node_off) - 1
     nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
     row_off, rows, node = np.empty(count + 1, np.int64), np.empty((nodes, 3), np.int32), np.empty(nodes, np.int32)
     ends, read = np.empty((count, outputs), np.int32), np.empty((links, 3), np.int32)
-    # room for one genome; that of all is known without a look, and pages that nobody writes cost nothing
-    scratch, places = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
+    # enough for one genome; the size of all is an upper bound, and pages that are never written cost nothing
+    scratch, more_scratch = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
     if past is None:
         past = Past(genes, Table(row_off, rows, read, ends, node, 1, 1, 0), np.full(count, -1, np.int32))
     used, most, ring, written = _tabulate(
-        genes, inputs, outputs, past, row_off, rows, read, ends, node, scratch, places
+        genes, inputs, outputs, past, row_off, rows, read, ends, node, scratch, more_scratch
     )
     made = int(row_off[-1])
     return Table(row_off, rows[:made], read[:used], ends, node[:made], most, ring, written)
@@ -113,35 +113,35 @@ def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) 
 @compiled
 def _tabulate(
     genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
-    ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, places: np.ndarray,
+    ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, more_scratch: np.ndarray,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Write the table; returns the number of its links, `most`, `ring` and `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
-    target, source, by_target = places[0], places[1], places[2]
+    target, source, by_target = more_scratch[0], more_scratch[1], more_scratch[2]
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0
     for g in range(len(row_off) - 1):
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
-        fitter = past.fitter_parent[g]
-        if fitter >= 0 and _same(genes, g, past.genes, fitter):
+        fitter_parent = past.fitter_parent[g]
+        if fitter_parent >= 0 and _same(genes, g, past.genes, fitter_parent):
             table, base, low, high = (
                 past.table,
                 row_off[g],
-                past.table.row_off[fitter],
-                past.table.row_off[fitter + 1],
+                past.table.row_off[fitter_parent],
+                past.table.row_off[fitter_parent + 1],
             )
             start = table.rows[low, 1] if high > low else 0
             for r in range(high - low):
                 rows[base + r, 0] = table.rows[low + r, 0]
                 rows[base + r, 1] = table.rows[low + r, 1] - start + used
                 rows[base + r, 2] = table.rows[low + r, 2] - start + used
-                node[base + r] = table.node[low + r] - past.genes.node_off[fitter] + n0
+                node[base + r] = table.node[low + r] - past.genes.node_off[fitter_parent] + n0
             for i in range(start, table.rows[high - 1, 2] if high > low else 0):
                 links[used, 0], links[used, 1] = table.links[i, 0], table.links[i, 1]
-                links[used, 2] = table.links[i, 2] - past.genes.link_off[fitter] + l0
+                links[used, 2] = table.links[i, 2] - past.genes.link_off[fitter_parent] + l0
                 longest = max(longest, np.int64(table.links[i, 1]))
                 used += 1
             for o in range(outputs):
-                ends[g, o] = table.outputs[fitter, o]
+                ends[g, o] = table.outputs[fitter_parent, o]
             row_off[g + 1] = base + high - low
             most = max(most, high - low)
             continue
@@ -149,8 +149,8 @@ def _tabulate(
         for n in range(n1 - n0):
             first[n + 1], at[n], row[n] = 0, -1, -1
         for e in range(l0, l1):  # a counting sort by target keeps links in the order of their numbers
-            target[e - l0] = place(genes.node_id, n0, n1, genes.link_dst[e]) - n0
-            source[e - l0] = place(genes.node_id, n0, n1, genes.link_src[e]) if genes.link_src[e] > inputs else -1
+            target[e - l0] = find(genes.node_id, n0, n1, genes.link_dst[e]) - n0
+            source[e - l0] = find(genes.node_id, n0, n1, genes.link_src[e]) if genes.link_src[e] > inputs else -1
             first[target[e - l0] + 1] += 1
         for n in range(n1 - n0):
             first[n + 1] += first[n]
@@ -162,7 +162,7 @@ def _tabulate(
         for o in range(outputs):
             made = _visit(genes, g, o, first, by_target, source, at, row, node, base, made, stack)
         looked = 0
-        while looked < made:  # what is read a step later is computed as well
+        while looked < made:  # nodes that are read with a delay are computed as well
             here = node[base + looked] - n0
             for i in range(first[here], first[here + 1]):
                 e = by_target[i]

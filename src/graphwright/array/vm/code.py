@@ -1,4 +1,4 @@
-"""The machine's code: rows of 16 int64, the first of which says what the row does."""
+"""The machine's code: opcodes, and the sizes of rows and of the scratch. A row is 16 int64; the first is the opcode."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ BYTES = 8 * CELLS
 ZEROS = 128
 TILES_END = ZEROS + (1 << 16)
 DEPTH, BLOCK = 256, 192
-"""Terms and rows of A that a product takes at a time."""
+"""Terms, and rows of A, of one block of a matrix product."""
 STRIPS = TILES_END + (1 << 16)
 SPARE = STRIPS - TILES_END
-"""Bytes of the part before it."""
+"""Bytes of the scratch from TILES_END to STRIPS."""
 SCRATCH = STRIPS + 4 * DEPTH * BLOCK + 1024
-"""Bytes that code works in: zeros, which must be there; a packed panel, or a loop's tiles; blocks of attention; rows of
-a product's A, packed.
-"""
+"""Bytes of the scratch: zeros, a packed panel of B or the tiles of a loop, blocks of attention, packed rows of A."""
 FEW = 4
-"""Rows of activations up to which a product is bound by reading its weights."""
+"""Rows of x up to which a product is bound by the bandwidth of reading its weights."""
 GROUP = 64
-"""Weights along a row that share a scale, where they are int8."""
+"""int8 weights along a row that share a scale."""
 WORK = {4: 0, 2: 4 * GROUP, 1: 2 * GROUP + 4}
-"""Bytes of a weight -> of the scratch that a product of few rows takes for each begun group of a row."""
+"""Bytes of a weight -> bytes of scratch that a product of few rows needs per (begun) group of a row."""
 PAST = 2
-"""As the step of a result: its columns are adjacent, and go past the caches."""
+"""As the step of a result: adjacent columns, written with non-temporal stores."""
 LOCAL = 1 << 20
-"""Addresses below count from the scratch; no operating system maps memory there."""
+"""Smaller addresses are offsets into the scratch; no operating system maps memory there."""
 
 
 class Code(IntEnum):
-    """What a row does; the loops are in the files of this folder, mostly under the same names."""
+    """Opcodes; the loops are in the files of this folder, mostly under the same names."""
 
     # one operand
     COPY = 0
@@ -96,7 +94,7 @@ class Code(IntEnum):
     ROPE_TABLE = auto()
     ATTEND = auto()
     ATTEND_BACKWARD = auto()
-    # weights as they are stored, cached keys
+    # products with stored weights, KV caches, sampling
     ROWS_F32 = auto()
     ROWS_BF16 = auto()
     ROWS_I8 = auto()
@@ -113,10 +111,10 @@ class Code(IntEnum):
 
 
 UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
-"""Steps of optimizers: a row, and half a row for each of its parameters (cell 1 how many)."""
+"""Optimizer steps: a row, and half a row for each of its parameters (cell 1 how many)."""
 
 UNIFORM, BERNOULLI, DROPOUT = range(3)
-"""What a NOISE row makes of uniform numbers."""
+"""Kinds of NOISE rows."""
 STORED: dict[int, int] = {
     Code.ROWS_F32: 4,
     Code.ROWS_BF16: 2,
@@ -124,4 +122,4 @@ STORED: dict[int, int] = {
     Code.PANELS_BF16: 2,
     Code.PANELS_I8: 1,
 }
-"""Products with weights as they are stored: bytes of a weight."""
+"""Opcodes of products that read stored weights -> bytes of a weight."""

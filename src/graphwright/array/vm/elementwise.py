@@ -1,11 +1,14 @@
 """Elementwise loops of the machine's code, and how a row names its operands.
 
-A row is 16 int64 cells; cell 0 is the opcode.
-Elementwise rows walk `rows` times `cols` elements: cells 1 and 2 are the counts, then per operand its address, the
-bytes from one row to the next, and the step along a row, 1 or 0 (one value for all columns). The result comes first and
-its columns are adjacent; a step of PAST says that they go past the caches. Within a LOOP a row of code does one row of
-elements at a turn, the one of that turn.
-Addresses below LOCAL count from the scratch of whoever runs the code, so that several threads may run the same rows.
+A row is 16 int64 cells; cell 0 is the opcode. An elementwise row loops over `rows` times `cols` elements: cells 1 and 2
+are the counts. Three cells per operand follow, the result first: its address, the bytes from one row to the next, and
+the step along a row, 1 or 0 (one value for all columns). The result's columns are adjacent; a step of PAST asks for
+non-temporal stores. Inside a LOOP, a row of code computes one row of elements per turn. Addresses below LOCAL are
+offsets into the scratch of the thread that runs the code, so that several threads can run the same rows.
+
+Ops on single numbers are packed: a run of them is one row, SCALARS (cell 1 how many), and a line of 4 cells for each:
+opcode, address of the result, of x and of y. They use scalar loads and stores, because a masked vector store would
+stall the load that follows it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.code import LOCAL, PAST
-from graphwright.array.vm.math import native
+from graphwright.array.vm.code import BYTES, LOCAL, PAST, Code
+from graphwright.array.vm.math import exp, formulas, log, native, tanh
 from graphwright.array.vm.narrow import load1_bf16, load_bf16, load_first_bf16, store_bf16, store_first_bf16
 from graphwright.array.vm.vector import (
     first,
@@ -26,16 +29,21 @@ from graphwright.array.vm.vector import (
     load_i64,
     load_mask,
     load_u8,
+    only,
     select,
     splat,
+    sqrt,
     store,
+    store_f32,
     store_first,
     store_i64,
     store_mask,
     stream,
-)
+)  # fmt: skip
 
 F = np.float32
+LINE = 32
+"""Bytes of a line of SCALARS."""
 
 
 @native
@@ -46,13 +54,13 @@ def cell(row: Any, index: Any) -> Any:
 
 @native
 def number(row: Any, index: Any) -> Any:
-    """A float64 kept in a cell."""
+    """A float64 stored in a cell."""
     return load_f64(row + 8 * index)
 
 
 @native
-def place(row: Any, index: Any, turn: Any, scratch: Any) -> Any:
-    """Where the operand in cells `index` and following begins at a turn of a loop."""
+def start(row: Any, index: Any, turn: Any, scratch: Any) -> Any:
+    """The address of the operand in cells `index` and following, at a turn of a loop."""
     address = cell(row, index)
     return (address + scratch if address < LOCAL else address) + turn * cell(row, index + 1)
 
@@ -69,7 +77,7 @@ def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
 
 @native
 def past(row: Any, out: Any) -> Any:
-    """True if a result that begins at `out` goes past the caches."""
+    """Whether the result that begins at `out` is written with non-temporal stores."""
     return cell(row, 5) == PAST and out & 63 == 0
 
 
@@ -82,21 +90,21 @@ def put(p: Any, x: Any, streamed: Any) -> None:
         store(p, x)
 
 
-def unary(f: Any) -> Any:
-    """Out = f(x)."""
+def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = store_first, size: int = 4):
+    """out = f(x), for entries of the result of `size` bytes; the other arguments read and write 16 entries."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-        x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
+        rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+        x, sx, cx = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
         for _ in range(rows):
             i, streamed = 0, past(row, o)
             while i + 16 <= cols:
-                put(o + 4 * i, f(_part(x, cx, i)), streamed)
+                write(o + size * i, f(part(x, cx, i)), streamed)
                 i += 16
             if i < cols:
                 mask = first(cols - i)
-                store_first(o + 4 * i, f(_rest(x, cx, i, mask)), mask)
+                write_rest(o + size * i, f(rest(x, cx, i, mask)), mask)
             o += so
             x += sx
 
@@ -104,13 +112,13 @@ def unary(f: Any) -> Any:
 
 
 def binary(f: Any) -> Any:
-    """Out = f(x, y)."""
+    """out = f(x, y)."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-        x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-        y, sy, cy = place(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
+        rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+        x, sx, cx = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
+        y, sy, cy = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
         for _ in range(rows):
             i, streamed = 0, past(row, o)
             while i + 16 <= cols:
@@ -127,13 +135,13 @@ def binary(f: Any) -> Any:
 
 
 def comparison(f: Any) -> Any:
-    """out, a byte of 0 or 1 each, = f(x, y)."""
+    """out = f(x, y), a byte of 0 or 1 per element."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-        x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-        y, sy, cy = place(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
+        rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+        x, sx, cx = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
+        y, sy, cy = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
         for _ in range(rows):
             for i in range(0, cols, 16):
                 mask = first(cols - i)
@@ -147,11 +155,11 @@ def comparison(f: Any) -> Any:
 
 @native
 def where(row: Any, turn: Any, scratch: Any) -> None:
-    """Out = x where the byte is not 0, else y; the bytes come first, in cells 6 to 8."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    c, sc, cc = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-    x, sx, cx = place(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
-    y, sy, cy = place(row, 12, turn, scratch), cell(row, 13), cell(row, 14)
+    """out = x where the byte is not 0, else y; the condition is in cells 6 to 8."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+    c, sc, cc = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
+    x, sx, cx = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
+    y, sy, cy = start(row, 12, turn, scratch), cell(row, 13), cell(row, 14)
     for _ in range(rows):
         for i in range(0, cols, 16):
             mask = first(cols - i)
@@ -168,8 +176,8 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
 
 @native
 def fill(row: Any, turn: Any, scratch: Any) -> None:
-    """Out = the number in cell 6."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
+    """out = the number in cell 6."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     value = splat(F(number(row, 6)))
     for _ in range(rows):
         i, streamed = 0, past(row, o)
@@ -183,7 +191,7 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
 
 @native
 def add_i64(row: Any) -> None:
-    """Out = x + y of int64, in no loop."""
+    """out = x + y, of int64; not inside a LOOP."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, cx = cell(row, 6), cell(row, 7), 8 * cell(row, 8)
     y, sy, cy = cell(row, 9), cell(row, 10), 8 * cell(row, 11)
@@ -196,34 +204,48 @@ def add_i64(row: Any) -> None:
 
 
 @native
-def widen(row: Any, turn: Any, scratch: Any) -> None:
-    """Out = x of bfloat16."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-    for _ in range(rows):
-        i, streamed = 0, past(row, o)
-        while i + 16 <= cols:
-            put(o + 4 * i, load_bf16(x + 2 * i) if cx else splat(load1_bf16(x)), streamed)
-            i += 16
-        if i < cols:
-            mask = first(cols - i)
-            store_first(o + 4 * i, load_first_bf16(x + 2 * i, mask) if cx else splat(load1_bf16(x)), mask)
-        o += so
-        x += sx
+def _part_bf16(p: Any, step: Any, i: Any) -> Any:
+    return load_bf16(p + 2 * i) if step else splat(load1_bf16(p))
 
 
 @native
-def narrow(row: Any, turn: Any, scratch: Any) -> None:
-    """Out, of bfloat16, = x."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    x, sx, cx = place(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-    for _ in range(rows):
-        i = 0
-        while i + 16 <= cols:
-            store_bf16(o + 2 * i, _part(x, cx, i))
-            i += 16
-        if i < cols:
-            mask = first(cols - i)
-            store_first_bf16(o + 2 * i, _rest(x, cx, i, mask), mask)
-        o += so
-        x += sx
+def _rest_bf16(p: Any, step: Any, i: Any, mask: Any) -> Any:
+    return load_first_bf16(p + 2 * i, mask) if step else splat(load1_bf16(p))
+
+
+_same = native(lambda x: x)
+widen = unary(_same, _part_bf16, _rest_bf16)
+"""bfloat16 to float32."""
+narrow = unary(_same, write=native(lambda p, x, streamed: store_bf16(p, x)), write_rest=store_first_bf16, size=2)
+"""float32 to bfloat16."""
+
+
+@native
+def scalars(row: Any) -> None:
+    """Run the lines of a SCALARS row."""
+    line = row + BYTES
+    stop = line + LINE * cell(row, 1)
+    while line < stop:
+        op, out, x, y = cell(line, 0), cell(line, 1), load_f32(cell(line, 2)), load_f32(cell(line, 3))
+        if op == Code.MUL:
+            x = x * y
+        elif op == Code.ADD:
+            x = x + y
+        elif op == Code.SUB:
+            x = x - y
+        elif op == Code.DIV:
+            x = x / y
+        elif op == Code.NEG:
+            x = -x
+        elif op == Code.TANH:
+            x = only(tanh(splat(x)))
+        elif op == Code.SIGMOID:
+            x = only(formulas.sigmoid(splat(x)))
+        elif op == Code.EXP:
+            x = only(exp(splat(x)))
+        elif op == Code.LOG:
+            x = only(log(splat(x)))
+        elif op == Code.SQRT:
+            x = only(sqrt(splat(x)))
+        store_f32(out, x)
+        line += LINE

@@ -13,7 +13,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from graphwright.array.vm.code import BLOCK, DEPTH, STRIPS, ZEROS
-from graphwright.array.vm.llvm import (
+from graphwright.array.vm.elementwise import cell
+from graphwright.array.vm.math import native
+from graphwright.array.vm.vector import (
     F32,
     FLOATS,
     I32,
@@ -21,34 +23,30 @@ from graphwright.array.vm.llvm import (
     INTS,
     aligned,
     broadcast,
+    first,
     first_lanes,
+    fma,
     intrinsic_call,
     joined,
-    masked_load,
-    masked_store,
-    pointer,
-)
-from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import (
-    first,
-    fma,
     load_f32,
     load_first,
+    masked_load,
+    masked_store,
     pick_first,
-    splat,
+    pointer,
     store,
     store_f32,
     store_first,
 )
 
 PANEL = 32
-_FAR = 1 << 23  # rows of A times the bytes that a panel of B is spread over, from where on it is copied
+_FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which the panel is copied
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """C[rows, 16 · vectors] = init + A[rows, k] · B with C in registers; the last vector is cut to `columns`.
+    """C[rows, 16·vectors] = init + A[rows, k]·B with C in registers; the last vector is cut to `columns`.
 
-    `init` is added to the finished sum: of many terms, each stretch is summed by itself, and keeps its digits.
+    `init` is added to the finished sum, so that long sums are accumulated block by block, with a smaller error.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -66,7 +64,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """A loop that adds `unrolled` terms a turn, `count` turns or none; where it came to."""
+            """Emit a loop of `count` turns that adds `unrolled` terms each; returns addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
@@ -106,7 +104,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
 
 def _rows(height: int, vectors: int) -> Any:
-    """Tiles of one height as long as there are rows for them; returns the row reached."""
+    """A loop over tiles of one height while enough rows are left; it returns the next row."""
     tile = _tile(height, vectors)
 
     @native
@@ -139,11 +137,10 @@ def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def turned(fetch: Any) -> Any:
-    """16 rows of `source`, 16 numbers each, as columns of `target` (`pitch` bytes a row); what is outside reads as 0.
+def transposer(fetch: Any) -> Any:
+    """Transpose 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row), with 0 for missing entries.
 
-    Rows of the target are written whole and in order: where they overlap, the later one stays.
-
+    Rows of the target are written whole and in order: where they overlap, the later one remains.
     `fetch(builder, address, mask)` reads 16 numbers as float32.
     """
 
@@ -166,12 +163,12 @@ def turned(fetch: Any) -> Any:
     return intrinsic(turn)
 
 
-_turn = turned(lambda b, address, mask: masked_load(b, address, mask, FLOATS, "v16f32", 4))
+_turn = transposer(lambda b, address, mask: masked_load(b, address, mask, FLOATS, "v16f32", 4))
 
 
 @native
 def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any) -> None:
-    """B[terms, columns] into rows of 32."""
+    """Pack B[terms, columns] into rows of 32."""
     if col_b == 4:
         mask, more = first(columns), first(columns - 16)
         for k in range(terms):
@@ -192,7 +189,7 @@ def _small(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """Four rows of C at a time, B gathered as it lies; the last rows are computed again where fewer are left."""
+    """Compute four rows of C at a time without packing B; the last row is computed repeatedly where fewer are left."""
     mask = first(n)
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
@@ -201,8 +198,8 @@ def _small(
         a0, a1, a2, a3, at_b = a + i * row_a, a + i1 * row_a, a + i2 * row_a, a + i3 * row_a, b
         for _ in range(k):
             line = load_first(at_b, mask) if col_b == 4 or n == 1 else pick_first(at_b, col_b, mask)
-            s0, s1 = fma(splat(load_f32(a0)), line, s0), fma(splat(load_f32(a1)), line, s1)
-            s2, s3 = fma(splat(load_f32(a2)), line, s2), fma(splat(load_f32(a3)), line, s3)
+            s0, s1 = fma(load_f32(a0), line, s0), fma(load_f32(a1), line, s1)
+            s2, s3 = fma(load_f32(a2), line, s2), fma(load_f32(a3), line, s3)
             a0, a1, a2, a3, at_b = a0 + col_a, a1 + col_a, a2 + col_a, a3 + col_a, at_b + row_b
         store_first(c + i * row_c, s0, mask)
         store_first(c + i1 * row_c, s1, mask)
@@ -212,7 +209,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """A[m, terms], adjacent along either, into strips as high as the tiles that read them, one term after the other."""
+    """Pack A[m, terms], contiguous along one axis, into strips of the height of the tiles that read them."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -232,9 +229,9 @@ def tiles(
     a: Any, step_a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, c: Any, row_c: Any,
     m: Any, terms: Any, columns: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """C[m, columns] = init + A[m, terms] · B for one panel of at most 32 adjacent columns.
+    """C[m, columns] = init + A[m, terms]·B for one panel of at most 32 adjacent columns.
 
-    `step_a` bytes lead from row to row of A, and `row_a` within a tile; `col_a` 0 stands for strips.
+    `step_a` is the stride of A between tiles, `row_a` its row stride within a tile; `col_a` 0 means packed strips.
     """
     if columns > 16:
         i = _wide12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
@@ -255,9 +252,9 @@ def gemm(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """C[m, n] = init + A[m, k] · B[k, n]; columns of C and of `init` are adjacent, `row_i` 0 repeats one row.
+    """C[m, n] = init + A[m, k]·B[k, n]; columns of C and of `init` are adjacent, `row_i` 0 repeats one row.
 
-    `init` 0 stands for zeros.
+    `init` 0 means zeros.
     """
     if n <= 16 and m <= 16 and k <= 32:
         _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
@@ -284,3 +281,12 @@ def gemm(
                 if k0 == 0 and init == 0:
                     start = scratch
                 tiles(at_a, step_a, down_a, along_a, at_b, step_b, out, row_c, rows, terms, columns, start, step_i)
+
+
+@native
+def product(row: Any, scratch: Any) -> None:
+    """A matrix product as a row of code: cells 1 to 13 are the arguments of `gemm`."""
+    gemm(
+        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 7), cell(row, 8),
+        cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), scratch,
+    )  # fmt: skip

@@ -1,12 +1,12 @@
-"""Products with the weights of a checkpoint as they lie: y[t, n] = Σ w[n, k] x[t, k] (+ b[n]), sums in float32.
+"""Products with weights as a checkpoint stores them: y[t, n] = Σ w[n, k]·x[t, k] (+ b[n]), summed in float32.
 
-For few rows of x what bounds them is reading w, so it is read once and widened in registers: float32, bfloat16, or
-int8 with a float32 scale per group of 64 along a row. No weight is packed. One row of x reads w in four places at once
-(int8: two), a quarter of the rows apart: a core that waits for one page of memory goes on in the others, which is up to
-twice as fast. What is brought into order is x, once per product: for bfloat16 the even entries apart from the
-odd ones, as two weights that lie together are widened apart; for int8 rounded to 16 bits with a scale per group, so
-that products are those of whole numbers, exact, and what is rounded is x, by max |x| / 65534 of its group. For many
-rows of x a panel of w is widened while it is packed, and x stays as it is.
+Products of few rows of x are bound by reading w, so w is read once and widened in registers from float32, bfloat16, or
+int8 with a float32 scale per group of 64 along a row. No weight is packed. For a single row of x, w is read as four
+streams (int8: two), a quarter of the rows apart: while the core waits for a page of one stream it continues in the
+others, which is up to twice as fast. x is rearranged once per product. For bfloat16 its even entries are separated from
+the odd ones, because widening separates neighbouring weights. For int8, x is rounded to 16 bits with a scale per group:
+integer products are exact, and only x is rounded, by max |x| / 65534 of its group. For many rows of x, a panel of w is
+widened while it is packed, and x is used as it is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from graphwright.array.vm.code import DEPTH, GROUP, ZEROS
 from graphwright.array.vm.elementwise import F, cell
-from graphwright.array.vm.gemm import PANEL, tiles, turned
+from graphwright.array.vm.gemm import PANEL, tiles, transposer
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import (
     dot_i8,
@@ -33,7 +33,6 @@ from graphwright.array.vm.narrow import (
 )
 from graphwright.array.vm.vector import (
     absolute,
-    add,
     first,
     fma,
     largest,
@@ -41,7 +40,6 @@ from graphwright.array.vm.vector import (
     load_f32,
     load_first,
     maximum,
-    mul,
     rint,
     splat,
     store,
@@ -56,10 +54,10 @@ def _second(w: Any) -> Any:
 
 
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
-    """(row · x, four rows · x, (row · x, row · y)) of `k` terms, for weights of `size` bytes.
+    """Dot products of `k` terms, for weights of `size` bytes: one row with x, four rows with x, one row with x and y.
 
-    `low` and `high` widen the two halves of 32 weights, in whatever order; x has that order. The last k % 32 terms are
-    in their own order in `plain`. Four rows, `far` bytes apart, have the bits of one.
+    `low` and `high` widen the two halves of 32 weights; x is in the order that they produce. The last k % 32 terms are
+    in memory order in `plain`. Four rows, `far` bytes apart, give the same bits as one row each.
     """
 
     @native
@@ -78,7 +76,7 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
             mask = first(k - i)
             a = fma(read_first(w + size * i, mask), load_first(plain + 4 * i, mask), a)
             i += 16
-        return total(add(add(a, b), add(s[2], s[3])))
+        return total(a + b + (s[2] + s[3]))
 
     @native
     def one(w: Any, x: Any, plain: Any, k: Any) -> Any:
@@ -115,14 +113,14 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
             u = read_first(w + size * i, mask)
             a, c = fma(u, load_first(plain_x + 4 * i, mask), a), fma(u, load_first(plain_y + 4 * i, mask), c)
             i += 16
-        return total(add(a, b)), total(add(c, d))
+        return total(a + b), total(c + d)
 
     return one, four, two
 
 
 @native
 def _apart(x: Any, k: Any, to: Any) -> None:
-    """Of every 32 numbers the even ones, then the odd ones."""
+    """Separate the even from the odd entries of every 32 numbers."""
     for i in range(0, k - 31, 32):
         u, v = load(x + 4 * i), load(x + 4 * i + 64)
         store(to + 4 * i, evens(u, v))
@@ -130,8 +128,9 @@ def _apart(x: Any, k: Any, to: Any) -> None:
 
 
 def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
-    """A product: cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y,
-    9 rows of x. Works in `scratch`, see `code.WORK`.
+    """A loop for a product of few rows of x; `code.WORK` is the size of its scratch.
+
+    Cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y, 9 rows of x.
     """
     one, four, two = _dots(low, high, read_first, size)
 
@@ -171,14 +170,14 @@ bfloat16_rows = _rows(evens_bf16, odds_bf16, load_first_bf16, 2)
 
 
 _MOST, _LEAST = 32767.0, 1e-30
-"""Steps on either side of 0; largest entry of a group that counts as 0, as its inverse would be no number."""
+"""Largest rounded value; largest entry of a group that is rounded to 0, because its inverse would overflow."""
 
 
 @native
 def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
-    """Numbers as int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767; zeros behind k.
+    """Quantise to int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767; zeros from k on.
 
-    A group with a number that is not finite has a step that is not finite, and zeros.
+    A group with a non-finite number gets a non-finite step, and zeros.
     """
     for i in range(0, k, GROUP):
         a, b = load_first(x + 4 * i, first(k - i)), load_first(x + 4 * i + 64, first(k - i - 16))
@@ -188,7 +187,7 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
         store_f32(steps + 4 * (i // GROUP), F(0.0) if most <= F(_LEAST) else most * F(1 / _MOST))
         if F(_LEAST) < most < F(np.inf):
             up = splat(F(_MOST) / most)
-            a, b, c, d = rint(mul(a, up)), rint(mul(b, up)), rint(mul(c, up)), rint(mul(d, up))
+            a, b, c, d = rint(a * up), rint(b * up), rint(c * up), rint(d * up)
         else:
             a = b = c = d = splat(F(0.0))
         place = q + 2 * i
@@ -201,8 +200,8 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
 @native
 def _add_groups(w: Any, scales: Any, q: Any, steps: Any, s: Any) -> Any:
     p, r = dot_i8(w, q), dot_i8(w + GROUP, q + 2 * GROUP)
-    a = fma(mul(p, splat(load_f32(scales))), splat(load_f32(steps)), s[0])
-    return a, fma(mul(r, splat(load_f32(scales + 4))), splat(load_f32(steps + 4)), s[1])
+    a = fma(p * load_f32(scales), load_f32(steps), s[0])
+    return a, fma(r * load_f32(scales + 4), load_f32(steps + 4), s[1])
 
 
 @native
@@ -211,11 +210,11 @@ def _scaled_rest(w: Any, scales: Any, q: Any, steps: Any, k: Any, s: Any) -> Any
     while i < k:
         g, end, p = 4 * (i // GROUP), min(k, i + GROUP), splat(F(0.0))
         while i < end:
-            p = add(products_i8(w + i, q + 2 * i, first(end - i)), p)
+            p = products_i8(w + i, q + 2 * i, first(end - i)) + p
             i += 16
         i = end
-        a = fma(mul(p, splat(load_f32(scales + g))), splat(load_f32(steps + g)), a)
-    return total(add(a, s[1]))
+        a = fma(p * load_f32(scales + g), load_f32(steps + g), a)
+    return total(a + s[1])
 
 
 @native
@@ -230,7 +229,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    """Two rows, with the bits of one."""
+    """Two rows, with the same bits as one row each."""
     none = splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales
@@ -242,7 +241,7 @@ def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: A
 
 @native
 def int8_rows(row: Any, scratch: Any) -> None:
-    """As the others; cell 10 scales [rows of w, groups]."""
+    """A product with int8 weights; cells as in `_rows`, and cell 10 scales [rows of w, groups]."""
     w, n, k, bias, x, sx, y, sy, tokens, scales = (
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6),
         cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10),
@@ -264,7 +263,7 @@ def int8_rows(row: Any, scratch: Any) -> None:
             store_f32(y + t * sy + 4 * r, value + start)
 
 
-_turn_bf16, _turn_i8 = turned(fetch_bf16), turned(fetch_i8)
+_turn_bf16, _turn_i8 = transposer(fetch_bf16), transposer(fetch_i8)
 
 
 @native
@@ -276,22 +275,22 @@ def _widened(w: Any, k: Any, panel: Any, terms: Any, columns: Any) -> None:
 
 @native
 def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: Any, groups: Any) -> None:
-    """As `_widened`; the scales of 16 rows are one column of the panel, multiplied in after it was packed."""
+    """As `_widened`; the panel is multiplied by the scales of 16 rows after packing."""
     for j in range(0, columns, 16):
         for i in range(0, terms, 16):
             place = panel + 4 * j + 4 * PANEL * i
             _turn_i8(w + j * k + i, k, place, 4 * PANEL, columns - j, terms - i)
-            row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # behind the panel: a row of it that no product reads
+            row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # one row after the panel, which no product reads
             for r in range(min(16, columns - j)):
                 store_f32(row + 4 * r, load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
             scale = load(row)
             for t in range(min(16, terms - i)):
-                store(place + 4 * PANEL * t, mul(load(place + 4 * PANEL * t), scale))
+                store(place + 4 * PANEL * t, load(place + 4 * PANEL * t) * scale)
 
 
 @native
 def panels(row: Any, scratch: Any, quantised: Any) -> None:
-    """A product of many rows, cells as above; works in `scratch`."""
+    """A product of many rows of x; cells as in `_rows` and `int8_rows`."""
     w, n, k, bias, x, sx, y, sy, tokens = (
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
         cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9),

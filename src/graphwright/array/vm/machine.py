@@ -1,6 +1,7 @@
-"""The machine: one compiled function that runs rows of code over memory. No plan, edit or shape compiles anything.
+"""The VM's machine: one compiled function that interprets rows of code. No plan, edit or shape compiles anything.
 
-It is built once per install; numba keeps it on disk, and makes it again when a file beside this one changes.
+It is compiled once per install. numba caches it on disk, and compiles it again when a file of this folder or of
+`array.formulas` changes.
 """
 
 from __future__ import annotations
@@ -13,70 +14,53 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numba
-import numpy as np
 
-from graphwright.array.vm import (
-    attend,
-    decode,
-    elementwise,
-    gemv,
-    move,
-    noise,
-    optimize,
-    rows,
-    sampling,
-    scalars,
-    update,
-)
+from graphwright.array import formulas
+from graphwright.array.vm import attention, elementwise, gemm, gemv, math, move, noise, optimizers, rows, sampling
 from graphwright.array.vm import context as at
-from graphwright.array.vm import math as functions
 from graphwright.array.vm import vector as v
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import cell
-from graphwright.array.vm.llvm import WIDE
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import rounded_bf16
-from graphwright.array.vm.sharing import settle, share, take, wait
-from graphwright.array.vm.sync import asked, fetch_add, read
-from graphwright.array.vm.vector import load_i64, store_i64
-from graphwright.native import cfunc
-
-_ZERO, _ONE = np.float32(0.0), np.float32(1.0)
+from graphwright.array.vm.sharing import asked, fetch_add, finish, read, share, take, wait
+from graphwright.array.vm.vector import WIDE, load_i64, store_i64
+from graphwright.native import cfunc, source_hash
 
 copy = elementwise.unary(native(lambda x: x))
-neg = elementwise.unary(native(lambda x: v.neg(x)))
+neg = elementwise.unary(native(lambda x: -x))
 absolute = elementwise.unary(native(lambda x: v.absolute(x)))
-sign = elementwise.unary(functions.sign)
+sign = elementwise.unary(math.formulas.sign)
 floor = elementwise.unary(native(lambda x: v.floor(x)))
-exp = elementwise.unary(functions.exp)
-log = elementwise.unary(functions.log)
+exp = elementwise.unary(math.exp)
+log = elementwise.unary(math.log)
 sqrt = elementwise.unary(native(lambda x: v.sqrt(x)))
-rsqrt = elementwise.unary(functions.rsqrt)
-reciprocal = elementwise.unary(native(lambda x: v.div(v.splat(_ONE), x)))
-tanh = elementwise.unary(functions.tanh)
-sigmoid = elementwise.unary(functions.sigmoid)
-erf = elementwise.unary(functions.erf)
-relu = elementwise.unary(native(lambda x: v.most(x, v.splat(_ZERO))))  # of NaN and -0 itself, as ATen has it
-silu = elementwise.unary(functions.silu)
-gelu = elementwise.unary(functions.gelu)
-gelu_tanh = elementwise.unary(functions.gelu_tanh)
+rsqrt = elementwise.unary(math.rsqrt)
+reciprocal = elementwise.unary(native(lambda x: 1.0 / x))
+tanh = elementwise.unary(math.tanh)
+sigmoid = elementwise.unary(math.formulas.sigmoid)
+erf = elementwise.unary(math.erf)
+relu = elementwise.unary(math.formulas.relu)
+silu = elementwise.unary(math.formulas.silu)
+gelu = elementwise.unary(math.formulas.gelu)
+gelu_tanh = elementwise.unary(math.formulas.gelu_tanh)
 rounded = elementwise.unary(native(lambda x: rounded_bf16(x)))
-add = elementwise.binary(native(lambda x, y: v.add(x, y)))
-sub = elementwise.binary(native(lambda x, y: v.sub(x, y)))
-mul = elementwise.binary(native(lambda x, y: v.mul(x, y)))
-div = elementwise.binary(native(lambda x, y: v.div(x, y)))
+add = elementwise.binary(native(lambda x, y: x + y))
+sub = elementwise.binary(native(lambda x, y: x - y))
+mul = elementwise.binary(native(lambda x, y: x * y))
+div = elementwise.binary(native(lambda x, y: x / y))
 minimum = elementwise.binary(native(lambda x, y: v.minimum(x, y)))
 maximum = elementwise.binary(native(lambda x, y: v.maximum(x, y)))
-swiglu = elementwise.binary(native(lambda x, y: v.mul(functions.silu(x), y)))
-add_silu = elementwise.binary(native(lambda x, y: functions.silu(v.add(x, y))))
-eq = elementwise.comparison(native(lambda x, y: v.eq(x, y)))
-ne = elementwise.comparison(native(lambda x, y: v.ne(x, y)))
-lt = elementwise.comparison(native(lambda x, y: v.lt(x, y)))
-le = elementwise.comparison(native(lambda x, y: v.le(x, y)))
+swiglu = elementwise.binary(native(lambda x, y: math.formulas.silu(x) * y))
+add_silu = elementwise.binary(native(lambda x, y: math.formulas.silu(x + y)))
+eq = elementwise.comparison(native(lambda x, y: x == y))
+ne = elementwise.comparison(native(lambda x, y: x != y))
+lt = elementwise.comparison(native(lambda x, y: x < y))
+le = elementwise.comparison(native(lambda x, y: x <= y))
 
 
 def _dispatcher(source: int) -> Any:
-    """The interpreter; `source` is part of what numba knows it by."""
+    """Define the interpreter; `source` is a closure variable because numba's cache key contains closures."""
 
     @cfunc("int64(int64)", cache=True, error_model="numpy")
     def machine(me: Any) -> Any:
@@ -86,7 +70,7 @@ def _dispatcher(source: int) -> Any:
         loop, turn, turns, outer = 0, 0, 0, 0
         sharing, busy, after, final = helper > 0, False, row, stop
         result, guard, runs = cell(context, at.FINE), cell(context, at.GUARD), cell(context, at.RUNS)
-        if guard and load_i64(guard) != cell(context, at.SEEN):  # what the code was made for is no more
+        if guard and load_i64(guard) != cell(context, at.SEEN):  # the segment is stale
             return asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
         if runs:
             store_i64(runs, load_i64(runs) + 1)
@@ -108,7 +92,7 @@ def _dispatcher(source: int) -> Any:
                     elif helper:
                         wait(team, helper)
                     else:
-                        wrong = settle(team, cell(after, 1))
+                        wrong = finish(team, cell(after, 1))
                         row, stop, sharing = after + BYTES * (1 + cell(after, 1) * cell(after, 2)), final, False
                         if wrong:
                             store_i64(context + 8 * at.WHERE, wrong)
@@ -127,10 +111,10 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.DIV:
                 div(row, turn, scratch)
             elif op == Code.SCALARS:
-                scalars.run(row)
+                elementwise.scalars(row)
                 row += BYTES * ((cell(row, 1) + 3) // 4)
             elif op == Code.PRODUCT:
-                update.product(row, scratch)
+                gemm.product(row, scratch)
             elif op == Code.COPY:
                 copy(row, turn, scratch)
             elif op == Code.NEG:
@@ -224,10 +208,10 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.ADD_ROWS:
                 fine = move.add_rows(row)
             elif op == Code.ATTEND:
-                attend.attend(row, scratch)
+                attention.attend(row, scratch)
                 row += BYTES
             elif op == Code.ATTEND_BACKWARD:
-                attend.attend_backward(row, scratch)
+                attention.attend_backward(row, scratch)
                 row += 2 * BYTES
             elif op == Code.ROWS_F32:
                 gemv.float32_rows(row, scratch)
@@ -238,16 +222,16 @@ def _dispatcher(source: int) -> Any:
             elif op == Code.PANELS_BF16 or op == Code.PANELS_I8:
                 gemv.panels(row, scratch, op == Code.PANELS_I8)
             elif op == Code.ATTEND_CACHED:
-                decode.attend_cached(row)
+                attention.attend_cached(row)
                 row += BYTES
             elif op == Code.KV_APPEND:
-                fine = decode.kv_append(row)
+                fine = attention.kv_append(row)
             elif op == Code.KV_SCATTER:
-                fine = decode.kv_scatter(row)
+                fine = attention.kv_scatter(row)
             elif op == Code.SAMPLE_TOKEN:
                 sampling.sample_token(row, scratch)
             elif Code.ADAM <= op <= Code.AVERAGE:
-                optimize.step(row, op, scratch)
+                optimizers.step(row, op, scratch)
                 row += BYTES * ((cell(row, 1) + 1) // 2)
             elif op == Code.LOOP:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
@@ -259,7 +243,7 @@ def _dispatcher(source: int) -> Any:
                     continue
             else:
                 fine = False
-            if not fine and sharing:  # whoever shared the rows will say so
+            if not fine and sharing:  # the thread that shared the rows reports it
                 store_i64(team + 8 * at.WRONG, row)
             elif not fine:
                 store_i64(context + 8 * at.WHERE, row)
@@ -276,14 +260,15 @@ def _dispatcher(source: int) -> Any:
 
 
 def source(*others: str | Path) -> int:
-    """A number that changes with a file beside this one, or of other folders: numba's cache looks at one file only."""
-    folders = (Path(__file__).parent, *map(Path, others))
-    text = b"".join(f.read_bytes() for folder in folders for f in sorted(folder.glob("*.py")))
-    return int.from_bytes(blake2b(text, digest_size=6).digest(), "little") | 1
+    """Hash the files that the machine is compiled from, and other folders; numba's cache checks a single file.
+
+    The folder of this file holds nothing that runs only in Python, so that a change there is a change of native code.
+    """
+    return source_hash(Path(__file__).parent, Path(formulas.__file__).parent, *map(Path, others))
 
 
 def _stamp() -> Path:
-    """A file beside numba's own that says that the machine was built for these sources, this numba and this CPU."""
+    """The marker file that exists once the machine is compiled for these sources, this numba and this CPU."""
     from llvmlite import binding
     from numba.core.caching import FunctionCache
 
@@ -294,18 +279,18 @@ def _stamp() -> Path:
 
 @cache
 def built() -> bool:
-    """True if the machine lies on disk, so that getting it takes no compilation."""
+    """Whether the compiled machine is in the cache on disk."""
     return _stamp().exists()
 
 
 @cache
 def wide_vectors() -> bool:
-    """True on a CPU with vectors of 64 bytes, which the tiles of products are made for."""
+    """Whether the CPU has registers of 64 bytes, for which the tiles of matrix products are sized."""
     return WIDE
 
 
 class Machine(NamedTuple):
-    """The compiled function: an object that keeps it alive, and its address. Its C form is int64(int64)."""
+    """The compiled function: the object that owns it, and its address. Its C signature is int64(int64)."""
 
     code: Any
     address: int
@@ -313,7 +298,7 @@ class Machine(NamedTuple):
 
 @cache
 def build() -> Machine:
-    """The machine, compiled now if it was not before: about a minute, once per install."""
+    """Return the machine, compiling it if it is not cached: about a minute, once per install."""
     began, stamp = perf_counter(), _stamp()
     code = _dispatcher(source())
     if not stamp.exists():

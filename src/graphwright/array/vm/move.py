@@ -1,4 +1,4 @@
-"""Rows of code that move entries: copies between layouts, rows by index, pairs turned by an angle."""
+"""Rows of code that move entries: copies between layouts, gathers and scatters of rows, rotary embeddings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ from typing import Any
 from graphwright.array.vm.elementwise import F, cell, number
 from graphwright.array.vm.math import cos_sin, native
 from graphwright.array.vm.vector import (
-    add,
     first,
     load,
     load_first,
     load_i64,
-    mul,
     pick_first,
     splat,
     store,
     store_first,
-    sub,
 )
 
 
@@ -34,7 +31,7 @@ def _line(target: Any, source: Any, cols: Any) -> None:
 
 @native
 def copy_axes(row: Any) -> None:
-    """Cells 1 to 4 sizes of axes, 5 result, 6 to 8 its bytes per step, the last axis adjacent; 9 x, 10 to 13 its."""
+    """Copy between layouts: cells 1 to 4 sizes, 5 result, 6 to 8 strides (the last is 4), 9 x, 10 to 13 its strides."""
     cols, step = cell(row, 4), cell(row, 13)
     for a in range(cell(row, 1)):
         for b in range(cell(row, 2)):
@@ -77,13 +74,13 @@ def add_rows(row: Any) -> Any:
         target, source = out + index * step, cell(row, 6) + k * cell(row, 7)
         for i in range(0, cols, 16):
             mask = first(cols - i)
-            store_first(target + 4 * i, add(load_first(target + 4 * i, mask), load_first(source + 4 * i, mask)), mask)
+            store_first(target + 4 * i, load_first(target + 4 * i, mask) + load_first(source + 4 * i, mask), mask)
     return True
 
 
 @native
 def rope(row: Any) -> None:
-    """(a, b) -> (a cos - b sin, b cos + a sin), a and b half an axis apart; what lies beyond both passes.
+    """Rotate pairs (a, b) -> (a·cos - b·sin, b·cos + a·sin), half an axis apart; entries after both halves are copied.
 
     Cells 1 batch, 2 positions, 3 heads, 4 size, 5 half, 6 x and 7 to 9 its bytes per batch element, position, head; 10
     result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes per batch element, 14 the result's.
@@ -99,8 +96,8 @@ def rope(row: Any) -> None:
                     mask = first(half - i)
                     one, other = load_first(x + 4 * i, mask), load_first(x + 4 * (half + i), mask)
                     c, s = load_first(cos + 4 * i, mask), load_first(sin + 4 * i, mask)
-                    store_first(out + 4 * i, sub(mul(one, c), mul(other, s)), mask)
-                    store_first(out + 4 * (half + i), add(mul(other, c), mul(one, s)), mask)
+                    store_first(out + 4 * i, one * c - other * s, mask)
+                    store_first(out + 4 * (half + i), other * c + one * s, mask)
                 if 2 * half < size:
                     _line(out + 8 * half, x + 8 * half, size - 2 * half)
                 out += 4 * size
@@ -111,18 +108,18 @@ def rope(row: Any) -> None:
 
 @native
 def rope_table(row: Any) -> None:
-    """Cos and sin of position · frequency, each times a number.
+    """Tables of cos and sin of position·frequency, multiplied by a factor.
 
     Cells 1 positions, 2 frequencies, 3 cos, 4 sin, both packed as [position, frequency]; 5 positions (int64), 6
-    frequencies, 7 the number.
+    frequencies, 7 the factor.
     """
     half, cos, sin, scale = cell(row, 2), cell(row, 3), cell(row, 4), splat(F(number(row, 7)))
     for t in range(cell(row, 1)):
         position = splat(F(load_i64(cell(row, 5) + 8 * t)))
         for i in range(0, half, 16):
             mask = first(half - i)
-            c, s = cos_sin(mul(position, load_first(cell(row, 6) + 4 * i, mask)))
-            store_first(cos + 4 * i, mul(c, scale), mask)
-            store_first(sin + 4 * i, mul(s, scale), mask)
+            c, s = cos_sin(position * load_first(cell(row, 6) + 4 * i, mask))
+            store_first(cos + 4 * i, c * scale, mask)
+            store_first(sin + 4 * i, s * scale, mask)
         cos += 4 * half
         sin += 4 * half

@@ -1,4 +1,4 @@
-"""Numbers of 8 and 16 bits as vectors of 16 float32, products of them, and int32 as int64."""
+"""bfloat16, int8 and int16 as vectors of 16 float32, and integer dot products."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from graphwright.array.vm.llvm import (
+from graphwright.array.vm.vector import (
     BYTES,
     F32,
     FLOATS,
@@ -17,26 +17,32 @@ from graphwright.array.vm.llvm import (
     INTS,
     LANES,
     PAIRED,
+    M,
+    V,
     aligned,
     constant,
+    define,
+    effect,
+    f32,
+    i64,
     intrinsic_call,
     masked_load,
     masked_store,
     pointer,
+    void,
 )
-from graphwright.array.vm.vector import M, V, define, effect, f32, i64, void
 
 _HALVES = ir.VectorType(I16, LANES)
 _TWICE = 2 * LANES
 
 
 def from_bf16(builder: Any, bits: Any) -> Any:
-    """Bfloat16 by its bits: the upper half of a float32."""
+    """Convert bfloat16 bits, the upper half of a float32."""
     return builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(I32, 16)), FLOATS)
 
 
 def from_i8(builder: Any, whole: Any) -> Any:
-    """Whole numbers of 8 bits."""
+    """Convert int8."""
     return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
 
@@ -46,7 +52,7 @@ def _one_bf16(builder: Any, address: Any) -> Any:
 
 
 def _to_bf16(builder: Any, x: Any) -> Any:
-    """The nearest bfloat16, the even one of two; a NaN stays one."""
+    """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
     bits = builder.bitcast(x, INTS)
     upper = builder.lshr(bits, constant(I32, 16))
     half = builder.add(builder.and_(upper, constant(I32, 1)), constant(I32, 0x7FFF))
@@ -56,7 +62,7 @@ def _to_bf16(builder: Any, x: Any) -> Any:
 
 
 rounded_bf16 = define("rounded_bf16", V, (V,), lambda b, x: from_bf16(b, _to_bf16(b, x)))
-"""The nearest bfloat16, as float32."""
+"""Round to the nearest bfloat16; the result is float32."""
 load1_bf16 = define("load1_bf16", f32, (i64,), _one_bf16)
 load_bf16 = define("load_bf16", V, (i64,), lambda b, p: from_bf16(b, aligned(b.load(pointer(b, p, _HALVES)), 2)))
 load_first_bf16 = define("load_first_bf16", V, (i64, M), lambda b, p, m: fetch_bf16(b, p, m))
@@ -69,12 +75,12 @@ store_first_bf16 = define(
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
-    """Bfloat16 under a mask."""
+    """Load bfloat16 under a mask."""
     return from_bf16(builder, masked_load(builder, address, mask, _HALVES, "v16i16", 2))
 
 
 def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
-    """Whole numbers of 8 bits under a mask."""
+    """Load int8 under a mask."""
     return from_i8(builder, masked_load(builder, address, mask, BYTES, "v16i8", 1))
 
 
@@ -84,7 +90,7 @@ def _couples(builder: Any, address: Any) -> Any:
 
 
 evens_bf16 = define("evens_bf16", V, (i64,), lambda b, p: b.bitcast(b.shl(_couples(b, p), constant(I32, 16)), FLOATS))
-"""Numbers 0, 2, .. 30 of 32; with the odd ones a load and an instruction less than twice 16 in their order."""
+"""Entries 0, 2, .. 30 of 32 bfloat16; separating even and odd entries is cheaper than widening 16 adjacent ones."""
 odds_bf16 = define(
     "odds_bf16", V, (i64,), lambda b, p: b.bitcast(b.and_(_couples(b, p), constant(I32, 0xFFFF0000)), FLOATS)
 )
@@ -121,7 +127,7 @@ def _dot_i8(builder: Any, w: Any, x: Any) -> Any:
 
 
 dot_i8 = define("dot_i8", V, (i64, i64), _dot_i8)
-"""Products of 64 int8 at w with 64 int16 at x, added up in 16 lanes: below 2²⁴ each, so nothing is rounded."""
+"""Products of 64 int8 at w with 64 int16 at x, summed into 16 lanes; below 2²⁴, so exact in float32."""
 products_i8 = define(
     "products_i8",
     V,
@@ -134,12 +140,11 @@ products_i8 = define(
         FLOATS,
     ),
 )
-"""Of 16, those of a mask; 0 in the other lanes."""
+"""Products of 16 int8 and int16 under a mask; 0 in the other lanes."""
 store_i16 = define(
     "store_i16",
     void,
     (i64, V),
     effect(lambda b, p, x: aligned(b.store(b.trunc(b.fptosi(x, INTS), _HALVES), pointer(b, p, _HALVES)), 2)),
 )
-"""Whole numbers as int16."""
-load_i32 = define("load_i32", i64, (i64,), lambda b, p: b.sext(aligned(b.load(pointer(b, p, I32)), 4), I64))
+"""Store whole numbers as int16."""

@@ -1,4 +1,4 @@
-"""Loops that see whole rows: sums, softmax, norms, losses. Cells as in `elementwise.py`."""
+"""Loops over whole rows: sums, softmax, norms, losses. Cells as in `elementwise.py`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.elementwise import F, cell, number, past, place, put
+from graphwright.array.vm.elementwise import F, cell, number, past, put, start
 from graphwright.array.vm.math import exp, native, rsqrt
 from graphwright.array.vm.vector import (
-    add,
-    div,
     first,
     fma,
     largest,
@@ -20,43 +18,41 @@ from graphwright.array.vm.vector import (
     load_i64,
     maximum,
     most,
-    mul,
     only,
     select,
     splat,
     store,
     store_f32,
     store_first,
-    sub,
     top,
     total,
 )
 
-_BLOCK = 4096  # terms summed in float32 before they go into a float64
+_BLOCK = 4096  # terms summed in float32 before they are added to a float64
 
 
 @native
 def _row_total(x: Any, cols: Any) -> Any:
-    """Σ of a row: 4 vectors at a time, blocks of 4096 into float64."""
+    """Sum of a row: 4 vectors at a time, blocks of 4096 terms added in float64."""
     whole, i = 0.0, 0
     while i < cols:
         end = min(cols, i + _BLOCK)
         a, b, c, d = splat(F(0.0)), splat(F(0.0)), splat(F(0.0)), splat(F(0.0))
         while i + 64 <= end:
-            a, b = add(a, load(x + 4 * i)), add(b, load(x + 4 * i + 64))
-            c, d = add(c, load(x + 4 * i + 128)), add(d, load(x + 4 * i + 192))
+            a, b = a + load(x + 4 * i), b + load(x + 4 * i + 64)
+            c, d = c + load(x + 4 * i + 128), d + load(x + 4 * i + 192)
             i += 64
         while i < end:
-            a = add(a, load_first(x + 4 * i, first(end - i)))
+            a = a + load_first(x + 4 * i, first(end - i))
             i += 16
         i = end
-        whole += total(add(add(a, b), add(c, d)))
+        whole += total(a + b + (c + d))
     return whole
 
 
 @native
 def sum_rows(row: Any) -> None:
-    """out[r] = Σ x[r, :] / cell 9; out is one column after the other."""
+    """out[r] = Σ x[r, :] / cell 9; `so` is the stride of out."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, count = cell(row, 6), cell(row, 7), F(number(row, 9))
     for _ in range(rows):
@@ -73,17 +69,17 @@ def sum_columns(row: Any) -> None:
     for i in range(0, cols, 16):
         mask = first(cols - i)
         whole = splat(F(0.0))
-        for start in range(0, rows, 256):
+        for begin in range(0, rows, 256):
             a, b = splat(F(0.0)), splat(F(0.0))
-            r, end = start, min(rows, start + 256)
+            r, end = begin, min(rows, begin + 256)
             while r + 2 <= end:
-                a = add(a, load_first(x + r * sx + 4 * i, mask))
-                b = add(b, load_first(x + (r + 1) * sx + 4 * i, mask))
+                a = a + load_first(x + r * sx + 4 * i, mask)
+                b = b + load_first(x + (r + 1) * sx + 4 * i, mask)
                 r += 2
             if r < end:
-                a = add(a, load_first(x + r * sx + 4 * i, mask))
-            whole = add(whole, add(a, b))
-        store_first(o + 4 * i, div(whole, count), mask)
+                a = a + load_first(x + r * sx + 4 * i, mask)
+            whole = whole + (a + b)
+        store_first(o + 4 * i, whole / count, mask)
 
 
 @native
@@ -101,7 +97,7 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 @native
 def _row_top(x: Any, cols: Any) -> Any:
-    """The largest number of a row; what is NaN does not count, since its exponential will."""
+    """The largest number of a row, without NaN, which the exponentials will propagate."""
     low = splat(F(-np.inf))
     a, b, i = low, low, 0
     while i + 32 <= cols:
@@ -128,23 +124,23 @@ def amax_rows(row: Any) -> None:
 @native
 def softmax(row: Any, turn: Any, scratch: Any) -> None:
     """out[r, :] = exp(x[r, :] - max) / Σ."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    x, sx = place(row, 6, turn, scratch), cell(row, 7)
+    rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+    x, sx = start(row, 6, turn, scratch), cell(row, 7)
     for _ in range(rows):
         high, i = splat(_row_top(x, cols)), 0
         while i + 16 <= cols:
-            store(o + 4 * i, exp(sub(load(x + 4 * i), high)))
+            store(o + 4 * i, exp(load(x + 4 * i) - high))
             i += 16
         if i < cols:
             mask = first(cols - i)
-            store_first(o + 4 * i, exp(sub(load_first(x + 4 * i, mask), high)), mask)
+            store_first(o + 4 * i, exp(load_first(x + 4 * i, mask) - high), mask)
         scale, i = splat(F(1.0 / _row_total(o, cols))), 0
         while i + 16 <= cols:
-            store(o + 4 * i, mul(load(o + 4 * i), scale))
+            store(o + 4 * i, load(o + 4 * i) * scale)
             i += 16
         if i < cols:
             mask = first(cols - i)
-            store_first(o + 4 * i, mul(load_first(o + 4 * i, mask), scale), mask)
+            store_first(o + 4 * i, load_first(o + 4 * i, mask) * scale, mask)
         o += so
         x += sx
 
@@ -157,15 +153,15 @@ def _scaled_exponentials(x: Any, cols: Any, shift: Any) -> Any:
         end = min(cols, i + _BLOCK)
         part, other = splat(F(0.0)), splat(F(0.0))
         while i + 32 <= end:
-            part = add(part, exp(sub(load(x + 4 * i), high)))
-            other = add(other, exp(sub(load(x + 4 * i + 64), high)))
+            part = part + exp(load(x + 4 * i) - high)
+            other = other + exp(load(x + 4 * i + 64) - high)
             i += 32
         while i < end:
             mask = first(end - i)
-            part = add(part, select(mask, exp(sub(load_first(x + 4 * i, mask), high)), splat(F(0.0))))
+            part = part + select(mask, exp(load_first(x + 4 * i, mask) - high), 0.0)
             i += 16
         i = end
-        whole += total(add(part, other))
+        whole += total(part + other)
     return whole
 
 
@@ -194,7 +190,7 @@ def cross_entropy(row: Any) -> Any:
 
 @native
 def cross_entropy_backward(row: Any) -> Any:
-    """G (softmax - one hot) per row; cells as in `cross_entropy`, 11 g and 12 its bytes per row."""
+    """g·(softmax - one-hot) per row; cells as in `cross_entropy`, 11 g and 12 its bytes per row."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)
@@ -205,11 +201,11 @@ def cross_entropy_backward(row: Any) -> Any:
         weight = F(0.0) if target == ignored else load_f32(g)
         scale, less, i, streamed = splat(weight), splat(load_f32(lse + 4 * r)), 0, past(row, o)
         while i + 16 <= cols:
-            put(o + 4 * i, mul(exp(sub(load(x + 4 * i), less)), scale), streamed)
+            put(o + 4 * i, exp(load(x + 4 * i) - less) * scale, streamed)
             i += 16
         if i < cols:
             mask = first(cols - i)
-            store_first(o + 4 * i, mul(exp(sub(load_first(x + 4 * i, mask), less)), scale), mask)
+            store_first(o + 4 * i, exp(load_first(x + 4 * i, mask) - less) * scale, mask)
         if target != ignored:
             exact = only(exp(splat(load_f32(x + 4 * target) - load_f32(lse + 4 * r))))
             store_f32(o + 4 * target, exact * weight - weight)
@@ -221,10 +217,10 @@ def cross_entropy_backward(row: Any) -> Any:
 
 @native
 def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = x[r, :] / √(mean x² + eps) · w; cells 9 w, 10 its bytes from turn to turn, 11 eps."""
-    rows, cols, o, so = cell(row, 1), cell(row, 2), place(row, 3, turn, scratch), cell(row, 4)
-    x, sx, eps = place(row, 6, turn, scratch), cell(row, 7), F(number(row, 11))
-    w = place(row, 9, turn, scratch)
+    """out[r, :] = x[r, :] / √(mean x² + eps)·w; cells 9 w, 10 its stride per turn, 11 eps."""
+    rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
+    x, sx, eps = start(row, 6, turn, scratch), cell(row, 7), F(number(row, 11))
+    w = start(row, 9, turn, scratch)
     for _ in range(rows):
         whole, i = 0.0, 0
         while i < cols:
@@ -239,24 +235,24 @@ def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
                 part = fma(v, v, part)
                 i += 16
             i = end
-            whole += total(add(part, other))
+            whole += total(part + other)
         scale, i, streamed = rsqrt(splat(F(whole) / F(cols) + eps)), 0, past(row, o)
         while i + 16 <= cols:
-            put(o + 4 * i, mul(mul(load(x + 4 * i), scale), load(w + 4 * i)), streamed)
+            put(o + 4 * i, load(x + 4 * i) * scale * load(w + 4 * i), streamed)
             i += 16
         if i < cols:
             mask = first(cols - i)
-            normal = mul(load_first(x + 4 * i, mask), scale)
-            store_first(o + 4 * i, mul(normal, load_first(w + 4 * i, mask)), mask)
+            normal = load_first(x + 4 * i, mask) * scale
+            store_first(o + 4 * i, normal * load_first(w + 4 * i, mask), mask)
         o += so
         x += sx
 
 
 @native
 def layer_norm(row: Any) -> None:
-    """out[r, :] = (x[r, :] - mean) / √(var + eps) · w + b; cells 9 w, 12 b, each 2 cells before a 1 if it is there.
+    """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b; cells 9 w, 11 is w used, 12 b, 14 is b used, 15 eps.
 
-    The variance is that of the differences, in a second pass: no digits are lost where the mean is large.
+    The variance is computed from the differences in a second pass, which loses no digits where the mean is large.
     """
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, w, b = cell(row, 6), cell(row, 7), cell(row, 9), cell(row, 12)
@@ -267,7 +263,7 @@ def layer_norm(row: Any) -> None:
             end, part = min(cols, i + _BLOCK), splat(F(0.0))
             while i < end:
                 mask = first(end - i)
-                apart = select(mask, sub(load_first(x + 4 * i, mask), mean), splat(F(0.0)))
+                apart = select(mask, load_first(x + 4 * i, mask) - mean, 0.0)
                 part = fma(apart, apart, part)
                 i += 16
             i = end
@@ -275,11 +271,11 @@ def layer_norm(row: Any) -> None:
         scale, streamed = rsqrt(splat(F(whole / cols) + eps)), past(row, o)
         for i in range(0, cols, 16):
             mask = first(cols - i)
-            y = mul(sub(load_first(x + 4 * i, mask), mean), scale)
+            y = (load_first(x + 4 * i, mask) - mean) * scale
             if weighs:
-                y = mul(y, load_first(w + 4 * i, mask))
+                y = y * load_first(w + 4 * i, mask)
             if shifts:
-                y = add(y, load_first(b + 4 * i, mask))
+                y = y + load_first(b + 4 * i, mask)
             if streamed and i + 16 <= cols:
                 put(o + 4 * i, y, streamed)
             else:

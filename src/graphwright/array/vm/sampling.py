@@ -1,7 +1,7 @@
-"""The next id for rows of logits: penalties, temperature, filters and the draw, as `ops/sampling.py` says them.
+"""Sample the next token from rows of logits: penalties, temperature, filters and the draw, as the op defines them.
 
-What a filter keeps is found by counting, not by sorting: entries fall into 2048 buckets by the upper bits of their
-order, then those of one bucket by the next bits. Of the noise only what may win is computed exactly.
+The filters select by counting instead of sorting: entries are counted in 2048 buckets by the upper bits of their order,
+then the entries of one bucket by the next bits. Noise is computed exactly only for entries that can win.
 """
 
 from __future__ import annotations
@@ -13,20 +13,16 @@ import numpy as np
 from graphwright.array.vm.code import TILES_END, ZEROS
 from graphwright.array.vm.elementwise import F, cell
 from graphwright.array.vm.math import exp, log, native
-from graphwright.array.vm.narrow import load_i32
 from graphwright.array.vm.noise import uniforms
 from graphwright.array.vm.vector import (
-    add,
-    div,
-    eq,
     first,
     largest,
     load,
     load_f32,
     load_f64,
     load_first,
+    load_i32,
     load_i64,
-    lt,
     maximum,
     only,
     select,
@@ -36,7 +32,6 @@ from graphwright.array.vm.vector import (
     store_f64,
     store_first,
     store_i64,
-    sub,
     top,
 )
 
@@ -44,7 +39,7 @@ _BUCKETS = 2048
 _LOWEST = F(-np.inf)
 _MOST_NOISE = F(17.5)  # -ln(-ln u) of the largest u, 1 - 2⁻²⁵, is 17.33
 _SLACK = F(1e-3)  # above the error of `log` there
-_FAINT = F(-87.0)  # its exponential is the smallest that is no subnormal, with which processors are slow
+_FAINT = F(-87.0)  # exponentials of smaller numbers are subnormal, and slow
 
 
 @native
@@ -82,19 +77,19 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
         for i in range(0, n, 16):
             mask = first(n - i)
             v = load_first(z + 4 * i, mask)
-            store_first(z + 4 * i, select(lt(_share(v, best), splat(least)), splat(_LOWEST), v), mask)
+            store_first(z + 4 * i, select(_share(v, best) < least, _LOWEST, v), mask)
     return _drawn(z, n, load_i64(key), load_i64(key + 8), position, scratch)
 
 
 @native
 def _copied(z: Any, x: Any, n: Any) -> Any:
-    """The largest; NaN if there is one."""
+    """Copy logits; returns the largest, NaN if there is a NaN."""
     best = splat(_LOWEST)
     for i in range(0, n, 16):
         mask = first(n - i)
         v = load_first(x + 4 * i, mask)
         store_first(z + 4 * i, v, mask)
-        best = maximum(best, select(mask, v, splat(_LOWEST)))
+        best = maximum(best, select(mask, v, _LOWEST))
     return largest(best)
 
 
@@ -117,23 +112,23 @@ def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
 
 @native
 def _divided(z: Any, n: Any, temperature: Any) -> Any:
-    """As `_copied`."""
+    """Divide by the temperature; returns the largest, NaN if there is a NaN."""
     best = splat(_LOWEST)
     for i in range(0, n, 16):
         mask = first(n - i)
-        v = div(load_first(z + 4 * i, mask), splat(temperature))
+        v = load_first(z + 4 * i, mask) / temperature
         store_first(z + 4 * i, v, mask)
-        best = maximum(best, select(mask, v, splat(_LOWEST)))
+        best = maximum(best, select(mask, v, _LOWEST))
     return largest(best)
 
 
 @native
 def _first_of(z: Any, n: Any, best: Any) -> Any:
-    """The lowest id of the largest; zeros of either sign are alike."""
+    """The lowest id of the largest entry; both zeros are equal."""
     for i in range(0, n, 16):
         mask = first(n - i)
-        v = select(mask, load_first(z + 4 * i, mask), splat(_LOWEST))
-        if top(select(eq(v, splat(best)), splat(F(1.0)), splat(F(0.0)))) > F(0.0):
+        v = select(mask, load_first(z + 4 * i, mask), _LOWEST)
+        if top(select(v == best, 1.0, 0.0)) > F(0.0):
             for j in range(i, min(i + 16, n)):
                 if load_f32(z + 4 * j) == best:
                     return j
@@ -142,16 +137,16 @@ def _first_of(z: Any, n: Any, best: Any) -> Any:
 
 @native
 def _order(z: Any) -> Any:
-    """A number of 32 bits that rises with a float, the same for both zeros."""
+    """A 32-bit integer that grows with the float at an address, equal for both zeros."""
     bits = load_i32(z)
     return (bits if bits >= 0 else -(1 << 31) - bits) + (1 << 31)
 
 
 @native
 def _share(v: Any, best: Any) -> Any:
-    """Shares of the largest probability."""
-    away = sub(v, splat(best))
-    return select(lt(away, splat(_FAINT)), splat(F(0.0)), exp(maximum(away, splat(_FAINT))))
+    """Probabilities relative to the largest."""
+    away = v - best
+    return select(away < _FAINT, 0.0, exp(maximum(away, _FAINT)))
 
 
 @native
@@ -166,9 +161,9 @@ def _reached(sum_: Any, total: Any, limit: Any) -> Any:
 
 @native
 def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> None:
-    """Drop what lies behind the shortest prefix of the falling order, lower ids first, that reaches the limit.
+    """Drop entries after the shortest prefix of the descending order (ties: lower ids first) that reaches the limit.
 
-    Reached by the number of its entries, or by their share of the sum, as float32; the sums are of float64.
+    The limit is a number of entries, or a share of the total probability in float32; sums are float64.
     """
     buckets, lanes = scratch + TILES_END, scratch + ZEROS
     prefix, base, total = 0, 0.0, 1.0
@@ -179,7 +174,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
             store_f64(buckets + 8 * i, 0.0)
         for i in range(0, n, 16):
             v = load_first(z + 4 * i, first(n - i))
-            if weighed and largest(v) == _LOWEST:  # dropped before; they weigh nothing
+            if weighed and largest(v) == _LOWEST:  # dropped before: weight 0
                 continue
             store(lanes, _weights(v, best, weighed))
             for j in range(min(16, n - i)):
@@ -198,7 +193,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
             at -= 1
         if at < 0:
             if level == 0:
-                return  # not by all of them, as shares are rounded
+                return  # rounded shares never reach the limit: keep all
             at = last
             base -= load_f64(buckets + 8 * at)
         prefix = prefix << width | at
@@ -207,31 +202,31 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
         order = _order(z + 4 * i)
         if order == prefix and not full:
             base += np.float64(only(_weights(splat(load_f32(z + 4 * i)), best, weighed)))
-            full = _reached(base, total, limit)  # it is the last one
+            full = _reached(base, total, limit)  # the last one kept
         elif order <= prefix:
             store_f32(z + 4 * i, _LOWEST)
 
 
 @native
 def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> Any:
-    """The place of the largest z - ln(-ln u), the lowest of them.
+    """Index of the largest z - ln(-ln u), the lowest of equal ones.
 
-    As -ln u >= 1 - u, no noise lies above -ln(1 - u): where that does not win, the noise is not computed.
+    As -ln u >= 1 - u, noise is at most -ln(1 - u): where this bound cannot win, the noise is not computed.
     """
     noise, best, found = scratch + ZEROS, _LOWEST, -1
     for start in range(0, n, 64):
         highest = splat(_LOWEST)
         for i in range(start, min(start + 64, n), 16):
             mask = first(n - i)
-            highest = maximum(highest, select(mask, load_first(z + 4 * i, mask), splat(_LOWEST)))
+            highest = maximum(highest, select(mask, load_first(z + 4 * i, mask), _LOWEST))
         if largest(highest) + _MOST_NOISE <= best:
             continue
         uniforms(noise, start // 4, stream, seed, step)
         for i in range(start, min(start + 64, n), 16):
             mask = first(n - i)
-            v = select(mask, load_first(z + 4 * i, mask), splat(_LOWEST))
-            above = sub(sub(splat(F(1.0)), load(noise + 4 * (i - start))), splat(F(2.0**-25)))
-            bound = add(v, sub(splat(_SLACK), log(above)))
+            v = select(mask, load_first(z + 4 * i, mask), _LOWEST)
+            above = 1.0 - load(noise + 4 * (i - start)) - F(2.0**-25)
+            bound = v + (_SLACK - log(above))
             if top(bound) > best:
                 for j in range(i, min(i + 16, n)):
                     u = np.float64(load_f32(noise + 4 * (j - start))) + 2.0**-25

@@ -1,44 +1,115 @@
-"""Vectors of 16 float32 in compiled code: a numba type over LLVM's `<16 x float>`, and what is done with it.
+"""Vectors of 16 float32 in compiled code: a numba type over LLVM's `<16 x float>`, its operators and intrinsics.
 
-Addresses are int64. Every operation is one LLVM instruction or intrinsic, which LLVM splits where a machine's registers
-are narrower; explicit vectors stay vectors where two operands share memory, which a vectoriser has to refuse.
+Addresses are int64. Every operation is one LLVM instruction or intrinsic, which LLVM splits where the registers of the
+CPU are narrower. Explicit vectors stay vectors where two operands may share memory; an auto-vectoriser gives up there.
+Where an operand of an operator or intrinsic is a number instead of a vector, it is broadcast to all lanes.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic, models, register_model
+from llvmlite.binding import get_host_cpu_features
+from numba import config, types
+from numba.core import cgutils
+from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
+from numba.extending import intrinsic, lower_builtin, models, register_model
 
-from graphwright.array.vm.llvm import (
-    BYTES,
-    F32,
-    FLAGS,
-    FLOATS,
-    I1,
-    I8,
-    I16,
-    I32,
-    I64,
-    INTS,
-    LANES,
-    WIDE,
-    aligned,
-    broadcast,
-    constant,
-    first_lanes,
-    intrinsic_call,
-    masked_gather,
-    masked_load,
-    masked_store,
-    past_caches,
-    pointer,
-)
+# -- LLVM --------------------------------------------------------------------------------------------------------------
+LANES = 16
+_FEATURES = {} if getattr(config, "CPU_NAME", None) else get_host_cpu_features()
+WIDE = bool(_FEATURES.get("avx512f"))
+"""True on a CPU with registers of 64 bytes, for which the tiles of matrix products are sized."""
+PAIRED = bool(_FEATURES.get("avx512bw"))
+"""True on a CPU that multiplies 32 int16 and adds pairs of products in one instruction."""
+F32, F64, I64, I32 = ir.FloatType(), ir.DoubleType(), ir.IntType(64), ir.IntType(32)
+I16, I8, I1 = ir.IntType(16), ir.IntType(8), ir.IntType(1)
+FLOATS, INTS, BYTES, FLAGS = (ir.VectorType(t, LANES) for t in (F32, I32, I8, I1))
 
 
+def intrinsic_call(builder: Any, name: str, result: Any, *args: Any) -> Any:
+    """Call an LLVM intrinsic by its full name; llvmlite's `declare_intrinsic` cannot spell vector types."""
+    kind = ir.FunctionType(result, [a.type for a in args])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), args)
+
+
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """Convert an address to a pointer to `kind`."""
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def aligned(access: Any, alignment: int) -> Any:
+    """Set the alignment in bytes of a load or store; LLVM would assume the 64 bytes of the vector."""
+    access.align = alignment
+    return access
+
+
+def past_caches(builder: Any, access: Any) -> Any:
+    """Mark a store as non-temporal; its address must be aligned to the vector."""
+    access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+    return access
+
+
+def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
+    """A phi node of (value, predecessor block) pairs."""
+    phi = builder.phi(ways[0][0].type)
+    for value, block in ways:
+        phi.add_incoming(value, block)
+    return phi
+
+
+def constant(kind: Any, value: Any) -> Any:
+    """A constant vector with `value` in all lanes."""
+    return ir.Constant(ir.VectorType(kind, LANES), [ir.Constant(kind, value)] * LANES)
+
+
+def shuffle(builder: Any, x: Any, y: Any, lanes: list[int]) -> Any:
+    """Select lanes of x (0 to 15) and y (16 to 31)."""
+    return builder.shuffle_vector(x, y, ir.Constant(INTS, [I32(i) for i in lanes]))
+
+
+def broadcast(builder: Any, scalar: Any) -> Any:
+    """Copy one value to all lanes."""
+    one = builder.insert_element(ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined), scalar, I32(0))
+    return shuffle(builder, one, one, [0] * LANES)
+
+
+def first_lanes(builder: Any, count: Any) -> Any:
+    """The mask of the first `count` lanes."""
+    lanes = ir.Constant(INTS, [I32(i) for i in range(LANES)])
+    return builder.icmp_signed("<", lanes, broadcast(builder, builder.trunc(count, I32)))
+
+
+def masked_load(builder: Any, address: Any, mask: Any, kind: Any, suffix: str, align: int) -> Any:
+    """Load the lanes of a mask, with 0 in the others, whose memory is not read."""
+    source, zero = pointer(builder, address, kind), ir.Constant(kind, None)
+    return intrinsic_call(builder, f"llvm.masked.load.{suffix}.p0", kind, source, I32(align), mask, zero)
+
+
+def masked_gather(builder: Any, address: Any, step: Any, mask: Any) -> Any:
+    """Load floats `step` bytes apart into the lanes of a mask, with 0 in the others."""
+    lanes = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
+    addresses = builder.add(broadcast(builder, address), builder.mul(broadcast(builder, step), lanes))
+    pointers = builder.inttoptr(addresses, ir.VectorType(ir.PointerType(F32), LANES))
+    zero = ir.Constant(FLOATS, None)
+    return intrinsic_call(builder, "llvm.masked.gather.v16f32.v16p0", FLOATS, pointers, I32(4), mask, zero)
+
+
+def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str, align: int) -> None:
+    """Write the lanes of a mask; the memory of the others is not touched."""
+    target = pointer(builder, address, value.type)
+    kind = ir.FunctionType(ir.VoidType(), [value.type, target.type, I32, FLAGS])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.{suffix}.p0")
+    builder.call(function, [value, target, I32(align), mask])
+
+
+_infer_global: Any = infer_global
+
+
+# -- types and definitions ---------------------------------------------------------------------------------------------
 class _Vector(types.Type):
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
@@ -46,28 +117,44 @@ class _Vector(types.Type):
 
 V = _Vector("float32x16")
 M = _Vector("bool1x16")
-register_model(_Vector)(
-    type("VectorModel", (models.PrimitiveModel,), {"__init__": lambda self, dmm, fe: _model(self, dmm, fe)})
-)
+i64, f32, f64, void = types.int64, types.float32, types.float64, types.void
 
 
-def _model(self: Any, dmm: Any, fe: Any) -> None:
-    models.PrimitiveModel.__init__(self, dmm, fe, FLOATS if fe.name == V.name else FLAGS)
+@register_model(_Vector)
+class _Model(models.PrimitiveModel):
+    def __init__(self, dmm: Any, fe_type: Any) -> None:
+        super().__init__(dmm, fe_type, FLOATS if fe_type.name == V.name else FLAGS)
+
+
+def _widened(builder: Any, values: Any, wanted: Any, given: Any) -> list[Any]:
+    """Broadcast the numbers that are given where a vector is wanted."""
+    return [
+        broadcast(builder, x) if want == V and have != V else x
+        for x, want, have in zip(values, wanted, given, strict=True)
+    ]
+
+
+def _intrinsic(name: str, arity: int, typed: Callable[..., tuple[Any, tuple[Any, ...], Any]]) -> Any:
+    """A numba intrinsic; `typed(*argument types)` returns result type, operand types and `emit(builder, *values)`."""
+
+    def made(*given: Any) -> Any:
+        result, wanted, emit = typed(*given)
+        taken = [f32 if want == V and have != V else want for want, have in zip(wanted, given, strict=True)]
+
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit(builder, *_widened(builder, args, wanted, taken))
+
+        return result(*taken), codegen
+
+    names = ", ".join(f"a{i}" for i in range(arity))
+    space: dict[str, Any] = {"made": made}
+    exec(f"def {name}({', '.join(('typingctx', *names.split(', ')))}):\n    return made({names})", space)
+    return intrinsic(space[name])
 
 
 def define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -> Any:
     """An intrinsic of fixed operand types; `emit(builder, *values)` writes the instructions."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return emit(builder, *args)
-
-    names = ", ".join(f"a{i}" for i in range(len(operands)))
-    space: dict[str, Any] = {"signature": result(*operands), "codegen": codegen}
-    exec(f"def {name}(typingctx{', ' if names else ''}{names}):\n    return signature, codegen", space)
-    return intrinsic(space[name])
-
-
-i64, f32, f64, void = types.int64, types.float32, types.float64, types.void
+    return _intrinsic(name, len(operands), lambda *given: (result, operands, emit))
 
 
 def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,30 +167,74 @@ def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+_SUFFIX = {V: ("v16f32", FLOATS), f32: ("f32", F32), f64: ("f64", F64)}
+
+
+def _kind(given: Any) -> Any:
+    """The type that operands share: a vector if one is, else float64 if one is, else float32."""
+    return V if V in given else f64 if f64 in given else f32
+
+
+def _floats(name: str, llvm: str, arity: int) -> Any:
+    """An LLVM intrinsic for vectors, float32 and float64."""
+
+    def typed(*given: Any) -> Any:
+        kind = _kind(given)
+        suffix, made = _SUFFIX[kind]
+        return kind, (kind,) * arity, lambda b, *args: intrinsic_call(b, f"llvm.{llvm}.{suffix}", made, *args)
+
+    return _intrinsic(name, arity, typed)
+
+
+def _operator(function: Any, result: Any, emit: Callable[..., Any]) -> None:
+    """Define a binary operator of Python for two vectors, or a vector and a number."""
+    cases = [signature(result, x, y) for x, y in ((V, V), (V, f32), (f32, V))]
+    _infer_global(function)(type(f"Vector_{function.__name__}", (ConcreteTemplate,), {"cases": cases}))
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return emit(builder, *_widened(builder, args, (V, V), sig.args))
+
+    for case in cases:
+        lower_builtin(function, *case.args)(lower)
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+_operator(operator.add, V, lambda b, x, y: b.fadd(x, y))
+_operator(operator.sub, V, lambda b, x, y: b.fsub(x, y))
+_operator(operator.mul, V, lambda b, x, y: b.fmul(x, y))
+_operator(operator.truediv, V, lambda b, x, y: b.fdiv(x, y))
+_operator(operator.lt, M, lambda b, x, y: b.fcmp_ordered("<", x, y))
+_operator(operator.le, M, lambda b, x, y: b.fcmp_ordered("<=", x, y))
+_operator(operator.gt, M, lambda b, x, y: b.fcmp_ordered(">", x, y))
+_operator(operator.ge, M, lambda b, x, y: b.fcmp_ordered(">=", x, y))
+_operator(operator.eq, M, lambda b, x, y: b.fcmp_ordered("==", x, y))
+_operator(operator.ne, M, lambda b, x, y: b.fcmp_unordered("!=", x, y))
+_infer_global(operator.neg)(type("Vector_neg", (ConcreteTemplate,), {"cases": [signature(V, V)]}))
+lower_builtin(operator.neg, V)(lambda context, builder, sig, args: builder.fneg(args[0]))
+_infer_global(operator.and_)(type("Mask_and", (ConcreteTemplate,), {"cases": [signature(M, M, M)]}))
+lower_builtin(operator.and_, M, M)(lambda context, builder, sig, args: builder.and_(*args))
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 load_i64 = define("load_i64", i64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, I64)), 8))
+load_i32 = define("load_i32", i64, (i64,), lambda b, p: b.sext(aligned(b.load(pointer(b, p, I32)), 4), I64))
 load_f32 = define("load_f32", f32, (i64,), lambda b, p: aligned(b.load(pointer(b, p, F32)), 4))
-load_f64 = define("load_f64", f64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, ir.DoubleType())), 8))
+load_f64 = define("load_f64", f64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, F64)), 8))
 load_u8 = define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, p, I8)))
 store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, I64)), 8)))
-store_f64 = define(
-    "store_f64", void, (i64, f64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, ir.DoubleType())), 8))
-)
+store_f64 = define("store_f64", void, (i64, f64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F64)), 8)))
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
 load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
 store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
 stream = define(
     "stream", void, (i64, V), effect(lambda b, p, x: past_caches(b, aligned(b.store(x, pointer(b, p, FLOATS)), 64)))
 )
-"""A store past the caches, to a place aligned to 64 bytes."""
+"""A non-temporal store to an address aligned to 64 bytes."""
 first = define("first", M, (i64,), first_lanes)
 outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
 """All lanes but the first n."""
-both = define("both", M, (M, M), lambda b, x, y: b.and_(x, y))
 load_first = define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
 store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
-pick_first = define("pick_first", V, (i64, i64, M), lambda b, p, step, m: masked_gather(b, p, step, m))
-"""The lanes of a mask, `step` bytes apart; 0 in the others."""
+pick_first = define("pick_first", V, (i64, i64, M), masked_gather)
 load_mask = define(
     "load_mask",
     M,
@@ -116,59 +247,59 @@ store_mask = define(
 
 # -- numbers -----------------------------------------------------------------------------------------------------------
 splat = define("splat", V, (f32,), broadcast)
-add = define("add", V, (V, V), lambda b, x, y: b.fadd(x, y))
-sub = define("sub", V, (V, V), lambda b, x, y: b.fsub(x, y))
-mul = define("mul", V, (V, V), lambda b, x, y: b.fmul(x, y))
-div = define("div", V, (V, V), lambda b, x, y: b.fdiv(x, y))
-neg = define("neg", V, (V,), lambda b, x: b.fneg(x))
-fma = define("fma", V, (V, V, V), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.v16f32", FLOATS, x, y, z))
+fma = _floats("fma", "fma", 3)
+sqrt = _floats("sqrt", "sqrt", 1)
+rint = _floats("rint", "rint", 1)
+floor = _floats("floor", "floor", 1)
+absolute = _floats("absolute", "fabs", 1)
+copysign = _floats("copysign", "copysign", 2)
+minimum = _floats("minimum", "minimum", 2)
+"""NaN if either operand is NaN, as is `maximum`."""
+maximum = _floats("maximum", "maximum", 2)
 least = define("least", V, (V, V), lambda b, x, y: b.select(b.fcmp_ordered("<", y, x), y, x))
-"""The smaller one; x if either is NaN: one instruction where `minimum` takes several."""
+"""The smaller operand; x if either is NaN. It takes one instruction where `minimum` takes several."""
 most = define("most", V, (V, V), lambda b, x, y: b.select(b.fcmp_ordered(">", y, x), y, x))
-sqrt = define("sqrt", V, (V,), lambda b, x: intrinsic_call(b, "llvm.sqrt.v16f32", FLOATS, x))
-rint = define("rint", V, (V,), lambda b, x: intrinsic_call(b, "llvm.rint.v16f32", FLOATS, x))
-floor = define("floor", V, (V,), lambda b, x: intrinsic_call(b, "llvm.floor.v16f32", FLOATS, x))
-absolute = define("absolute", V, (V,), lambda b, x: intrinsic_call(b, "llvm.fabs.v16f32", FLOATS, x))
-copysign = define("copysign", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.copysign.v16f32", FLOATS, x, y))
-minimum = define("minimum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.minimum.v16f32", FLOATS, x, y))
-"""NaN if either is."""
-maximum = define("maximum", V, (V, V), lambda b, x, y: intrinsic_call(b, "llvm.maximum.v16f32", FLOATS, x, y))
-total = define(
-    "total", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), _pairs(b, x))
-)
-top = define("top", f32, (V,), lambda b, x: b.extract_element(_folded(b, x), I32(0)))
-"""The largest lane by `most`."""
-largest = define("largest", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fmaximum.v16f32", F32, x))
+"""The larger operand; x if either is NaN."""
 
 
-def _pairs(builder: Any, x: Any) -> Any:
-    """Sum halves until 2 lanes are left, then put zeros (-0) beside: a fixed tree instead of a chain of 16."""
+def _selected(mask: Any, x: Any, y: Any) -> Any:
+    kind = V if mask == M else _kind((x, y))
+    return kind, (mask, kind, kind), lambda b, m, x, y: b.select(m, x, y)
+
+
+select = _intrinsic("select", 3, _selected)
+"""x where the mask is true, else y."""
+only = define("only", f32, (V,), lambda b, x: b.extract_element(x, I32(0)))
+"""The first lane."""
+
+
+def _halved(builder: Any, x: Any, combined: Callable[..., Any]) -> Any:
+    """Combine the halves of the lanes that are left until the first lane has all: a fixed tree of depth 4."""
     width = LANES
     while width > 1:
         width //= 2
-        index = ir.Constant(INTS, [I32(i + width if i < width else i) for i in range(LANES)])
-        x = builder.fadd(x, builder.shuffle_vector(x, x, index))
-    keep = ir.Constant(FLAGS, [I1(i == 0) for i in range(LANES)])
-    return builder.select(keep, x, constant(F32, -0.0))
-
-
-def _folded(builder: Any, x: Any) -> Any:
-    """Halves against each other until the largest stands in the first lane."""
-    width = LANES
-    while width > 1:
-        width //= 2
-        index = ir.Constant(INTS, [I32(i + width if i < width else i) for i in range(LANES)])
-        other = builder.shuffle_vector(x, x, index)
-        x = builder.select(builder.fcmp_ordered(">", other, x), other, x)
+        x = combined(x, shuffle(builder, x, x, [i + width if i < width else i for i in range(LANES)]))
     return x
 
 
-# -- comparison --------------------------------------------------------------------------------------------------------
-lt = define("lt", M, (V, V), lambda b, x, y: b.fcmp_ordered("<", x, y))
-le = define("le", M, (V, V), lambda b, x, y: b.fcmp_ordered("<=", x, y))
-eq = define("eq", M, (V, V), lambda b, x, y: b.fcmp_ordered("==", x, y))
-ne = define("ne", M, (V, V), lambda b, x, y: b.fcmp_unordered("!=", x, y))
-select = define("select", V, (M, V, V), lambda b, m, x, y: b.select(m, x, y))
+def _total(builder: Any, x: Any) -> Any:
+    sums = _halved(builder, x, lambda x, y: builder.fadd(x, y))
+    keep = ir.Constant(FLAGS, [I1(i == 0) for i in range(LANES)])
+    alone = builder.select(keep, sums, constant(F32, -0.0))
+    return intrinsic_call(builder, "llvm.vector.reduce.fadd.v16f32", F32, F32(-0.0), alone)
+
+
+def _top(builder: Any, x: Any) -> Any:
+    best = _halved(builder, x, lambda x, y: builder.select(builder.fcmp_ordered(">", y, x), y, x))
+    return builder.extract_element(best, I32(0))
+
+
+total = define("total", f32, (V,), _total)
+"""The sum of the lanes, by a fixed tree."""
+top = define("top", f32, (V,), _top)
+"""The largest lane by `most`."""
+largest = define("largest", f32, (V,), lambda b, x: intrinsic_call(b, "llvm.vector.reduce.fmaximum.v16f32", F32, x))
+"""The largest lane; NaN if a lane is NaN."""
 
 
 # -- bits --------------------------------------------------------------------------------------------------------------
@@ -178,7 +309,7 @@ def _power_of_two(b: Any, n: Any) -> Any:
 
 def _scaled(b: Any, x: Any, n: Any) -> Any:
     if WIDE:
-        full, rounding = I16(0xFFFF), I32(4)  # all lanes, as the mode says
+        full, rounding = I16(0xFFFF), I32(4)  # all lanes; the current rounding mode
         none = ir.Constant(FLOATS, None)
         return intrinsic_call(b, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, x, n, none, full, rounding)
     whole = b.fptosi(n, INTS)
@@ -187,14 +318,14 @@ def _scaled(b: Any, x: Any, n: Any) -> Any:
 
 
 scaled = define("scaled", V, (V, V), _scaled)
-"""x · 2ⁿ, 1/2 <= x <= 2, of whole numbers -252..254; in two factors, neither of which overflows before the result."""
+"""x·2ⁿ for 1/2 <= x <= 2 and whole n in -252..254; by two factors, so that neither overflows before the result does."""
 exponent = define(
     "exponent",
     V,
     (V,),
     lambda b, x: b.sitofp(b.sub(b.lshr(b.bitcast(x, INTS), constant(I32, 23)), constant(I32, 127)), FLOATS),
 )
-"""e of a positive normal m · 2ᵉ, 1 <= m < 2."""
+"""e of a positive normal m·2ᵉ with 1 <= m < 2."""
 mantissa = define(
     "mantissa",
     V,
@@ -203,9 +334,4 @@ mantissa = define(
         b.or_(b.and_(b.bitcast(x, INTS), constant(I32, 0x7FFFFF)), constant(I32, 127 << 23)), FLOATS
     ),
 )
-"""m of a positive normal m · 2ᵉ."""
-
-# -- one number --------------------------------------------------------------------------------------------------------
-only = define("only", f32, (V,), lambda b, x: b.extract_element(x, I32(0)))
-"""The first lane."""
-fma1 = define("fma1", f32, (f32, f32, f32), lambda b, x, y, z: intrinsic_call(b, "llvm.fma.f32", F32, x, y, z))
+"""m of a positive normal m·2ᵉ with 1 <= m < 2."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import founders
-from graphwright.array.population.names import MUTATIONS
+from graphwright.array.population.names import MUTATIONS, founders
 from graphwright.errors import UsageError
 from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked

@@ -20,7 +20,7 @@ from graphwright.evolve.pictures import lineage_page
 from graphwright.program.draw import written
 
 if TYPE_CHECKING:
-    from graphwright.array.population.births import Births
+    from graphwright.array.population.names import Births
     from graphwright.evolve.neurons.genomes import Genome
     from graphwright.files import StrPath
     from graphwright.program import Program

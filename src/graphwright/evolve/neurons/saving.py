@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import Births
+from graphwright.array.population.names import Births
 from graphwright.evolve.errors import RegistryConflict
 from graphwright.evolve.neurons.genomes import empty_registry
 from graphwright.evolve.neurons.genomes import number as innovation

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array.population.births import founders
-from graphwright.array.population.names import ACTIVATIONS
+from graphwright.array.population.names import ACTIVATIONS, founders
 from graphwright.evolve.neurons.genomes import with_room
 from graphwright.evolve.settings import STRUCTURAL
 
 if TYPE_CHECKING:
-    from graphwright.array.population.births import Births
+    from graphwright.array.population.names import Births
     from graphwright.evolve.settings import NEAT
 
 _STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound

@@ -118,12 +118,8 @@ def find(config: Config) -> Architecture:
     known = architectures()
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise ConfigError(
-            "config field 'architectures' is invalid",
-            where=str(config.path),
-            expected="a list of class names",
-            got=classes,
-        )
+        raise ConfigError("config field 'architectures' is invalid", where=str(config.path),
+                          expected="a list of class names", got=classes)  # fmt: skip
     wanted = classes or [str(config.get("model_type"))]
     for name in wanted:
         if name in known:
@@ -132,13 +128,10 @@ def find(config: Config) -> Architecture:
     fix = "add it with graphwright.models.register(Architecture(...)); `graphwright inspect` works without"
     if str(config.get("model_type")).startswith("graphwright-"):
         fix = "this is an export with generated code, for transformers; to edit further, open a directory of model.save"
-    raise UnsupportedArchitecture(
-        "no registered architecture describes this class",
-        where=str(config.path),
-        got=wanted[0],
-        expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
-        fix=fix,
-    )
+    raise UnsupportedArchitecture("no registered architecture describes this class", where=str(config.path),
+                                  got=wanted[0],
+                                  expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
+                                  fix=fix)  # fmt: skip
 
 
 def _load_builtin() -> None:

@@ -60,12 +60,8 @@ class Config(Mapping[str, Any]):
         if value is None:
             value = default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(
-                f"config field {name!r} is invalid",
-                where=str(self.path),
-                expected=f"an integer in {least}..{most}",
-                got=value,
-            )
+            raise ConfigError(f"config field {name!r} is invalid", where=str(self.path),
+                              expected=f"an integer in {least}..{most}", got=value)  # fmt: skip
         return value
 
     def number(self, name: str, default: float | None = None) -> float:

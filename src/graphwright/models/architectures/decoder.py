@@ -88,12 +88,8 @@ def read_decoder(
     silent = heads if kv_heads is None or "num_key_value_heads" in config else kv_heads
     groups = config.size("num_key_value_heads", silent)
     if heads % groups:
-        raise ConfigError(
-            "num_attention_heads is not a multiple of num_key_value_heads",
-            where=str(config.path),
-            expected=f"a multiple of {groups}",
-            got=heads,
-        )
+        raise ConfigError("num_attention_heads is not a multiple of num_key_value_heads", where=str(config.path),
+                          expected=f"a multiple of {groups}", got=heads)  # fmt: skip
     dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
     return Decoder(
         vocab=config.size("vocab_size", vocab),
@@ -122,19 +118,12 @@ def layer_types(
         return tuple(window if window is not None and default(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError(
-            "config field 'layer_types' is invalid",
-            where=str(config.path),
-            expected=f"{layers} of {', '.join(known)}",
-            got=types,
-        )
+        raise ConfigError("config field 'layer_types' is invalid", where=str(config.path),
+                          expected=f"{layers} of {', '.join(known)}", got=types)  # fmt: skip
     if window is None and "sliding_attention" in types:
-        raise ConfigError(
-            "config field 'layer_types' has sliding layers, but the config sets no window",
-            where=str(config.path),
-            expected="use_sliding_window and sliding_window",
-            got=f"sliding_window {config.get('sliding_window')}",
-        )
+        raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
+                          where=str(config.path), expected="use_sliding_window and sliding_window",
+                          got=f"sliding_window {config.get('sliding_window')}")  # fmt: skip
     return tuple(known[t] for t in types)
 
 

@@ -62,12 +62,8 @@ def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, lon
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
-            raise ConfigError(
-                f"config field {name!r} is invalid",
-                where=str(config.path),
-                expected="one object for all layers",
-                got=given,
-            )
+            raise ConfigError(f"config field {name!r} is invalid", where=str(config.path),
+                              expected="one object for all layers", got=given)  # fmt: skip
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
@@ -89,12 +85,9 @@ def _finite(reader: _RopeFields, kind: str) -> RopeFrequencies:
     if rope is None or not all(
         np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None
     ):
-        raise ConfigError(
-            "the RoPE fields give frequencies that are not finite",
-            where=str(reader.config.path),
-            expected="numbers of moderate size",
-            got={"rope_theta": reader.theta, **reader.scaling},
-        )
+        raise ConfigError("the RoPE fields give frequencies that are not finite", where=str(reader.config.path),
+                          expected="numbers of moderate size",
+                          got={"rope_theta": reader.theta, **reader.scaling})  # fmt: skip
     return rope
 
 
@@ -117,12 +110,8 @@ class _RopeFields:
         whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
         if self.dim % 2 or not 2 <= self.dim <= head_dim:
-            raise ConfigError(
-                "the number of rotated entries of a head is not even",
-                where=str(config.path),
-                expected=f"an even number in 2..{head_dim}",
-                got=self.dim,
-            )
+            raise ConfigError("the number of rotated entries of a head is not even", where=str(config.path),
+                              expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
 
     def _number(
         self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
@@ -133,12 +122,9 @@ class _RopeFields:
             value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
-            raise ConfigError(
-                f"RoPE field {name!r} is invalid",
-                where=str(self.config.path),
-                expected="a number" if least == -math.inf else f"a number above {least:g}",
-                got=value,
-            )
+            raise ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path),
+                              expected="a number" if least == -math.inf else f"a number above {least:g}",
+                              got=value)  # fmt: skip
         return float(value)
 
     def _optional(self, name: str) -> float | None:
@@ -178,12 +164,8 @@ class _RopeFields:
         f, factor = self._base(), self._number("factor", least=0)
         low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
         if high <= low:
-            raise ConfigError(
-                "RoPE field 'high_freq_factor' is not above 'low_freq_factor'",
-                where=str(self.config.path),
-                expected=f"above {low}",
-                got=high,
-            )
+            raise ConfigError("RoPE field 'high_freq_factor' is not above 'low_freq_factor'",
+                              where=str(self.config.path), expected=f"above {low}", got=high)  # fmt: skip
         wave = 2 * np.pi / f
         original = self._original()
         smooth = (original / wave - low) / (high - low)
@@ -242,12 +224,8 @@ class _RopeFields:
             or len(value) != count
             or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value)
         ):
-            raise ConfigError(
-                f"RoPE field {name!r} is invalid",
-                where=str(self.config.path),
-                expected=f"{count} numbers above 0",
-                got=value,
-            )
+            raise ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path),
+                              expected=f"{count} numbers above 0", got=value)  # fmt: skip
         return np.asarray(value, self.float)
 
     def _proportional(self) -> RopeFrequencies:

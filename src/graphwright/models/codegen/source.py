@@ -67,12 +67,8 @@ def check_emittable(p: Program) -> None:
                 got=p.spec(node),
             )
         if op not in STORED and op != INPUT and _text(p, node) is None:
-            raise ExportLevelImpossible(
-                "this op has no source text for generated code",
-                where=p.path(node),
-                got=op,
-                expected=OPS[op].why.get("emit", "causal attention without masks"),
-            )
+            raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=op,
+                                        expected=OPS[op].why.get("emit", "causal attention without masks"))  # fmt: skip
     check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
     const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
 

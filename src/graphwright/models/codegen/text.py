@@ -122,13 +122,9 @@ def const_table(consts: Mapping[str, NDArray]) -> str:
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            raise ExportLevelImpossible(
-                "a const is too large for source code",
-                where=path,
-                got=array.size,
-                expected=f"<= {MAX_CONST}",
-                fix="make it a param with trainable=False",
-            )
+            raise ExportLevelImpossible("a const is too large for source code", where=path, got=array.size,
+                                        expected=f"<= {MAX_CONST}",
+                                        fix="make it a param with trainable=False")  # fmt: skip
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
         rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
     return "".join(rows)

@@ -113,11 +113,8 @@ def compute_there(
             ) from error
         if code:
             lines = errors.strip().splitlines()
-            raise VerificationFailed(
-                f"{loader} could not load the exported files",
-                where=directory.name,
-                got="\n".join(lines[-6:]) or f"exit {code}",
-            )
+            raise VerificationFailed(f"{loader} could not load the exported files", where=directory.name,
+                                     got="\n".join(lines[-6:]) or f"exit {code}")  # fmt: skip
         facts = json.loads((Path(out) / "facts.json").read_text(encoding="utf-8"))
         logits, greedy = ([a for _, a in sorted(np.load(f"{out}/{n}.npz").items())] for n in ("logits", "greedy"))
         return LoaderOutput(logits, greedy, facts)
@@ -172,12 +169,8 @@ def compare(
         apart = margin(i, first) if margin is not None else np.inf
         if not apart < close:
             chosen = [x[first : first + 4].tolist() for x in (a, b)]
-            raise VerificationFailed(
-                "the files give another token than the program",
-                where=f"prompt {i}, token {first}",
-                expected=chosen[0],
-                got=chosen[1],
-            )
+            raise VerificationFailed("the files give another token than the program",
+                                     where=f"prompt {i}, token {first}", expected=chosen[0], got=chosen[1])  # fmt: skip
         ties.append({"prompt": i, "token": first, "margin": apart})
     facts = {"max_abs": worst, "max_rel": worst / scale if scale else 0.0, "tol": tolerance, "greedy_equal": equal}
     return facts | ({"near_ties": ties} if ties else {})

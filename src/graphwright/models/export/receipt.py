@@ -222,7 +222,7 @@ def cost(model: Model) -> dict[str, Any]:
         return found
     times = sorted(times[WARM_UP:])
     decode = {"median": round(median(times), 3), "low": round(times[0], 3), "high": round(times[-1], 3)}
-    from graphwright.array.vm.running.team import get_num_threads  # loads numba
+    from graphwright.array.vm.running.call import get_num_threads  # loads numba
 
     latency = {"runtime": "graphwright", "context": CONTEXT, f"prefill_{CONTEXT}": round(prefill, 3), "decode": decode}
     return found | {"latency_ms": {**latency, "rounds": len(times), "threads": get_num_threads()}}

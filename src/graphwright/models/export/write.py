@@ -111,12 +111,9 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
         before, after = (a.to_numpy("float32" if a.dtype is bfloat16 else None) for a in (array, result))
         overflow = np.isfinite(before) & ~np.isfinite(after)
         if overflow.any():
-            raise ExportError(
-                f"a weight has a value outside the range of {target.name}",
-                where=key,
-                got=float(before[overflow][0]),
-                fix="another dtype, or scale the weight down",
-            )
+            raise ExportError(f"a weight has a value outside the range of {target.name}", where=key,
+                              got=float(before[overflow][0]),
+                              fix="another dtype, or scale the weight down")  # fmt: skip
     return result
 
 

@@ -18,7 +18,7 @@ from graphwright.array import Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.ops import traits
-from graphwright.plan import plan_for
+from graphwright.plan import CompileOptions, plan_for
 from graphwright.program import Value
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
@@ -147,13 +147,10 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
     """Attributes of an attention whose keys can be cached. Raises: UsageError."""
     attrs = p.attrs(node)
     if not attrs["causal"] or attrs["optional"]:
-        raise UsageError(
-            "this attention cannot be cached: it is not plain causal attention",
-            where=p.path(node),
-            expected="causal=True, optional=()",
-            got=f"causal={attrs['causal']}, optional={attrs['optional']}",
-            fix="use model.logits, which needs no cache",
-        )
+        raise UsageError("this attention cannot be cached: it is not plain causal attention", where=p.path(node),
+                         expected="causal=True, optional=()",
+                         got=f"causal={attrs['causal']}, optional={attrs['optional']}",
+                         fix="use model.logits, which needs no cache")  # fmt: skip
     return attrs
 
 
@@ -300,6 +297,6 @@ class StepPlans:
         p, key = self.derived(last_only).program, (last_only, batch, tokens)
         if key not in self.spaces:
             specs = {p.path(n): p.spec(n).bind({"B": batch, "T": tokens}) for n in p.inputs()}
-            plan = plan_for(p, specs, freeze=True, executor=EXECUTOR, device=self.device)
+            plan = plan_for(p, specs, None, CompileOptions(freeze=True, executor=EXECUTOR, device=self.device))
             self.spaces[key] = BoundStep(plan.new_executable(variables))
         return self.spaces[key]

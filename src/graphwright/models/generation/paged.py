@@ -213,11 +213,9 @@ class PagedCache:
             return
         self.prefix.clear()
         if self.pool.used:
-            raise StaleCache(
-                "an edit changed the shape of keys or values, but blocks of the old shape are in use",
-                got=f"{self.pool.used} blocks in use",
-                fix="release the sequences (cache.holders()), or make a new cache",
-            )
+            raise StaleCache("an edit changed the shape of keys or values, but blocks of the old shape are in use",
+                             got=f"{self.pool.used} blocks in use",
+                             fix="release the sequences (cache.holders()), or make a new cache")  # fmt: skip
         states = self.steps.derived().states
         self.steps.spaces.clear()
         start = np.nan if self._poison else 0.0

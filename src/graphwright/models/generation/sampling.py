@@ -169,12 +169,12 @@ class Sampling:
             seen.add(part.tolist())
         z, keys = np.array(logits, np.float32), self.keys(stream, position)
         if not self.processors:
-            return _choose(z, self.numbers(), keys, seen.pairs)
+            return _sample_token(z, self.numbers(), keys, seen.pairs)
         penalties, ids = self.numbers()[:3], np.concatenate(parts)
-        _, z = _choose(z, [*penalties, 0.0, 1.0, 0.0], keys, seen.pairs)
+        _, z = _sample_token(z, [*penalties, 0.0, 1.0, 0.0], keys, seen.pairs)
         for processor in self.processors:
             z = _processed(processor, ids, z)
-        return _choose(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
+        return _sample_token(z, [1.0, 0.0, 0.0, *self.numbers()[3:]], keys, seen.pairs)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain values; processors by name."""
@@ -185,15 +185,11 @@ def _check(z: np.ndarray, what: str, position: int) -> None:
     """Raises: NonFinite if a logit is NaN or the largest is infinite."""
     most = z.max()
     if not np.isfinite(most):  # max() returns NaN if there is one
-        raise NonFinite(
-            f"{what} are not finite",
-            where=f"position {position}",
-            got=f"max {most}",
-            fix="model.program.run(...) shows every value; check processors too",
-        )
+        raise NonFinite(f"{what} are not finite", where=f"position {position}", got=f"max {most}",
+                        fix="model.program.run(...) shows every value; check processors too")  # fmt: skip
 
 
-def _choose(
+def _sample_token(
     z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
 ) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
@@ -205,12 +201,9 @@ def _processed(processor: Processor, ids: np.ndarray, z: np.ndarray) -> np.ndarr
     """Raises: ShapeError."""
     made = np.asarray(processor(ids, z))
     if made.shape != z.shape or made.dtype != z.dtype:
-        raise ShapeError(
-            "a processor changed the shape or dtype of the logits",
-            where=getattr(processor, "__name__", repr(processor)),
-            expected=f"float32 {list(z.shape)}",
-            got=f"{made.dtype} {list(made.shape)}",
-        )
+        raise ShapeError("a processor changed the shape or dtype of the logits",
+                         where=getattr(processor, "__name__", repr(processor)), expected=f"float32 {list(z.shape)}",
+                         got=f"{made.dtype} {list(made.shape)}")  # fmt: skip
     return made
 
 

@@ -17,11 +17,10 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.errors import BlockError, PromptError
+from graphwright.models.errors import BlockError, PromptError, SequenceReleased
 from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
 from graphwright.models.generation.sampling import check_number
 from graphwright.models.generation.text import check_ids
-from graphwright.program import ValueReleased
 
 if TYPE_CHECKING:
     from graphwright.models.generation.block_pool import BlockPool
@@ -91,9 +90,9 @@ class Sequence(KVCache):
 
     @property
     def length(self) -> int:
-        """Number of entries. Raises: ValueReleased."""
+        """Number of entries. Raises: SequenceReleased."""
         if self._released:
-            raise ValueReleased("this sequence was released", fix="cache.sequence() makes a new one")
+            raise SequenceReleased("this sequence was released", fix="cache.sequence() makes a new one")
         return self._length
 
     @contextmanager
@@ -293,12 +292,8 @@ class Sequence(KVCache):
         """Block and index within it of a position. Raises: BlockError outside the length."""
         check_number("position", position)
         if not 0 <= position < self.length:
-            raise BlockError(
-                "this position is outside the sequence",
-                where="position",
-                expected=f"0..{self.length - 1}",
-                got=position,
-            )
+            raise BlockError("this position is outside the sequence", where="position",
+                             expected=f"0..{self.length - 1}", got=position)  # fmt: skip
         return self._locate(position)
 
     def blocks(self) -> list[int]:
@@ -359,11 +354,11 @@ class Sequence(KVCache):
             return PagedSnapshot(self)
 
     def restore(self, mark: PagedSnapshot) -> None:
-        """Return to a snapshot, any number of times. Raises: UsageError for another cache's snapshot; ValueReleased."""
+        """Return to a snapshot, any number of times. Raises: UsageError; SequenceReleased."""
         if not isinstance(mark, PagedSnapshot) or mark.cache is not self.cache:
             raise UsageError("not a snapshot of this cache", got=type(mark).__name__, expected="a result of snapshot()")
         if mark.released:
-            raise ValueReleased("this snapshot was released")
+            raise SequenceReleased("this snapshot was released")
         self.length  # noqa: B018  # raises for a released sequence
         with self.exclusive():
             old = list(self.table)
@@ -372,7 +367,7 @@ class Sequence(KVCache):
             self.cache.pool.drop(old)
 
     def release(self) -> None:
-        """Free the blocks; the ids stay. A second call does nothing; any other use raises `ValueReleased`."""
+        """Free the blocks; the ids stay. A second call does nothing; any other use raises `SequenceReleased`."""
         with self.cache.lock:
             _free(self.cache.pool, self.table)
             self._released = True

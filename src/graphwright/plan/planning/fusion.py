@@ -1,7 +1,7 @@
-"""Fusion groups: runs of elementwise instructions on the VM that become one loop over tiles.
+"""Fusion groups: runs of elementwise VM instructions that become one loop over tiles.
 
-Invariant: within a group, whatever is written is read and written again at the same index only, so that tile by tile
-gives what instruction by instruction gives. Buffers that live inside one group need no bytes.
+Invariant: within a group, a written value is read and written again at the same index only, so running tile by tile
+equals running instruction by instruction. Buffers that live inside one group need no bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
-from graphwright.plan.planning.executors import VM, may_join
+from graphwright.plan.options import VM
+from graphwright.plan.planning.executors import elementwise
 from graphwright.plan.planning.passes import TEMPORARY
 
 if TYPE_CHECKING:
@@ -32,16 +33,16 @@ _DTYPES = (float32, bfloat16, bool_)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FusionRegion:
-    """The longest run of instructions that may be in groups, and those found in it; times count from its first.
+    """A maximal run of fusible instructions and the groups in it; positions count from its first instruction.
 
     Attributes:
         instrs: numbers of its instructions.
-        groups: times of the instructions of each group, in order.
-        tiles: buffer that lives inside one group -> the tile it is held in.
-        ends: buffer -> the time until which its bytes are needed now.
-        cuts: time -> why an instruction does not continue the group before it: not_elementwise, no_form, shape, dtype,
-            layout, stateful, alias_hazard (a value would be read at another index than it is written), registers (more
-            inner values than tiles) or large (left to ATen).
+        groups: positions of each group's instructions.
+        tiles: buffer that lives inside one group -> its tile.
+        ends: buffer -> the position until which its bytes are needed now.
+        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form, shape,
+            dtype, layout, stateful, alias_hazard (a value would be read at another index than it is written), registers
+            (more inner values than tiles) or large (left to ATen).
     """
 
     instrs: tuple[int, ...]
@@ -51,72 +52,73 @@ class FusionRegion:
     cuts: dict[int, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """(buffer, tile, end), see `passes.settle_groups`."""
+        """(buffer, tile, end) rows for `passes.update_lifetimes`."""
         return [*((b, tile, -1) for b, tile in self.tiles.items()), *((b, -1, end) for b, end in self.ends.items())]
 
 
 class Fusion(NamedTuple):
-    """The stretches of a plan; one that an edit left as it was is the same object.
+    """The fusion regions of a plan; a region that an edit did not change is the same object.
 
     Attributes:
-        starts: the time when each begins.
-        tiles: of each buffer the tile it is held in, or -1.
-        facts, rows: of `passes.facts` and `passes.settle_groups`, each with where those of a stretch begin.
+        starts: the first instruction of each region.
+        regions: the regions.
+        tiles: per buffer its tile, or -1.
+        facts, rows: results of `passes.facts` and `passes.update_lifetimes`, each with where those of a region begin.
     """
 
     starts: np.ndarray
-    stretches: list[FusionRegion]
+    regions: list[FusionRegion]
     tiles: np.ndarray
     facts: tuple[np.ndarray, np.ndarray]
     rows: tuple[np.ndarray, np.ndarray]
 
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Times of the instructions of each group."""
-        placed = zip(self.starts.tolist(), self.stretches, strict=True)
+        """Instructions of each group."""
+        placed = zip(self.starts.tolist(), self.regions, strict=True)
         return tuple([tuple([i + start for i in group]) for start, found in placed for group in found.groups])
 
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
-        """Stretches of which a part lies between two times, and when they begin."""
+        """Regions that overlap a range of instructions, with their first instruction."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
-        placed = zip(self.starts[first:end].tolist(), self.stretches[first:end], strict=True)
-        return [(begin, stretch) for begin, stretch in placed if start < begin + len(stretch.instrs)]
+        placed = zip(self.starts[first:end].tolist(), self.regions[first:end], strict=True)
+        return [(begin, region) for begin, region in placed if start < begin + len(region.instrs)]
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows of each stretch begin, and the end; the rows."""
+    """Where the rows of each region begin, and the rows."""
     at = np.array([0, *accumulate(map(len, rows))], np.int64)
     return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
 
 
 _NO_TIMES = np.zeros(0, np.int64)
-NOTHING = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64), np.zeros(0, np.int32)), _listed([]))
+NO_FUSION = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64), np.zeros(0, np.int32)), _listed([]))
 
 
 class InstructionViews:
-    """Instructions of a plan as fusion looks at them: one by one, where views of memory are quicker than arrays."""
+    """The numbers of a plan for reading one by one, for which memory views are faster than arrays."""
 
-    def __init__(self, ledger: PlanBuilder, *numbers: np.ndarray) -> None:
-        self.ledger, self.slots, self.holders = ledger, ledger.slots, ledger.holders
+    def __init__(self, builder: PlanBuilder, *numbers: np.ndarray) -> None:
+        self.builder, self.slots, self.holders = builder, builder.tables.slots, builder.tables.holders
         views: list[Any] = [column.data for column in numbers]
         self.order, self.home, self.first, self.last, self.own = views
 
     def instr(self, i: int) -> Instr:
-        """The instruction of a time."""
-        return self.ledger.instrs[self.order[i]]
+        """The instruction at a position."""
+        return self.builder.tables.instrs[self.order[i]]
 
     def buffer(self, slot: int) -> int:
-        """The buffer that a slot lies in."""
+        """The buffer whose memory a slot uses."""
         return self.home[self.holders[slot]]
 
     def inner(self, b: int, start: int, stop: int) -> bool:
-        """True for a buffer of the arena that is needed between two times only."""
-        temporary = self.own[b] and self.ledger.codes[b] == TEMPORARY
+        """True for a buffer of the arena that is needed between two instructions only."""
+        temporary = self.own[b] and self.builder.tables.codes[b] == TEMPORARY
         return temporary and start <= self.first[b] and self.last[b] <= stop
 
 
 def fuse(
-    ledger: PlanBuilder,
+    builder: PlanBuilder,
     order: np.ndarray,
     home: np.ndarray,
     first: np.ndarray,
@@ -124,39 +126,43 @@ def fuse(
     own: np.ndarray,
     run: Any,
 ) -> Fusion:
-    """Find the groups, and let buffers live as they want it: `last` and `own` are changed.
+    """Find the groups, and adapt the lifetimes of their buffers in `last` and `own`.
 
-    What is found of a stretch is kept with the ledger for the next plan.
+    The builder keeps the groups of each region for the next plan.
 
     Args:
         run: the loops of `passes`.
     """
-    joins = ledger.joins(order)
+    joins = builder.tables.fusible(order)
     if not joins.any():
-        return NOTHING._replace(tiles=np.full(len(last), -1, np.int32))
-    before = ledger.fusion or NOTHING
+        return NO_FUSION._replace(tiles=np.full(len(last), -1, np.int32))
+    before = builder.fusion or NO_FUSION
     edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0])))).reshape(-1, 2)
     spans = edges[edges[:, 1] - edges[:, 0] > 1]
-    reads, outs, codes = ledger.reads.arrays(), ledger.outs.arrays(), np.frombuffer(ledger.codes, np.int8)
+    reads, outs, codes = (
+        builder.tables.reads.arrays(),
+        builder.tables.outs.arrays(),
+        np.frombuffer(builder.tables.codes, np.int8),
+    )
     at, facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
-    stretches = list(map([*before.stretches, FusionRegion(())].__getitem__, known.tolist()))
+    regions = list(map([*before.regions, FusionRegion(())].__getitem__, known.tolist()))
     fresh = np.flatnonzero(known < 0).tolist()
     if fresh:
-        rows = InstructionViews(ledger, order, home, first, last, own)
+        rows = InstructionViews(builder, order, home, first, last, own)
         for s in fresh:
-            stretches[s] = _found_in(rows, *spans[s].tolist())
-    starts, made = spans[:, 0].copy(), _listed([stretches[s].rows() for s in fresh])
-    begins, settled, tiles = run.settle_groups(starts, known, *before.rows, *made, last, own)
-    ledger.fusion = Fusion(starts, stretches, tiles, (at, facts), (begins, settled))
-    return ledger.fusion
+            regions[s] = _found_in(rows, *spans[s].tolist())
+    starts, made = spans[:, 0].copy(), _listed([regions[s].rows() for s in fresh])
+    begins, settled, tiles = run.update_lifetimes(starts, known, *before.rows, *made, last, own)
+    builder.fusion = Fusion(starts, regions, tiles, (at, facts), (begins, settled))
+    return builder.fusion
 
 
 def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
-    """Groups of instructions `start..stop - 1`, one after the other."""
+    """Groups of instructions `start..stop - 1`."""
     found = FusionRegion(tuple(rows.order[start:stop]))
-    run = _Run(rows, found, start)
+    run = _GroupBuilder(rows, found, start)
     for i in range(start, stop):
-        instr, choice = rows.instr(i), rows.ledger.choice(rows.order[i])
+        instr, choice = rows.instr(i), rows.builder.tables.choice(rows.order[i])
         native = choice.executor == VM
         why = "" if native else _unsuited(rows, instr, choice)
         why = why or run.refuses(instr)
@@ -164,7 +170,7 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
             run.close()
             if run.members or native or OPS[instr.op].traits.elementwise:
                 found.cuts[i - start] = why
-            run = _Run(rows, found, start)
+            run = _GroupBuilder(rows, found, start)
             if not native or run.refuses(instr):
                 continue
         run.add(i, instr)
@@ -173,12 +179,12 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
 
 
 def cuts(
-    ledger: PlanBuilder, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
+    builder: PlanBuilder, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
 ) -> dict[int, str]:
-    """Why instructions that could be in a group do not continue the one before."""
-    if not ledger.native(order).any():
+    """Instruction -> why it does not continue the group before it."""
+    if not builder.tables.native(order).any():
         return {}
-    return _found_in(InstructionViews(ledger, order, home, first, last, own), 0, len(order)).cuts
+    return _found_in(InstructionViews(builder, order, home, first, last, own), 0, len(order)).cuts
 
 
 def _unsuited(rows: InstructionViews, instr: Instr, choice: ExecutorChoice) -> str:
@@ -197,8 +203,8 @@ def _by_row(instr: Instr) -> bool:
     return form is not None and form.by_row
 
 
-class _Run:
-    """Instructions that may be one group so far."""
+class _GroupBuilder:
+    """A group under construction."""
 
     def __init__(self, rows: InstructionViews, found: FusionRegion, start: int) -> None:
         self.rows, self.found, self.start = rows, found, start
@@ -206,13 +212,13 @@ class _Run:
         self.shape: tuple[int, ...] | None = None
         self.by_row = False
         self.strides: set[Layout] = set()
-        self.seen: dict[int, Layout | None] = {}  # buffer -> the one layout it is looked at in; None: several
+        self.seen: dict[int, Layout | None] = {}  # buffer -> the one layout of its views; None for several
         self.written: set[int] = set()
 
     def refuses(self, instr: Instr) -> str:
-        """Why an instruction cannot be the next member, or nothing."""
+        """The reason an instruction cannot be the next member, or ""."""
         rows = self.rows
-        if not may_join(instr):
+        if not elementwise(instr):
             return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
         if any(rows.slots[s].dtype not in _DTYPES for s in (*instr.ins, *instr.outs)):
             return "dtype"
@@ -229,7 +235,7 @@ class _Run:
             return "alias_hazard"
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
         by_row = _by_row(instr)
-        again = by_row and not self.by_row  # so far a turn could be less or more than a row
+        again = by_row and not self.by_row  # tiles were independent of rows so far
         views = [*self._views(fresh), *self._views({out})]
         if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
             return "layout"
@@ -240,7 +246,7 @@ class _Run:
         return [View(dtype, at.shape, at.strides) for at in self.strides | fresh]
 
     def add(self, i: int, instr: Instr) -> None:
-        """Take an instruction that was not refused."""
+        """Add an instruction that was not refused."""
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
@@ -253,7 +259,7 @@ class _Run:
                 self.strides.add(layout)
 
     def close(self) -> None:
-        """Make a group of the members, or several where one would hold too many tiles."""
+        """Make the members a group, or several where one would need too many tiles."""
         members = self.members
         while len(members) > 1:
             count = self._held(members)
@@ -261,11 +267,11 @@ class _Run:
                 self.found.cuts[members[count] - self.start] = "registers"
             if count > 1:
                 self.found.groups.append(tuple([i - self.start for i in members[:count]]))
-                self._settle(members[:count])
+                self._assign_tiles(members[:count])
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """How many members may be one group before more inner values are alive than there are tiles."""
+        """Number of members that fit into one group before more inner values are live than there are tiles."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
@@ -276,8 +282,8 @@ class _Run:
             held -= {x for x in held if rows.last[x] == i}
         return len(members)
 
-    def _settle(self, members: Sequence[int]) -> None:
-        """Give inner buffers a tile in place of bytes; let what is read live to the end of the group."""
+    def _assign_tiles(self, members: Sequence[int]) -> None:
+        """Give inner buffers tiles instead of bytes, and keep operands alive to the end of the group."""
         rows, tiles = self.rows, self.found.tiles
         start, stop = members[0], members[-1]
         free = list(range(self._tiles() - 1, -1, -1))
@@ -302,5 +308,5 @@ class _Run:
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """True for one value for all elements, and for elements that lie as those of the space do."""
+    """True for a scalar, and for the row-major layout of the group's shape."""
     return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

@@ -1,6 +1,6 @@
-"""Which instructions must wait for which others, whatever runs them: data, storage and state edges.
+"""Dependencies between instructions, and the regions that graphs of a device can hold.
 
-Invariant: every order of the instructions that obeys the edges gives the bits of the order of the plan.
+Invariant: every order of the instructions that obeys the dependencies gives the bits of the order of the plan.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ DATA, STORAGE, STATE = "data", "storage", "state"
 
 
 class Dependency(NamedTuple):
-    """Instruction `after` waits for `before`.
+    """Instruction `after` depends on `before`.
 
     Attributes:
-        kind: "data" (it reads what that one wrote), "storage" (it writes arena bytes that that one still uses) or
-            "state" (it reads or writes a variable that that one writes or reads).
+        kind: "data" (`after` reads a result of `before`), "storage" (`after` writes arena bytes that `before` uses) or
+            "state" (one writes a variable that the other reads or writes).
     """
 
     before: int
@@ -34,8 +34,8 @@ class Dependency(NamedTuple):
     kind: str
 
 
-def edges(plan: Plan) -> tuple[Dependency, ...]:
-    """The edges of a plan, by `after`; of two kinds between the same two instructions, the first found."""
+def dependencies(plan: Plan) -> tuple[Dependency, ...]:
+    """The dependencies of a plan, by `after`, one per pair of instructions."""
     found = _Hazards(plan)
     for i in range(len(plan.instrs)):
         found.add(i)
@@ -43,43 +43,43 @@ def edges(plan: Plan) -> tuple[Dependency, ...]:
 
 
 class _Hazards:
-    """The state of the walk: who wrote each buffer last, who read it since, and whose bytes are whose."""
+    """The state of a walk in order: the last writer and readers of each buffer, and the buffer of each arena byte."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.waits: list[dict[int, str]] = [{} for _ in plan.instrs]
         self._writer: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
-        self._arena = _Tenants()
-        self._settled = {b.index for b in plan.buffers if b.kind == INPUT and b.offset >= 0}
-        for b in self._settled:
-            self._arena.settle(plan.buffers[b].offset, aligned(plan.buffers[b].nbytes), b)
+        self._arena = _ArenaOwners()
+        self._assigned = {b.index for b in plan.buffers if b.kind == INPUT and b.offset >= 0}
+        for b in self._assigned:
+            self._arena.assign(plan.buffers[b].offset, aligned(plan.buffers[b].nbytes), b)
 
     def add(self, i: int) -> None:
-        """Take the next instruction."""
+        """Visit the next instruction."""
         instr, slots = self.plan.instrs[i], self.plan.slots
         for b in {slots[s].buffer for s in instr.ins}:
             if b in self._writer:
-                self._wait(i, self._writer[b], DATA if self._is_temporary(b) else STATE)
+                self._depend(i, self._writer[b], DATA if self._is_temporary(b) else STATE)
             if self.plan.buffers[b].kind != FOLDED:
                 self._readers.setdefault(b, []).append(i)
         for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
             for before in self._last(b):
-                self._wait(i, before, STORAGE if self._is_temporary(b) else STATE)
-            if self._in_arena(b) and b not in self._settled:
-                self._settled.add(b)
+                self._depend(i, before, STORAGE if self._is_temporary(b) else STATE)
+            if self._in_arena(b) and b not in self._assigned:
+                self._assigned.add(b)
                 row = self.plan.buffers[b]
-                for old in self._arena.settle(row.offset, aligned(row.nbytes), b):
+                for old in self._arena.assign(row.offset, aligned(row.nbytes), b):
                     for before in self._last(old):
-                        self._wait(i, before, STORAGE)
+                        self._depend(i, before, STORAGE)
             self._writer[b], self._readers[b] = i, []
 
     def _last(self, buffer: int) -> list[int]:
-        """Who used a buffer last: its readers since the last write, or else the writer."""
+        """The readers of a buffer since its last write, or else the writer."""
         readers = self._readers.get(buffer)
         return readers or ([self._writer[buffer]] if buffer in self._writer else [])
 
-    def _wait(self, i: int, before: int, kind: str) -> None:
+    def _depend(self, i: int, before: int, kind: str) -> None:
         if before != i:
             self.waits[i].setdefault(before, kind)
 
@@ -90,15 +90,15 @@ class _Hazards:
         return self.plan.buffers[buffer].kind in ARENA
 
 
-class _Tenants:
-    """Disjoint stretches of the arena, each with the buffer that was put there last."""
+class _ArenaOwners:
+    """Disjoint spans of the arena, each with its latest buffer."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._rows: list[tuple[int, int]] = []  # (end, buffer)
 
-    def settle(self, start: int, size: int, buffer: int) -> set[int]:
-        """Give a stretch to a buffer; returns whose bytes it takes."""
+    def assign(self, start: int, size: int, buffer: int) -> set[int]:
+        """Assign a span to a buffer; returns the buffers it overwrites."""
         end = start + size
         if not size:
             return set()
@@ -127,10 +127,10 @@ class Region(NamedTuple):
     """Instructions that run one after another.
 
     Attributes:
-        kind: "capture" (one graph), "pre", "gap" or "post" (in front of, between and behind graphs), or "plain" where
-            there is no graph at all.
-        instrs: in the order in which they run, which obeys all edges of the plan.
-        why: per instruction what keeps it out of a graph; nothing for those inside.
+        kind: "capture" (one graph), "pre", "gap" or "post" (before, between and after graphs), or "plain" if there is
+            no graph at all.
+        instrs: in the order in which they run, which obeys all dependencies.
+        why: per instruction the reason it is in no graph; "" for those inside.
     """
 
     kind: str
@@ -141,7 +141,7 @@ class Region(NamedTuple):
 def regions(plan: Plan) -> tuple[Region, ...]:
     """The regions of a plan, in the order in which they run."""
     why = [reason(plan, instr) for instr in plan.instrs]
-    order = hoisted(why, edges(plan), plan.commit_start)
+    order = hoisted(why, dependencies(plan), plan.commit_start)
     why = [why[i] for i in order]
     found = runs(why)
     if not found:
@@ -160,7 +160,7 @@ def regions(plan: Plan) -> tuple[Region, ...]:
 
 
 def reason(plan: Plan, instr: Instr) -> str:
-    """What keeps an instruction out of a graph, or nothing."""
+    """The reason an instruction cannot be in a graph, or ""."""
     device = plan.options.device
     kernels = backend(device)
     if kernels.driver is None:
@@ -179,17 +179,17 @@ def reason(plan: Plan, instr: Instr) -> str:
         return f"the host reads operand {needs.reads[0]}"
     on_host = [k for k, s in enumerate(slots) if plan.buffers[s.buffer].on_host]
     if on_host:
-        return f"operand {on_host[0]} lies on the host" if on_host[0] < len(instr.ins) else "it runs on the host"
+        return f"operand {on_host[0]} is on the host" if on_host[0] < len(instr.ins) else "it runs on the host"
     return ""
 
 
 def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> list[int]:
-    """An order in which as much as can be of what graphs do not hold stands in front of the rest, or behind it.
+    """Reorder instructions so that non-capturable ones run before or after all others, where dependencies allow.
 
     Args:
-        why: per instruction, nothing if a graph may hold it.
-        found: the edges of the plan.
-        commit: the first instruction of the commit, which waits for all in front of it.
+        why: per instruction, "" if a graph may hold it.
+        found: the dependencies of the plan.
+        commit: the first instruction of the commit, which depends on all before it.
     """
     n = len(why)
     before: list[list[int]] = [[] for _ in range(n)]
@@ -214,7 +214,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
-    """Runs without a reason that become graphs, as (start, stop): the longest (first on ties), others from 8 on."""
+    """Capturable runs (start, stop) that become graphs: the longest (first on ties), and others of at least 8."""
     found: list[tuple[int, int]] = []
     start = 0
     for i in range(len(why) + 1):

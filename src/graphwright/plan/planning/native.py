@@ -1,4 +1,4 @@
-"""The planner's loops in compiled form: built once per install by `graphwright warmup`, kept on disk by numba.
+"""The planner's loops compiled by numba: built once per install by `graphwright warmup` and cached on disk.
 
 Until they are built, and for the first small plans of a process that has not loaded numba, they run as Python.
 """
@@ -21,7 +21,7 @@ SMALL = 300
 
 
 def loops(size: int) -> Any:
-    """The functions of `passes` for a plan of so many instructions."""
+    """The functions of `passes`, compiled if that pays off for a plan of `size` instructions."""
     if ("numba" in sys.modules or size > SMALL) and built():
         return _compiled()
     return passes
@@ -29,12 +29,12 @@ def loops(size: int) -> Any:
 
 @cache
 def built() -> bool:
-    """True if the compiled loops lie on disk."""
+    """True if the compiled loops are on disk."""
     return _stamp().exists()
 
 
 def build() -> None:
-    """Compile the loops, if that was not done for these sources: a few seconds, once per install."""
+    """Compile the loops unless these sources are compiled already: a few seconds, once per install."""
     _compiled()
     stamp = _stamp()
     stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -44,21 +44,21 @@ def build() -> None:
 
 @cache
 def _compiled() -> Any:
-    """The loops, loaded, those too that only a plan after an edit runs: what waits for that is a person."""
+    """Load all loops, also those that only patching runs, so that the first edit does not wait for them."""
     from graphwright.native import njit
 
     space: dict[str, Any] = dict(vars(passes))
     for name, function in vars(passes).items():
-        if isinstance(function, FunctionType):  # what they call by name has to be the compiled form too
+        if isinstance(function, FunctionType):  # they call each other in compiled form
             twin = FunctionType(function.__code__, space, name, function.__defaults__)
             space[name] = njit(cache=True, error_model="numpy")(twin)
     run = SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
-    _run_on_nothing(run)
+    _run_on_empty(run)
     return run
 
 
-def _run_on_nothing(run: Any) -> None:
-    """Call each once, with arrays of the types that planning gives."""
+def _run_on_empty(run: Any) -> None:
+    """Call each loop once, with arrays of the types that planning passes."""
     u4, i4, i8, flags, codes = (np.zeros(1, kind) for kind in (np.uint32, np.int32, np.int64, np.bool_, np.int8))
     none, lists = np.zeros(0, np.int32), (u4, np.zeros(0, np.uint32))
     run.needed(none, *lists, *lists, flags)
@@ -69,14 +69,14 @@ def _run_on_nothing(run: Any) -> None:
     run.place(i8, i4, i4, 0)
     run.keep_places(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
-    no_stretch, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
-    run.facts(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_stretch, none)
-    run.settle_groups(no_stretch[1:], none, no_stretch, rows, no_stretch, rows, i4, flags)
+    no_region, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
+    run.facts(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_region, none)
+    run.update_lifetimes(no_region[1:], none, no_region, rows, no_region, rows, i4, flags)
 
 
 @cache
 def _stamp() -> Path:
-    """A file in numba's cache that says that the loops were built for this source and this numba."""
+    """A file in numba's cache that marks the loops as built for this source and this numba."""
     from importlib.metadata import version
 
     source = Path(passes.__file__)
@@ -85,7 +85,7 @@ def _stamp() -> Path:
 
 
 def _cache_folder(source: Path) -> Path:
-    """Where numba keeps what it compiles of a file."""
+    """The folder where numba caches the compiled functions of a file."""
     from numba.core.caching import FunctionCache
 
     return Path(FunctionCache(passes.place).cache_path)

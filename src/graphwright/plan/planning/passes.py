@@ -1,11 +1,11 @@
-"""What planning does to every instruction: loops over arrays of numbers, compiled once per install.
+"""Planning passes over all instructions: loops over arrays of numbers, compiled once per install.
 
-Buffers and instructions are numbers. Lists per instruction lie one behind the other in an array (`reads`), those of
-instruction q between `reads_at[q]` and `reads_at[q + 1]`. `order` holds the instructions of a plan as they run; a place
-in it is a time. `home[b]` is the buffer in whose memory b lies: itself, or another that it was put over, whose home is
-itself. `codes[b]` says where it lies: in the arena (an input is `FED`, others are `TEMPORARY`) or `ELSEWHERE`.
-Numbers of buffers have no sign: so native code need not ask for it where it looks one up.
-Without its compiled form each function runs as Python, to the same result.
+Buffers and instructions are numbers. Lists per instruction are concatenated in an array (`reads`); those of
+instruction q are between `reads_at[q]` and `reads_at[q + 1]`. `order` holds the instructions of a plan as they run; a
+position in it is a time. `home[b]` is the buffer whose memory b uses: itself, or another buffer whose home is itself.
+`codes[b]` is the location of b: the arena (`FED` for inputs, `TEMPORARY` for others) or `ELSEWHERE`.
+Buffer numbers are unsigned, so native code need not check their sign before a lookup.
+Without its compiled form each function runs as Python, with the same result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FED, TEMPORARY, ELSEWHERE = 0, 1, 2
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
-    """Instructions that make what is needed, in order; `need` marks the buffers that are, and takes in what is read."""
+    """Instructions that compute needed buffers, in order; `need` marks those and is extended by the buffers read."""
     keep = np.zeros(len(order), np.bool_)
     for i in range(len(order) - 1, -1, -1):
         q = order[i]
@@ -37,7 +37,7 @@ def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Ar
 def sinking(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, kept: Array
 ) -> Array:
-    """Marks instructions that only make new values of states, which nothing in front of them reads."""
+    """Mark instructions that only compute new values of states, which no unmarked instruction reads."""
     sinks = np.zeros(len(order), np.bool_)
     read = kept.copy()
     for i in range(len(order) - 1, -1, -1):
@@ -54,7 +54,7 @@ def sinking(
 
 
 def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, read: Array) -> None:
-    """Fill the time at which each buffer is made and is read last."""
+    """Fill the time at which each buffer is written, and at which it is last read."""
     for i in range(len(order)):
         q = order[i]
         for k in range(reads_at[q], reads_at[q + 1]):
@@ -77,12 +77,12 @@ def lifetimes(
     home: Array,
     held: Array,
 ) -> tuple[Array, Array, Array]:
-    """The times between which each buffer's bytes are needed, both included; -1 where they never are.
+    """Compute the first and last time at which each buffer's bytes are needed; -1 for never.
 
-    Results take the memory of operands that die with the instruction and that nothing else of it looks at: `pairs`
-    holds (result, operand) buffers that are alike, and `home` is changed. What lies elsewhere, or has a home before,
-    keeps its memory. `held` buffers are needed to the end.
-    Returns: first, last, and marks for buffers that have bytes of the arena.
+    A result takes the memory of an operand that dies with the instruction, if no other operand uses that memory:
+    `pairs` holds (result, operand) buffers of equal size and layout, and `home` is changed. Buffers elsewhere, and
+    those with another home, keep their memory. `held` buffers are needed to the end.
+    Returns: first, last, and a mask of the buffers with bytes of the arena.
     """
     count = len(home)
     first, last = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
@@ -136,10 +136,10 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
 
 
 def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
-    """Give every living buffer the smallest hole that holds it when its time comes, else the end.
+    """Place every buffer in the smallest free hole that holds it at its first use, else at the end of the arena.
 
-    Walks the times once; after its last use a buffer is a hole again, joined with its neighbours.
-    Returns: offsets, -1 for what does not live, and the bytes.
+    Times are walked once; after its last use a buffer becomes a hole, which is merged with its neighbours.
+    Returns: offsets (-1 for unused buffers) and the bytes of the arena.
     """
     count = len(sizes)
     offsets = np.full(count, -1, np.int64)
@@ -215,7 +215,7 @@ def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, i
 
 
 def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, Array]:
-    """Living buffers by the time when theirs begins, those of time i between at[i] and at[i + 1], large ones first."""
+    """Used buffers by first use; those of time i are between at[i] and at[i + 1], large ones first."""
     at = np.zeros(steps + 3, np.int64)
     for b in range(len(first)):
         if last[b] >= 0:
@@ -237,7 +237,7 @@ def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Arra
 
 
 def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
-    """Of each time a buffer that dies then, and of each buffer another one that does, or -1."""
+    """Linked lists of the buffers that die at each time: per time the first, per buffer the next, or -1."""
     dying, then = np.full(steps + 1, -1, np.int32), np.full(len(last), -1, np.int32)
     for b in range(len(last)):
         if last[b] >= 0:
@@ -249,11 +249,12 @@ def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
 def keep_places(
     sizes: Array, first: Array, last: Array, known: Array, steps: int, chunks: Array
 ) -> tuple[Array, int, int]:
-    """Leave living buffers where they were known to lie (>= 0), of those that meet the ones that live less long; find
-    places for the rest.
+    """Keep live buffers at their old offsets; where two overlap, move the shorter-lived one.
 
-    `chunks` are the ends of the arena's chunks; each buffer lies in one; what finds no place in them lies behind.
-    Returns: offsets, how many had to be placed, and the bytes.
+    Args:
+        known: old offsets, or -1.
+        chunks: ends of the arena's chunks. Each buffer is in one chunk, or after the last one.
+    Returns: offsets, how many buffers were placed again, and the bytes of the arena.
     """
     count = len(sizes)
     offsets = np.full(count, -1, np.int64)
@@ -262,7 +263,7 @@ def keep_places(
             offsets[b] = known[b]
     born, begins = _by_birth(sizes, first, last, steps)
     dying, then = _by_death(last, steps)
-    live = np.zeros(count + 1, np.int64)  # buffers that have a place, by offset
+    live = np.zeros(count + 1, np.int64)  # placed buffers, by offset
     lives, loose = 0, 0
     for i in range(steps + 1):
         for k in range(begins[i], begins[i + 1]):
@@ -279,7 +280,7 @@ def keep_places(
                     high = middle
             if low > 0 and offsets[live[low - 1]] + sizes[live[low - 1]] > offsets[b]:
                 low -= 1
-            high, longest = low, 0  # of those that it meets
+            high, longest = low, 0  # lifetime of an overlapping buffer
             while high < lives and offsets[live[high]] < offsets[b] + sizes[b]:
                 longest = max(longest, last[live[high]] - first[live[high]])
                 high += 1
@@ -287,7 +288,7 @@ def keep_places(
                 offsets[b] = -1
                 loose += 1
                 continue
-            for j in range(low, high):  # what lives longer gives way: fewer are moved
+            for j in range(low, high):  # the longer-lived one stays
                 offsets[live[j]] = -1
             loose += high - low
             for j in range(high, lives):
@@ -337,7 +338,7 @@ def keep_places(
 
 
 def _in_one(start: int, size: int, chunks: Array) -> int:
-    """The first place from `start` on where so many bytes lie in one chunk."""
+    """The first offset from `start` at which `size` bytes are in one chunk."""
     for end in chunks:
         if start < end < start + size:
             start = end
@@ -354,7 +355,7 @@ def moved(
     works: Array,
     other: Array,
 ) -> Array:
-    """Instructions that use a buffer marked in `other`, in order."""
+    """Instructions that use a marked buffer, in order."""
     found = np.zeros(len(order), np.bool_)
     for i in range(len(order)):
         q = order[i]
@@ -382,16 +383,16 @@ def facts(
     before_at: Array,
     before: Array,
 ) -> tuple[Array, Array, Array]:
-    """What fusion groups of stretches of the order, (begin, end) each, follow from.
+    """Collect the numbers that determine the fusion groups of each region of the order.
 
-    The numbers of a stretch are the same where an edit touched nothing: its length; per instruction its number; then
-    per buffer that it writes or reads the home, where that lies (-1: it shares it), and when it begins and ends to
-    live, as times from the stretch's begin.
+    They are equal where an edit touched nothing: the region's length; per instruction its number; then per buffer that
+    it writes or reads the home, its location (-1 if shared), and its first and last use, as times from the region's
+    start.
 
     Args:
-        before_at, before: what was returned for the plan before.
-    Returns: where each stretch's numbers begin, and the end; the numbers; of each stretch the one before that had the
-        same, or -1.
+        spans: (start, stop) per region.
+        before_at, before: results for the previous plan.
+    Returns: where the numbers of each region begin; the numbers; per region the previous one with equal numbers, or -1.
     """
     count = len(spans)
     at, known = np.zeros(count + 1, np.int64), np.full(count, -1, np.int32)
@@ -402,7 +403,7 @@ def facts(
             size += 1 + 4 * (outs_at[q + 1] - outs_at[q] + reads_at[q + 1] - reads_at[q])
         at[s + 1] = at[s] + size
     found = np.zeros(at[count], np.int32)
-    begun = np.full(len(reads_at), -1, np.int32)  # by a stretch's first instruction, the one before
+    begun = np.full(len(reads_at), -1, np.int32)  # first instruction of a region -> the previous region
     for s in range(len(before_at) - 1):
         begun[before[before_at[s] + 1]] = s
     for s in range(count):
@@ -433,7 +434,7 @@ def facts(
     return at, found, known
 
 
-def settle_groups(
+def update_lifetimes(
     starts: Array,
     known: Array,
     before_at: Array,
@@ -443,12 +444,11 @@ def settle_groups(
     last: Array,
     own: Array,
 ) -> tuple[Array, Array, Array]:
-    """Let buffers live as the groups of stretches want it: `last` and `own` are changed.
+    """Adapt the lifetimes of buffers, `last` and `own`, to the fusion groups.
 
-    Rows are (buffer, tile, end): one that lives inside a group is held in a tile (>= 0) and has no bytes, another is
-    needed until a time from the stretch's begin. Those of a stretch are rows of the plan before where it is known, else
-    the next of the fresh ones.
-    Returns: where each stretch's rows begin, and the end; the rows; of each buffer its tile, or -1.
+    Rows are (buffer, tile, end): a buffer inside a group has a tile (>= 0) and no bytes; another is needed until a time
+    from the region's start. A known region has the rows of the previous plan, another the next of the fresh ones.
+    Returns: where the rows of each region begin; the rows; per buffer its tile, or -1.
     """
     count = len(starts)
     at, tiles = np.zeros(count + 1, np.int64), np.full(len(last), -1, np.int32)
@@ -484,5 +484,5 @@ PASSES: tuple[Callable[..., Any], ...] = (
     keep_places,
     moved,
     facts,
-    settle_groups,
+    update_lifetimes,
 )

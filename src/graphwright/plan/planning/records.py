@@ -1,10 +1,8 @@
-"""A row of the ledger: what planning knows of one node; and what rows share or hand to native code."""
+"""Node records: the state of planning for one node each, kept from plan to plan."""
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,11 +12,12 @@ from graphwright.program import Value
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.graph import NodeId
+    from graphwright.plan.planning.lowering import Signature
     from graphwright.program import Program
 
 
 class RewriteRecord(NamedTuple):
-    """One use of a rewrite: the rule, the node it was used on, the node that stands for it, and an error bound."""
+    """One application of a rewrite rule: the node it replaced, the node that replaces it, and an error bound."""
 
     rule: str
     node: NodeId
@@ -27,26 +26,25 @@ class RewriteRecord(NamedTuple):
 
 
 class NodeRecord:
-    """One node.
+    """What planning found for one node.
 
     Attributes:
-        node, path, op, attrs, specs: of the node; sizes are known.
-        sources: what it reads in the program.
-        reads: slots it reads, rewrites done.
-        results: slots of its results; those of another row where that one stands for it.
-        own: slots that were made for it, the scratch of its instruction included.
+        node, path, op, attrs, specs: of the node; sizes are known once it is planned.
+        sources: its operands in the program.
+        reads: slots it reads, after rewrites.
+        results: slots of its results; those of another record where that one replaces it.
+        own: slots made for it, including the scratch of its instruction.
         instr: its instruction, or -1.
-        copies: copies that it wants to be made for it.
-        uses: rewrites that were used on it.
-        alike: what it shares with rows of the same op, attributes, specs and layouts; see `Alike`.
-        group: what it shares with rows that do the same.
+        copies: keys of the operand copies it needs.
+        rewrites: rewrites applied to it.
+        signature: what it shares with records of equal op, attributes, specs and operand layouts.
+        cse_key: what it shares with records that compute the same value.
     """
 
     __slots__ = (
-        "alike",
         "attrs",
         "copies",
-        "group",
+        "cse_key",
         "instr",
         "node",
         "op",
@@ -54,9 +52,10 @@ class NodeRecord:
         "path",
         "reads",
         "results",
+        "rewrites",
+        "signature",
         "sources",
         "specs",
-        "uses",
     )
 
     def __init__(
@@ -74,39 +73,13 @@ class NodeRecord:
         self.own: tuple[int, ...] = ()
         self.instr = -1
         self.copies: tuple[Any, ...] = ()
-        self.uses: tuple[RewriteRecord, ...] = ()
-        self.group: Any = None
-        self.alike: Any = None
-
-
-class IndexLists:
-    """Lists of numbers, one per instruction, as arrays that native code walks.
-
-    Args:
-        rows: what has one list each; it grows at its end.
-        of: the list of one of them.
-        names: what the numbers of a list stand for, if not for themselves.
-    """
-
-    def __init__(
-        self, rows: Sequence[Any], of: Callable[[Any], Sequence[int]], names: array[int] | None = None
-    ) -> None:
-        self._rows, self._of, self._names = rows, of, names
-        self._at, self._data = array("I", [0]), array("I")
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where lists begin, and what is in them; to be dropped before more is asked for."""
-        new = list(map(self._of, self._rows[len(self._at) - 1 :]))
-        if new:
-            flat = chain.from_iterable(new)
-            self._data.extend(flat if self._names is None else map(self._names.__getitem__, flat))
-            self._at.extend(list(accumulate(map(len, new), initial=self._at[-1]))[1:])
-        data = np.frombuffer(self._data, np.uint32) if self._data else np.zeros(0, np.uint32)
-        return np.frombuffer(self._at, np.uint32), data
+        self.rewrites: tuple[RewriteRecord, ...] = ()
+        self.cse_key: Any = None
+        self.signature: Signature = None  # pyright: ignore[reportAttributeAccessIssue]  # set for every op
 
 
 class SharedCopy:
-    """A copy that lies row by row: of which slot, in which, its instruction, and the rows that want it, and why."""
+    """A row-major copy of the slot `source` in the slot `target`; `wanted` maps its readers to (rank, reason)."""
 
     def __init__(self, source: int, target: int) -> None:
         self.source, self.target, self.instr = source, target, -1
@@ -121,39 +94,84 @@ class SourceTable(NamedTuple):
     keys: list[str | None]
 
 
-class Listed(NamedTuple):
-    """Rows in order; results of all of them are numbered in that order.
+class CseTable:
+    """Nodes by the value they compute, for common-subexpression elimination.
 
-    Attributes:
-        rows: one per node.
-        begins: of each row, the number of its first result; then how many there are.
-        reads: numbers of the results that rows read, by row and port.
-        stops: of each row, where its reads end.
+    Args:
+        order: sort key of a node.
+        revisit: called with a node whose representative may have changed.
     """
 
-    rows: list[NodeRecord]
+    def __init__(self, order: Callable[[NodeId], Any], revisit: Callable[[NodeId], None]) -> None:
+        self._order, self._revisit = order, revisit
+        self._members: dict[Any, dict[NodeId, None]] = {}
+        self._first: dict[Any, NodeId] = {}
+
+    def enter(self, node: NodeId, key: Any) -> NodeId:
+        """Add a node; returns the first node that computes the same value, which may be itself."""
+        members, known = self._members.setdefault(key, {}), self._first.get(key)
+        members[node] = None
+        candidates = members if known is None or known == node else (known, node)  # the first one left, or moved
+        first = min(candidates, key=self._order)
+        if first != known:
+            self._first[key] = first
+            self._revisit_others(node, key)
+        return first
+
+    def leave(self, node: NodeId, key: Any) -> None:
+        """Remove a node that was deleted or computes another value."""
+        members = self._members[key]
+        del members[node]
+        if self._first.get(key) == node:
+            del self._first[key]
+            self._revisit_others(node, key)
+        if not members:
+            del self._members[key]
+
+    def changed(self, node: NodeId, key: Any) -> None:
+        """Note that a node moved, or that its results are in other slots."""
+        if self._first.get(key) == node:
+            self._revisit_others(node, key)
+
+    def _revisit_others(self, node: NodeId, key: Any) -> None:
+        for other in self._members[key]:
+            if other != node:
+                self._revisit(other)
+
+
+class AllRecords(NamedTuple):
+    """Fresh records of all nodes, in order; the results of all nodes are numbered in that order.
+
+    Attributes:
+        records: one per node.
+        begins: per record the number of its first result, then the number of results.
+        reads: numbers of the results that records read, by record and port.
+        stops: per record the end of its part of `reads`.
+    """
+
+    records: list[NodeRecord]
     begins: list[int]
     reads: list[int]
     stops: list[int]
 
 
-def listed(p: Program) -> Listed:
-    """All nodes of a program."""
+def all_records(p: Program) -> AllRecords:
+    """Make a record for every node of a program."""
     graph = p.graph
     flat = graph.csc()
     nodes = list(flat.nodes)
     order = np.array(sorted(range(len(nodes)), key=list(map(p.order_labels.key, nodes)).__getitem__), np.int64)
-    place = np.empty(len(nodes), np.int64)
-    place[order] = np.arange(len(nodes))
+    position = np.empty(len(nodes), np.int64)
+    position[order] = np.arange(len(nodes))
     names, ops, attrs, specs = (np.asarray(graph.nodes[c])[order].tolist() for c in ("name", "op", "attrs", "specs"))
     nodes = [nodes[i] for i in order.tolist()]
     results = np.fromiter(map(len, specs), np.int64, len(nodes))
     begins = np.concatenate([[0], np.cumsum(results)])
 
-    targets = place[np.repeat(np.arange(len(nodes)), np.diff(flat.indptr))]
+    targets = position[np.repeat(np.arange(len(nodes)), np.diff(flat.indptr))]
     by_port = np.lexsort((np.asarray(graph.edges["dst_port"][flat.edges]), targets))
     ports = np.asarray(graph.edges["src_port"][flat.edges])[by_port]
-    reads = (begins[place[flat.indices[by_port]]] + ports).tolist()
+    reads = (begins[position[flat.indices[by_port]]] + ports).tolist()
     stops = np.cumsum(np.bincount(targets, minlength=len(nodes))).tolist()
 
     owners = np.repeat(np.arange(len(nodes)), results)
@@ -162,4 +180,4 @@ def listed(p: Program) -> Listed:
     )
     sources = tuple(map(values.__getitem__, reads))
     read = [sources[a:b] for a, b in zip([0, *stops], stops, strict=False)]
-    return Listed(list(map(NodeRecord, nodes, names, ops, attrs, specs, read)), begins.tolist(), reads, stops)
+    return AllRecords(list(map(NodeRecord, nodes, names, ops, attrs, specs, read)), begins.tolist(), reads, stops)

@@ -1,15 +1,14 @@
-"""A plan within a budget of bytes: values that lie idle at the fullest instruction are dropped and computed again.
+"""Rematerialisation: fit a plan into a budget of bytes by recomputing values that are idle at the fullest instruction.
 
-Greedy, by bytes freed per operation run again, one value at a time, until the arena fits. What is planned then is a
-derived program with clones that read through `recall`, so that no rewrite takes them for what was there; the bits stay.
+Greedy, by bytes freed per operation, one value at a time, until the arena fits. The planned program is a derived one
+whose clones read through `recall`, so that no rewrite merges them with the originals; the bits stay.
 Source for the rule: Kirisame et al. 2021, "Dynamic Tensor Rematerialization", section 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain, count
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
 from graphwright.errors import ComputeError
@@ -17,7 +16,8 @@ from graphwright.ops import get
 from graphwright.plan.table import TEMP, TILE, UNUSED
 from graphwright.program import Program, Value
 from graphwright.program.derived.recompute import BARRIER
-from graphwright.program.kinds import ASSIGN, KINDS, STORED
+from graphwright.program.derived.rewrite import copy_node, rewrite
+from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
     from graphwright.errors import Facts
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
 
 _TRIED = 8
-"""Candidates measured per round; the first one mostly does."""
+"""Candidates planned per round; mostly the first one is taken."""
 _CHAIN = 32
-"""Operations run again for one value, at most."""
+"""Maximum operations recomputed for one value."""
 
 
 class BudgetImpossible(ComputeError):
-    """No choice of values to compute again that was found fits.
+    """No choice of recomputed values was found that fits the budget.
 
     Attributes:
-        best: the smallest arena that was found, in bytes.
+        best: bytes of the smallest arena that was found.
     """
 
     def __init__(self, what: str, *, best: int = 0, **facts: Unpack[Facts]) -> None:
@@ -42,51 +42,51 @@ class BudgetImpossible(ComputeError):
         self.best = best
 
 
-def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> Plan:
-    """The plan of a program, with values computed again until its arena has at most `budget` bytes.
+def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple[Plan, tuple[str, ...]]:
+    """A plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
 
     Args:
         plan_of: makes a plan of a program.
     Raises: BudgetImpossible.
     """
     plan = plan_of(p)
-    again: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
     best = plan.arena_bytes
     while plan.arena_bytes > budget:
         now = _fullness(plan)
-        for choice in _choices(plan)[:_TRIED]:
-            trial = plan_of(choice.applied(plan.program))
+        for candidate in _candidates(plan)[:_TRIED]:
+            trial = plan_of(candidate.applied(plan.program))
             if _fullness(trial) < now:
-                plan, again = trial, (*again, choice.path)
+                plan, recomputed = trial, (*recomputed, candidate.path)
                 best = min(best, plan.arena_bytes)
                 break
         else:
             raise BudgetImpossible(
-                "no values are left that could be computed again",
+                "the arena exceeds the budget, and no further value can be recomputed",
                 best=best,
                 where=p.name,
                 expected=f"{budget:,} bytes",
                 got=f"{best:,} bytes at best",
                 fix="a larger budget, or a smaller batch",
             )
-    return replace(plan, options=replace(plan.options, remat=budget), again=again)
+    return plan, recomputed
 
 
 def _fullness(plan: Plan) -> tuple[int, int]:
-    """The most bytes that are live, and at how many instructions."""
+    """The maximum of live bytes, and at how many instructions it is reached."""
     line = plan.memory_timeline()
     most = max(line, default=0)
     return most, line.count(most)
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One value to be computed again.
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """One value to recompute.
 
     Attributes:
         path: of the node that makes it.
         clones: nodes to run again for it.
-        late: edges that carry the clone's value.
+        late: edges that will carry the recomputed value.
         score: bytes freed per operation.
     """
 
@@ -96,56 +96,37 @@ class _Choice:
     score: float
 
     def applied(self, p: Program) -> Program:
-        """The program with the clones in front of the first reader; it shares all variables."""
-        new = Program(p.name)
-        new.source = (p, p.version)
-        values: dict[Value, Value] = {}
-        twins: dict[Value, Value] = {}
-        taken = {p.path(n) for n in p.nodes()}
-
-        def named(wanted: str) -> str:
-            name = next(n for n in chain([wanted], (f"{wanted}_{k}" for k in count(2))) if n not in taken)
-            taken.add(name)
-            return name
-
-        def twin(value: Value) -> Value:
-            if value not in twins:
-                name = named(f"recall.{p.path(value.node)}")
-                twins[value] = Value(new.add_op(BARRIER, [values[value]], {}, name))
-            return twins[value]
-
-        def copied(node: NodeId, name: str, operands: Sequence[Value]) -> NodeId:
-            made = new.insert_node(p.op(node), p.attrs(node), name, p.specs(node))
-            for edge, operand in zip(p.in_edges(node), operands, strict=True):
-                new.insert_edge(operand, made, p.edge_port(edge))
-            return made
-
+        """The program with the clones before the first late reader; it shares all variables."""
         order = p.order()
         readers = {p.graph.target(e) for e in self.late}
         first = next(n for n in order if n in readers)
-        for node in order:
-            if node == first:
-                for inner in (n for n in order if n in self.clones):
-                    made = copied(inner, named(f"again.{p.path(inner)}"), [twin(v) for v in p.operands(inner)])
-                    twins.update({Value(inner, k): Value(made, k) for k in range(len(p.specs(inner)))})
-            carried = [(e, p.edge_value(e)) for e in p.in_edges(node)]
-            operands = [twins[v] if e in self.late else values[v] for e, v in carried]
-            if p.op(node) == ASSIGN:
-                new.add_assign(operands[0], operands[1], p.path(node))
-                continue
-            if p.op(node) in STORED:
-                new.weights.add(p.key(node), p.weights[p.key(node)])
-            made = copied(node, p.path(node), operands)
-            values.update({Value(node, k): Value(made, k) for k in range(len(p.specs(node)))})
-        new.set_outputs({name: values[v] for name, v in zip(p.output_names(), p.outputs(), strict=True)})
-        return new
+
+        def insert_clones(new: Program, node: NodeId, values: Mapping[Value, Value]) -> Mapping[Value | EdgeId, Value]:
+            if node != first:
+                return {}
+            twins: dict[Value, Value] = {}
+
+            def twin(value: Value) -> Value:
+                if value not in twins:
+                    name = new.free_name(f"recall.{p.path(value.node)}")
+                    twins[value] = Value(new.add_op(BARRIER, [values[value]], {}, name))
+                return twins[value]
+
+            for inner in (n for n in order if n in self.clones):
+                name = new.free_name(f"again.{p.path(inner)}")
+                made = copy_node(p, inner, new, name, [twin(v) for v in p.operands(inner)])
+                twins.update({Value(inner, k): Value(made, k) for k in range(len(p.specs(inner)))})
+            return {e: twins[p.edge_value(e)] for e in self.late}
+
+        return rewrite(p, p.name, {}, before=insert_clones)[0]
 
 
-class _Uses:
-    """Which instruction makes each value, which read it, and of which other value a view is."""
+class _ValueUses:
+    """For each value (by slot) the instruction that makes it and those that read it."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.slots, self.buffers, self.rows = plan, plan.slots, plan.buffers, plan.arranged.rows
+        self.plan, self.slots, self.buffers = plan, plan.slots, plan.buffers
+        self.records = plan.buffer_layout.records
         self.made: dict[int, int] = {}
         self.readers: dict[int, list[int]] = {}
         for i, instr in enumerate(plan.instrs):
@@ -153,64 +134,65 @@ class _Uses:
                 self.made[s] = i
             for base in {self.slots[s].base for s in instr.ins}:
                 self.readers.setdefault(base, []).append(i)
-        kept = (*plan.outputs.values(), *plan.watched.values())
-        kept += tuple(new for _, new in plan.arranged.ledger.writes().values())
-        self.kept = {self.slots[s].base for s in kept}
+        returned = (*plan.outputs.values(), *plan.watched.values())
+        written = (new for _, new in plan.buffer_layout.builder.writes().values())
+        self.outlives = {self.slots[s].base for s in (*returned, *written)}
 
     def base(self, value: Value) -> int:
-        """The slot whose value a value shows."""
-        return self.slots[self.rows[value.node].results[value.port]].base
+        """The slot of a value, or the slot that it is a view of."""
+        return self.slots[self.records[value.node].results[value.port]].base
 
     def kind(self, base: int) -> str:
-        """The kind of buffer that a value lies in."""
+        """The kind of buffer of a value."""
         return self.buffers[self.slots[base].buffer].kind
 
-    def there(self, base: int, at: int) -> bool:
+    def live(self, base: int, at: int) -> bool:
         """True if a value is in memory at an instruction anyway."""
-        if self.kind(base) not in (TEMP, TILE, UNUSED) or base in self.kept:
+        if self.kind(base) not in (TEMP, TILE, UNUSED) or base in self.outlives:
             return True
         return base in self.made and self.kind(base) == TEMP and max(self.readers.get(base, [-1])) >= at
 
 
-def _choices(plan: Plan) -> list[_Choice]:
-    """Values that lie idle at the fullest instruction, the best first."""
-    line, uses = plan.memory_timeline(), _Uses(plan)
+def _candidates(plan: Plan) -> list[_Candidate]:
+    """Values that are idle at the fullest instruction, the best first."""
+    line, uses = plan.memory_timeline(), _ValueUses(plan)
     if not line:
         return []
     peak = line.index(max(line))
-    found: list[_Choice] = []
+    found: list[_Candidate] = []
     for base, made in uses.made.items():
         value, readers = uses.slots[base].value, uses.readers.get(base, [])
         after = [i for i in readers if i > peak]
-        if value is None or made >= peak or not after or peak in readers or base in uses.kept:
+        if value is None or made >= peak or not after or peak in readers or base in uses.outlives:
             continue
-        if uses.kind(base) == TEMP and (choice := _choice(uses, value.node, base, after)) is not None:
-            found.append(choice)
+        if uses.kind(base) == TEMP and (candidate := _candidate(uses, value.node, base, after)) is not None:
+            found.append(candidate)
     return sorted(found, key=lambda c: -c.score)
 
 
-def _choice(uses: _Uses, node: NodeId, base: int, after: Sequence[int]) -> _Choice | None:
-    """What it takes to have a value again for the instructions `after`; None if too much."""
+def _candidate(uses: _ValueUses, node: NodeId, base: int, after: Sequence[int]) -> _Candidate | None:
+    """How to recompute a value for the instructions `after`; None if that takes too much."""
     plan, p = uses.plan, uses.plan.program
     late: set[EdgeId] = set()
     for instr in map(plan.instrs.__getitem__, after):
         edges = [e for e in p.in_edges(instr.node) if uses.base(p.edge_value(e)) == base]
         if instr.why or not edges:
-            return None  # a copy that a layout needs, or what a rewrite made of several nodes
+            return None  # a copy for its layout, or an instruction that a rewrite made of several nodes
         late.update(edges)
     at, flops = after[0], 0
     stack = list({p.edge_value(e).node for e in late})
     clones = set(stack)
     while stack:
-        row = uses.rows[stack.pop()]
-        if row.op in KINDS or p.op(row.node) in KINDS or get(row.op).traits.update or len(clones) > _CHAIN:
+        record = uses.records[stack.pop()]
+        kinds = {record.op, p.op(record.node)}
+        if kinds & KINDS or get(record.op).traits.update or len(clones) > _CHAIN:
             return None
-        ins = [uses.slots[uses.rows[v.node].results[v.port]].spec for v in row.sources]
-        flops += get(p.op(row.node)).cost(ins, row.specs, p.attrs(row.node)).flops
-        for operand in row.sources:
+        ins = [uses.slots[uses.records[v.node].results[v.port]].spec for v in record.sources]
+        flops += get(p.op(record.node)).cost(ins, record.specs, p.attrs(record.node)).flops
+        for operand in record.sources:
             source = uses.base(operand)
-            if operand.node not in clones and (source == base or not uses.there(source, at)):
+            if operand.node not in clones and (source == base or not uses.live(source, at)):
                 clones.add(operand.node)
                 stack.append(operand.node)
     freed = uses.buffers[uses.slots[base].buffer].nbytes
-    return _Choice(plan.path(node), frozenset(clones), frozenset(late), freed / (flops + 1))
+    return _Candidate(plan.path(node), frozenset(clones), frozenset(late), freed / (flops + 1))

@@ -1,10 +1,10 @@
-"""Rewrites: what is written shorter and gives the same bits (a NaN stays a NaN, of any payload).
+"""Rewrites that shorten a plan and keep its bits (a NaN stays a NaN, of any payload).
 
-`fast` adds rules that round otherwise; each use lists its error bound.
+The rules of `fast` round differently; each use lists its error bound.
 
-One pass in order reaches the fixpoint: a rule lets an earlier result stand for a later one or brings an operand nearer
-to its source, so nothing before the row at hand can change again. Rules change rows of the ledger and never the
-program; they read traits and layouts, no op names.
+One pass in order reaches the fixpoint: a rule replaces a result by an earlier one, or an operand by one closer to its
+source, so it changes nothing before the present record. Rules change records of the builder, never the program; they
+read traits and layouts, no op names.
 """
 
 from __future__ import annotations
@@ -24,116 +24,121 @@ if TYPE_CHECKING:
     from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.planning.records import NodeRecord
 
-MODES = ("none", "exact", "fast")
 BY_VALUE = ("neutral operand", "zero added")
-"""Rules that look at the value of a constant."""
-Stands = tuple[int, ...] | None
+"""Rules that depend on the value of a constant."""
+Slots = tuple[int, ...] | None
 
 
-def single_edge(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """A sum of one edge is what the edge carries."""
-    return ledger.stand("single edge", row, row.reads) if len(row.reads) == 1 else None
+def single_edge(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Replace a sum with one edge by the value of the edge."""
+    return builder.replace("single edge", record, record.reads) if len(record.reads) == 1 else None
 
 
-def same_view(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """A view that shows its source unchanged (double permute, identity reshape), or what an earlier view shows."""
-    source, shown = ledger.slots[row.reads[0]], row.alike.shown
-    if shown is None:  # must copy: a source of its own
+def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Replace a view by its unchanged source (double permute, identity reshape) or by an equal earlier view."""
+    slots, layout = builder.tables.slots, record.signature.view_layout
+    if layout is None:  # it must copy
         return None
-    base, kind = ledger.slots[source.base], row.specs[0].dtype
-    if shown == base.layout and kind is base.dtype:
-        return ledger.stand("identity view", row, (base.index,))
-    earlier = ledger.first_of(row, ("view", base.index, shown, kind))
-    return None if earlier is None else ledger.stand("same view", row, earlier.results)
+    base, dtype = slots[slots[record.reads[0]].base], record.specs[0].dtype
+    if layout == base.layout and dtype is base.dtype:
+        return builder.replace("identity view", record, (base.index,))
+    earlier = builder.first_equal(record, ("view", base.index, layout, dtype))
+    return None if earlier is None else builder.replace("same view", record, earlier.results)
 
 
-def neutral_operand(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """x·1, x/1, x - 0, x + (-0): the other operand. Never x + 0, which turns -0 into 0."""
-    if len(row.reads) != 2:
+def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Replace x·1, x/1, x - 0 and x + (-0) by x; never x + 0, which turns -0 into 0."""
+    if len(record.reads) != 2:
         return None
-    for place, neutral in op.traits.identity:
-        other = row.reads[1 - place]
-        if ledger.slots[other].spec != row.specs[0]:
+    for number, neutral in op.traits.identity:
+        other = record.reads[1 - number]
+        if builder.tables.slots[other].spec != record.specs[0]:
             continue
-        value = ledger.number(row.reads[place])
+        value = builder.constant(record.reads[number])
         if value is not None and value == neutral and copysign(1.0, value) == copysign(1.0, neutral):
-            return ledger.stand("neutral operand", row, (other,))
+            return builder.replace("neutral operand", record, (other,))
     return None
 
 
-def conversion_chain(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """A conversion to the dtype at hand is the operand; one after an exact widening starts from the narrow value."""
-    slots, last = ledger.slots, row.specs[0].dtype
-    source = slots[row.reads[0]]
-    before = ledger.maker(source.index)
+def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Replace a conversion to the same dtype by its operand; convert from before an exact widening."""
+    slots, last = builder.tables.slots, record.specs[0].dtype
+    source = slots[record.reads[0]]
+    before = builder.maker(source.index)
     while before is not None and before.op not in KINDS and get(before.op).traits.convert:
         first = slots[before.reads[0]]
         exact = widens(first.dtype, source.dtype)
         if not (exact and (last is first.dtype or (first.dtype.is_float and last.is_float))):
             break
-        into = ledger.maker(first.index)
-        row.uses = (*row.uses, RewriteRecord("conversion chain", row.node, None if into is None else into.node))
-        row.reads, source, before = (first.index,), first, into
-    if source.spec == row.specs[0]:
-        return ledger.stand("identity conversion", row, (source.index,))
+        into = builder.maker(first.index)
+        use = RewriteRecord("conversion chain", record.node, None if into is None else into.node)
+        record.rewrites = (*record.rewrites, use)
+        record.reads, source, before = (first.index,), first, into
+    if source.spec == record.specs[0]:
+        return builder.replace("identity conversion", record, (source.index,))
     return None
 
 
-def same_result(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """The same op on the same operands was computed before; never one that carries state."""
-    earlier = ledger.first_of(row, (row.alike.does, row.reads))
-    return None if earlier is None else ledger.stand("same result", row, earlier.results, earlier.node)
+def same_result(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Reuse the result of the same op on the same operands; never one with state."""
+    earlier = builder.first_equal(record, (record.signature.content, record.reads))
+    return None if earlier is None else builder.replace("same result", record, earlier.results, earlier.node)
 
 
-def zero_added(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """X + 0: x, whose -0 then stays -0."""
-    if len(row.reads) != 2:
+def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Replace x + 0 by x, which keeps a -0."""
+    if len(record.reads) != 2:
         return None
-    for place in (0, 1):
-        other = row.reads[1 - place]
-        if ledger.slots[other].spec == row.specs[0] and ledger.number(row.reads[place]) == 0:
-            return ledger.stand("zero added", row, (other,), bound="0; a zero may have the other sign")
+    for number in (0, 1):
+        other = record.reads[1 - number]
+        same_spec = builder.tables.slots[other].spec == record.specs[0]
+        if same_spec and builder.constant(record.reads[number]) == 0:
+            return builder.replace("zero added", record, (other,), bound="0; a zero may have the other sign")
     return None
 
 
-def addend_into_product(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """A vector added to a product that nothing else reads: the product's own addend, so that it is written once."""
-    if len(row.reads) != 2:
+def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Pass a vector added to a product that nothing else reads as the product's own addend, so it is written once."""
+    if len(record.reads) != 2:
         return None
-    for place in (0, 1):
-        inner, other = (ledger.slots[row.reads[p]].spec for p in (place, 1 - place))
-        value = row.sources[place]
-        product = ledger.rows[value.node]
+    slots = builder.tables.slots
+    for number in (0, 1):
+        inner, other = (slots[record.reads[i]].spec for i in (number, 1 - number))
+        value = record.sources[number]
+        product = builder.records[value.node]
         if product.op in KINDS or get(product.op).traits.addend != len(product.reads):
             continue
-        if row.reads[place] not in product.own or not ledger.read_once(value):
+        if record.reads[number] not in product.own or not builder.read_once(value):
             continue
-        spec = row.specs[0]
+        spec = record.specs[0]
         if inner != spec or other.shape != spec.shape[-1:] or other.dtype is not spec.dtype:
             continue
-        terms, digits = ledger.slots[product.reads[0]].spec.sizes[-1], _DIGITS[spec.dtype.name][0]
+        terms, digits = slots[product.reads[0]].spec.sizes[-1], _DIGITS[spec.dtype.name][0]
         bound = f"{terms + 2} · 2^-{digits} · (Σ|x·w| + |b|)"
-        row.uses = (*row.uses, RewriteRecord("addend into product", product.node, row.node, bound))
-        row.op, row.attrs, row.reads = product.op, product.attrs, (*product.reads, row.reads[1 - place])
+        use = RewriteRecord("addend into product", product.node, record.node, bound)
+        record.rewrites = (*record.rewrites, use)
+        record.op, record.attrs = product.op, product.attrs
+        record.reads = (*product.reads, record.reads[1 - number])
         return None
     return None
 
 
-def narrow_weight(ledger: PlanBuilder, row: NodeRecord, op: Op) -> Stands:
-    """A stored bfloat16 weight read as it is instead of as a float32 copy: the VM widens it in registers."""
-    if ledger.still(row, op):  # what is folded runs outside of the VM
+def narrow_weight(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
+    """Read a stored bfloat16 weight directly instead of its float32 copy: the VM widens it in registers."""
+    if builder.depends_on_frozen(record, op):  # folded outside of the VM
         return None
-    for place in op.traits.narrow:
-        wide = ledger.slots[row.reads[place]]
-        before = ledger.maker(wide.index)
+    slots = builder.tables.slots
+    for number in op.traits.narrow:
+        wide = slots[record.reads[number]]
+        before = builder.maker(wide.index)
         if before is None or before.op in KINDS or not get(before.op).traits.convert or wide.dtype is not float32:
             continue
-        stored = ledger.slots[before.reads[0]]
-        param = ledger.maker(stored.index)
+        stored = slots[before.reads[0]]
+        param = builder.maker(stored.index)
         if param is None or param.op != PARAM or stored.index not in param.own or stored.dtype is not bfloat16:
             continue
-        row.uses = (*row.uses, RewriteRecord("narrow weight", row.node, param.node))
-        row.reads = (*row.reads[:place], stored.index, *row.reads[place + 1 :])
+        record.rewrites = (*record.rewrites, RewriteRecord("narrow weight", record.node, param.node))
+        record.reads = (*record.reads[:number], stored.index, *record.reads[number + 1 :])
     return None
 
 

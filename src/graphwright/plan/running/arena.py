@@ -1,4 +1,4 @@
-"""The memory that a plan's offsets point into: chunks, of which more are added behind, so that no address moves."""
+"""Arenas: the memory that a plan's offsets point into, in chunks, so that growing moves no address."""
 
 from __future__ import annotations
 
@@ -10,20 +10,40 @@ from weakref import WeakKeyDictionary, WeakSet, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, backend, from_numpy, uint8
+from graphwright.array import CPU, NDArray, Storage, backend, from_numpy, uint8
 from graphwright.array import storage as poison
+from graphwright.errors import ComputeError
 
 if TYPE_CHECKING:
-    from graphwright.array import Storage
     from graphwright.plan.running.kernels import BoundKernels
 
 
+class StaleBorrow(ComputeError):
+    """A borrowed result was read after the next run had started."""
+
+
+class BorrowedStorage(Storage):
+    """An arena chunk as the results of one run see it."""
+
+    __slots__ = ()
+
+    def __init__(self, chunk: Storage) -> None:
+        super().__init__(chunk.memory, chunk.nbytes, CPU)
+
+    @property
+    def memory(self) -> Any:
+        """The chunk. Raises: StaleBorrow once another run has started."""
+        if self.closed:
+            raise StaleBorrow("this result was borrowed, and its memory was reused", fix="copy() it, or borrow=False")
+        return super().memory
+
+
 class Arena:
-    """Chunks, one behind the other in a plan's offsets, anywhere in memory.
+    """Chunks that follow each other in a plan's offsets, but not in memory.
 
     Attributes:
         chunks: their memory.
-        ends: where each ends in the plan's offsets.
+        ends: their ends in the plan's offsets.
     """
 
     __slots__ = ("chunks", "ends")
@@ -32,24 +52,19 @@ class Arena:
         self.chunks: list[Storage] = []
         self.ends: tuple[int, ...] = ()
 
-    @property
-    def nbytes(self) -> int:
-        """Of all chunks."""
-        return sum(chunk.nbytes for chunk in self.chunks)
-
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
-        """Add chunks up to these ends, of which those that it has are the first.
+        """Add chunks up to these ends, which begin with the present ones.
 
         Args:
-            chunk: the memory of the i-th chunk, of so many bytes.
+            chunk: allocates the i-th chunk, of a number of bytes.
         """
         begin = self.ends[-1] if self.ends else 0
         for i, end in enumerate(ends[len(self.ends) :], len(self.ends)):
             self.chunks.append(chunk(i, end - begin))
             self.ends, begin = (*self.ends, end), end
 
-    def holds(self, ends: tuple[int, ...]) -> bool:
-        """True if a plan with these chunks can go on in it; what it has beyond them is let go."""
+    def fits(self, ends: tuple[int, ...]) -> bool:
+        """True if a plan with these chunks can use the arena; further chunks are then released."""
         count = min(len(ends), len(self.ends))
         if self.ends[:count] != ends[:count]:
             return False
@@ -58,15 +73,15 @@ class Arena:
         return True
 
     def at(self, offset: int) -> tuple[Storage, int]:
-        """The chunk that an offset lies in, and the place in it; the end of all lies in the last."""
+        """The chunk of an offset, and the offset in it."""
         i = min(bisect_right(self.ends, offset), len(self.chunks) - 1)
         return self.chunks[i], offset - (self.ends[i - 1] if i else 0)
 
 
 class SharedArena:
-    """Chunks that workspaces use one after another; they go with the last of them.
+    """Chunks that executables of a device use in turn, freed with the last of them.
 
-    Invariant: one is replaced by a larger one only by who holds them, so by nobody else's run.
+    Invariant: only their present holder replaces a chunk by a larger one, so no run loses its memory.
     """
 
     def __init__(self, kernels: Any) -> None:
@@ -75,20 +90,20 @@ class SharedArena:
         self._spaces: WeakSet[BoundKernels] = WeakSet()
         self._user: ref[BoundKernels] | None = None
         self._held = Lock()
-        self._members = Lock()  # nobody leaves while others are told to let go
+        self._members = Lock()
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the chunks now."""
+        """Bytes of all chunks."""
         return sum(chunk.nbytes for known in self._chunks if (chunk := known()) is not None)
 
     def hold(self) -> bool:
-        """Keep others out, until `leave`; False if a run has it."""
+        """Keep others out until `leave`; False if a run holds it."""
         return self._held.acquire(blocking=False)
 
     def enter(self, space: BoundKernels) -> bool:
-        """Hold it for a run, until `leave`; False if somebody else's run has it."""
-        if not self._held.acquire(False):  # not by `hold`: a call less in every run
+        """Hold it for a run, until `leave`; False if another run holds it."""
+        if not self._held.acquire(False):  # not by `hold`: one call less in every run
             return False
         if self._user is not space.handle:
             last = self._user() if self._user is not None else None
@@ -102,20 +117,20 @@ class SharedArena:
         self._held.release()
 
     def forget(self, space: BoundKernels) -> None:
-        """It has an arena of its own from now on."""
+        """Note that an executable uses an arena of its own from now on."""
         with self._members:
             self._spaces.discard(space)
             if self._user is space.handle:
                 self._user = None
 
     def used_by(self, space: BoundKernels) -> bool:
-        """True if nobody used it since this workspace did."""
+        """True if this executable was the last to use it."""
         return self._user is space.handle
 
     def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
-        """The i-th chunk, at least so large; to be asked for in turn, by who holds them.
+        """The i-th chunk, with at least so many bytes; the caller holds the arena and asks in order.
 
-        For a larger one the others bind again.
+        If it is replaced by a larger one, the other executables bind again.
         """
         with self._members:
             self._spaces.add(space)
@@ -126,7 +141,7 @@ class SharedArena:
                 for other in self._spaces:
                     if other is not space:
                         other.forget_arena()
-        del found  # given back before the larger one is asked for
+        del found  # freed before the larger one is allocated
         made = self._allocate(nbytes)
         self._chunks[i : i + 1] = [ref(made)]
         return made

@@ -1,7 +1,7 @@
-"""Few plans for many lengths: feeds are padded up to the next of a few sizes, and results cut back.
+"""Few plans for many lengths: pad feeds to the next of a few sizes, and slice the padding off the results.
 
-A program whose padding could reach what is valid (attention that sees later rows, means) needs a mask among its inputs.
-The first run in each size is compared with one that is not padded, so that padding that does reach it is noticed.
+A program in which padding could change valid results (attention to later positions, means) needs a mask input. The
+first run of each size is compared with an unpadded one, so that such a change is noticed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from graphwright.array import NDArray, Spec
     from graphwright.program import Program
 
-_TOLERANCE = 1e-4  # of the largest value: another size may sum in another order
+_TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order
 
 
 class BucketMismatch(ComputeError):
-    """Padding changed results on the valid part: the program needs a mask, or no buckets."""
+    """Padding changed valid results: the program needs a mask, or no buckets."""
 
 
 class PaddingBuckets:
-    """Sizes to pad to, by named size of the inputs.
+    """Pads named sizes of the inputs to one of a few sizes.
 
     Args:
         program: its inputs and outputs have the named sizes; it writes no state.
-        sizes: named size -> the numbers it is padded to; above the largest nothing is padded.
-        mask: a bool input that is True where a row is valid: made if it is not fed, padded with False if it is.
-    Raises: UsageError for a name that no input has, sizes that are none, a mask that is no bool input, or a program
-        that writes state, into which padding would go.
+        sizes: named size -> the sizes to pad to; larger inputs are not padded.
+        mask: a bool input that is True at valid positions: all True if it is not fed; its padding is False.
+    Raises: UsageError for a name that no input has, an empty or non-positive list of sizes, a mask that is not a bool
+        input, or a program that writes state, which padding would change.
     """
 
     def __init__(self, program: Program, sizes: Mapping[str, Sequence[int]], mask: str | None = None) -> None:
@@ -44,14 +44,14 @@ class PaddingBuckets:
         wrong = [f"{name}: no input has it" for name in sizes if name not in known]
         wrong += [f"{name}: sizes {list(s)}" for name, s in sizes.items() if not s or min(s) < 1]
         if mask is not None and (mask not in specs or specs[mask].dtype is not bool_):
-            wrong.append(f"{mask}: no bool input")
+            wrong.append(f"{mask}: not a bool input")
         if program.assigns():
             wrong.append("the program writes state")
         if wrong:
             raise UsageError(
-                "these sizes cannot be padded to:\n  " + "\n  ".join(wrong),
+                "invalid buckets:\n  " + "\n  ".join(wrong),
                 where=program.name,
-                expected=f"sizes from 1 on for some of {', '.join(sorted(known)) or 'its named sizes: it has none'}",
+                expected=f"sizes >= 1 for {', '.join(sorted(known)) or 'named sizes, of which the program has none'}",
                 got=dict(sizes),
                 fix='gw.compile(program, buckets={"T": [16, 128]}) where "T" is a size of an input, or no buckets',
             )
@@ -59,12 +59,12 @@ class PaddingBuckets:
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
 
-    def now(self) -> PaddingBuckets:
-        """These, or after an edit of the program new ones that have checked nothing. Raises: as when they were made."""
+    def current(self) -> PaddingBuckets:
+        """This object, or after an edit of the program a new one, which compares again. Raises: as the constructor."""
         return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
-        """Feeds as arrays with the mask among them, and the named sizes. Raises: FeedError."""
+        """Feeds as arrays, including the mask, and the named sizes. Raises: FeedError."""
         given = dict(feeds)
         if self.mask is not None and self.mask not in given:
             known: dict[str, int] = {}
@@ -82,30 +82,29 @@ class PaddingBuckets:
         dims: Mapping[str, int],
         call: Callable[[Mapping[str, NDArray]], dict[str, NDArray]],
     ) -> dict[str, NDArray]:
-        """Run padded feeds, as `checked` gives them.
+        """Run on padded feeds.
 
         Args:
-            feeds: arrays by input.
-            dims: numbers of the named sizes in them.
-            call: what runs feeds that fit.
-        Raises: BucketMismatch at the first run in a size; as `call`.
+            feeds, dims: as returned by `checked`.
+            call: runs feeds without padding.
+        Raises: BucketMismatch at the first run of a size; as `call`.
         """
-        padded = {name: self._up(name, dims[name]) for name in self.sizes}
+        padded = {name: self._padded_size(name, dims[name]) for name in self.sizes}
         if all(padded[name] == dims[name] for name in padded):
             return call(feeds)
-        found = call(self._fed(feeds, {**dims, **padded}))
-        cut = {name: self._cut(name, value, dims) for name, value in found.items()}
+        found = call(self._padded(feeds, {**dims, **padded}))
+        valid = {name: self._sliced(name, value, dims) for name, value in found.items()}
         key = tuple(padded.values())
         if key not in self._checked:
-            self._check(cut, call(feeds), padded)
+            self._check(valid, call(feeds), padded)
             self._checked.add(key)
-        return cut
+        return valid
 
-    def _up(self, name: str, size: int) -> int:
+    def _padded_size(self, name: str, size: int) -> int:
         return next((n for n in self.sizes[name] if n >= size), size)
 
-    def _fed(self, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> dict[str, NDArray]:
-        """Feeds of these sizes, with zeros behind what is there."""
+    def _padded(self, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> dict[str, NDArray]:
+        """Feeds of these sizes, padded with zeros at the end."""
         made: dict[str, NDArray] = {}
         for name, array in feeds.items():
             host, wanted = array.to_numpy(bits=True), self.inputs[name].bind(dims).sizes
@@ -117,21 +116,21 @@ class PaddingBuckets:
         value = self.program.output(name)
         return self.program.specs(value.node)[value.port]
 
-    def _cut(self, name: str, value: NDArray, dims: Mapping[str, int]) -> NDArray:
+    def _sliced(self, name: str, value: NDArray, dims: Mapping[str, int]) -> NDArray:
         sizes = self._spec(name).bind(dims).sizes
         return value[tuple(slice(0, n) for n in sizes)].copy() if sizes != value.shape else value
 
-    def _check(self, cut: Mapping[str, NDArray], exact: Mapping[str, NDArray], padded: Mapping[str, int]) -> None:
+    def _check(self, valid: Mapping[str, NDArray], exact: Mapping[str, NDArray], padded: Mapping[str, int]) -> None:
         wrong = []
         for name, expected in exact.items():
-            ours, theirs = (np.asarray(a.to_numpy("float64")) for a in (cut[name], expected))
+            ours, theirs = (np.asarray(a.to_numpy("float64")) for a in (valid[name], expected))
             room = _TOLERANCE * max(1.0, float(np.nanmax(np.abs(theirs), initial=0.0)))
             if not np.allclose(ours, theirs, _TOLERANCE, room, equal_nan=True):
                 wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs)):.3g}")
         if wrong:
             raise BucketMismatch(
-                "padding changes the valid part:\n  " + "\n  ".join(wrong),
+                "padding changes valid results:\n  " + "\n  ".join(wrong),
                 where=self.program.name,
                 got=", ".join(f"{name} = {n}" for name, n in padded.items()),
-                fix="a bool input that masks what is padded, named as mask=",
+                fix="a bool input that masks the padding, named as mask=",
             )

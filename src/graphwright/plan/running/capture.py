@@ -1,7 +1,7 @@
-"""Plans whose regions are recorded as graphs of the device, then replayed: one launch a region.
+"""Executables that record the regions of a plan as graphs of the device and replay them, one launch a region.
 
-Recording runs nothing, so a step that records, falls back or replays advances the state once. Whatever fails up to the
-launch is undone, the region runs plainly, and the plan stays plain until `retry_capture()`.
+Recording runs nothing, so a step that records, falls back or replays advances the state once. A failure before the
+launch is undone: the region runs plainly, and so does the plan until `retry_capture()`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
-from weakref import finalize
+from weakref import WeakMethod, finalize
 
 from graphwright.array import CPU
 from graphwright.array.memory_pool import DriverError
@@ -19,9 +19,9 @@ from graphwright.errors import ComputeError, UsageError
 from graphwright.ops import expansion, get
 from graphwright.plan.planning.hazards import CAPTURED
 from graphwright.plan.running.executable import Executable
+from graphwright.plan.running.kernels import BoundKernels
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
     from graphwright.array.memory_pool import Driver
     from graphwright.autograd import Variable
     from graphwright.errors import Facts
@@ -32,10 +32,10 @@ COLD, WARM, DONE, FAILED = "cold", "warm", "captured", "failed"
 
 
 class CaptureRefused(ComputeError):
-    """A region cannot be a graph, and `require_capture` says that it must.
+    """A region cannot be captured although `require_capture` is set.
 
     Attributes:
-        slot, op: operand and op that forbid it, if one does.
+        slot, op: operand and op that prevent it, if one does.
         reason: why.
     """
 
@@ -49,7 +49,7 @@ class CaptureTimeout(ComputeError, TimeoutError):
 
 
 class CaptureState(NamedTuple):
-    """Where a workspace stands: cold, warm (after so many plain runs), captured or failed (why)."""
+    """State of a `CaptureExecutable`: cold, warm (plain runs so far), captured or failed (reason)."""
 
     name: str
     warm: int = 0
@@ -60,22 +60,20 @@ class CaptureState(NamedTuple):
 
 
 class CaptureExecutable(Executable):
-    """A workspace that records the regions of its plan after some plain runs, and replays them from then on.
+    """An executable that records the regions of its plan after some plain runs, and replays them from then on.
 
     Args:
-        plan: of a device with graphs; its inputs, the arena and variables are what graphs read and write, so a feed is
-            copied to its fixed place wherever it lies.
-        variables: as of a Executable.
-        poison: fill the arena with NaN in front of every run.
-        safe: as of a Executable.
+        plan: of a device with graphs. Graphs read and write fixed memory, so every feed is copied to it.
+        variables, safe: see `Executable`.
+        poison: fill the arena with NaN before every run.
         warmups: plain runs before the first recording.
         require_capture: raise CaptureRefused instead of falling back.
-        watchdog: seconds that recording a region may take.
+        watchdog: maximum seconds to record a region.
 
     Attributes:
-        state: see CaptureState.
-        captures: how often a region was recorded. After an edit those that it left as they were stay recorded.
-    Raises: UsageError for a plan of the CPU; CaptureRefused if nothing of it can be captured and it must be.
+        state: see `CaptureState`.
+        captures: number of recordings. Regions that an edit did not change stay recorded.
+    Raises: UsageError for a plan of the CPU; CaptureRefused with `require_capture` if no region can be captured.
     """
 
     def __init__(
@@ -97,7 +95,11 @@ class CaptureExecutable(Executable):
                 got=plan.options.device,
                 fix='Executable(plan), or program.compile(..., device="cuda")',
             )
-        super().__init__(plan, variables, poison=poison, safe=safe)
+        rebound = WeakMethod(self._rebound)  # no cycle: memory is freed with the last reference
+        kernels = BoundKernels(
+            plan, variables, poison=poison, shared=False, in_order=False, on_rebind=lambda: _call(rebound)
+        )
+        super().__init__(plan, poison=poison, safe=safe, kernels=kernels)
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
         self.regions = plan.regions()
         self.state, self.captures = CaptureState(COLD), 0
@@ -114,37 +116,45 @@ class CaptureExecutable(Executable):
     def _capturable(self) -> bool:
         return any(region.kind == CAPTURED for region in self.regions)
 
-    def _go_over(self, plan: Plan) -> None:
-        could, chunks = self._capturable, [] if self._arena is None else list(self._arena.chunks)
-        super()._go_over(plan)
-        if self._arena is None or len(self._arena.chunks) < len(chunks):
-            self.release()  # while the memory that graphs pin is there
+    def adopt(self, plan: Plan) -> bool:
+        """See `Executable.adopt`; the graphs of unchanged regions are kept."""
+        arena, could = self.kernels.arena, self._capturable
+        chunks = [] if arena is None else list(arena.chunks)
+        if not super().adopt(plan):
+            return False
+        arena = self.kernels.arena
+        if arena is None or len(arena.chunks) < len(chunks):
+            self.release()  # before the chunks that graphs pin are freed
         self.regions = plan.regions()
-        if not could and self._capturable:  # it had failed for that alone
+        if not could and self._capturable:
             self.state = CaptureState(COLD)
+        return True
 
     def execute(self) -> None:
-        """Run the regions on what lies in the inputs. Raises: ComputeError; CaptureRefused if capture is required."""
-        if self._override is not None:
+        """Run the regions on the present inputs. Raises: ComputeError; CaptureRefused if capture is required."""
+        if self.kernels.override is not None:
             super().execute()
             return
-        self.runs.rise()
+        self.kernels.runs.rise()
         ran: list[int] = []
         recording = self.state.name == DONE or (self.state.name != FAILED and self.state.warm >= self.warmups)
-        settled = False
+        synchronized = False
         for region in self.regions:
-            if region.kind == CAPTURED and recording and self.state.name != FAILED and self._launched(region):
+            if region.kind == CAPTURED and recording and self.state.name != FAILED and self._launch(region):
                 ran += region.instrs
                 continue
             for i in region.instrs:
-                if i >= self.plan.commit_start and not settled and self._on_host(i):
-                    self._settle()  # the host must not go on from a step that failed on the device
-                    settled = True
-                self._single(i, ran)
-        if recording and self.state.name != FAILED:
-            self.state = CaptureState(DONE)
-        elif not recording and self.state.name != FAILED:
-            self.state = CaptureState(WARM, self.state.warm + 1)
+                if i >= self.plan.commit_start and not synchronized and self._writes_host(i):
+                    self.kernels.synchronize()  # the host must not continue a step that failed on the device
+                    synchronized = True
+                try:
+                    for call in self._calls_of(i):
+                        call()
+                except Exception as error:
+                    raise self.failed(i, error, ran) from error
+                ran.append(i)
+        if self.state.name != FAILED:
+            self.state = CaptureState(DONE) if recording else CaptureState(WARM, self.state.warm + 1)
 
     def retry_capture(self) -> None:
         """After a failure, record again in the next run."""
@@ -152,24 +162,24 @@ class CaptureExecutable(Executable):
             self.state = CaptureState(WARM, self.warmups)
 
     def release(self) -> None:
-        """Let go of the graphs and of the memory that they pin; they are recorded again in the next run."""
+        """Free the graphs and unpin their memory; they are recorded again in the next run."""
         self._graphs.clear()
         _unpin(self._pins)
         if self.state.name == DONE:
             self.state = CaptureState(WARM, self.warmups)
 
     # -- one region --------------------------------------------------------------------------------------------------
-    def _launched(self, region: Region) -> bool:
-        """True if the region was queued as a graph; else nothing of it was."""
-        driver, stream = self._kernels.driver, self._kernels.stream
+    def _launch(self, region: Region) -> bool:
+        """Queue a region as a graph; False if nothing of it was queued."""
+        driver, stream = self.kernels.backend.driver, self.kernels.backend.stream
         assert driver is not None
         try:
             numbers = self._numbers(region)
             if numbers not in self._graphs:
                 self._audit(region)
-                calls = [self._own_calls(i) for i in region.instrs]
+                calls = [self._calls_of(i) for i in region.instrs]
                 made = captured(driver, stream, chain.from_iterable(calls), self.watchdog)
-                self._graphs[numbers] = _Graph(made, [self._bound_calls.get(q) for q in numbers])
+                self._graphs[numbers] = _Graph(made, [self.kernels.instruction_calls.get(q) for q in numbers])
                 self.captures += 1
                 self._pin()
             driver.replay(self._graphs[numbers].made, stream)
@@ -178,91 +188,75 @@ class CaptureExecutable(Executable):
                 raise error if isinstance(error, CaptureRefused) else CaptureRefused(str(error)) from error
             self._graphs.clear()
             _unpin(self._pins)
-            self.state = CaptureState(FAILED, reason=_said(error))
+            self.state = CaptureState(FAILED, reason=_describe(error))
             return False
         return True
 
     def _audit(self, region: Region) -> None:
-        """Look at what is bound, not at what was planned. Raises: CaptureRefused with slot and op."""
+        """Check the bound memory, not what was planned. Raises: CaptureRefused with slot and op."""
+        bound = self.kernels
         for i in region.instrs:
             instr = self.plan.instrs[i]
             where = self.plan.path(instr.node)
             for s in (*instr.ins, *instr.outs, *instr.work):
-                device = self._view(s).device
-                if device != self.device:
-                    raise CaptureRefused(f"slot {s} lies on {device}", slot=s, op=instr.op, where=where)
-            outs, ins = ([self._view(s).spec for s in slots] for slots in (instr.outs, instr.ins))
-            needs = expansion.needs(get(instr.op), self._kernels, outs, ins, instr.attrs)
+                device = bound.view(s).device
+                if device != bound.device:
+                    raise CaptureRefused(f"slot {s} is on {device}", slot=s, op=instr.op, where=where)
+            outs, ins = ([bound.view(s).spec for s in slots] for slots in (instr.outs, instr.ins))
+            needs = expansion.needs(get(instr.op), bound.backend, outs, ins, instr.attrs)
             if needs.why or needs.reads:
                 slot = instr.ins[needs.reads[0]] if needs.reads else instr.outs[0]
                 raise CaptureRefused(needs.why or "the host reads it", slot=slot, op=instr.op, where=where)
 
     def _pin(self) -> None:
-        """Keep what graphs touch from being given back."""
+        """Keep the memory that graphs use from being freed."""
         if self._pins:
             return
-        touched = [self._view(s) for r in self.regions if r.kind == CAPTURED for i in r.instrs for s in self._slots(i)]
-        for block in {id(b): b for b in map(_block, touched)}.values():
+        inside = [self.plan.instrs[i] for region in self.regions if region.kind == CAPTURED for i in region.instrs]
+        slots = {s for instr in inside for s in (*instr.ins, *instr.outs, *instr.work)}
+        storages: list[Any] = [self.kernels.view(s).storage for s in slots]
+        for block in {id(s.block): s.block for s in storages}.values():
             block.pins += 1
             self._pins.append(block)
 
-    def _slots(self, i: int) -> Iterable[int]:
-        instr = self.plan.instrs[i]
-        return (*instr.ins, *instr.outs, *instr.work)
-
-    # -- one instruction ---------------------------------------------------------------------------------------------
-    def _single(self, i: int, ran: list[int]) -> None:
-        try:
-            for call in self._own_calls(i):
-                call()
-        except Exception as error:
-            raise self._failed(i, error, ran) from error
-        ran.append(i)
-
-    def _own_calls(self, i: int) -> list[Any]:
-        return self._calls[self._counts[i - 1] if i else 0 : self._counts[i]]
-
-    def _on_host(self, i: int) -> bool:
-        return any(self._view(s).device == CPU for s in self.plan.instrs[i].outs)
-
-    def _bind_calls(self) -> None:
-        """Bind, and let go of the graphs that hold other calls; they are recorded again in the next run."""
-        super()._bind_calls()
-        here = set(map(self._numbers, self.regions))
-        kept = {numbers: g for numbers, g in self._graphs.items() if numbers in here and self._holds(numbers, g)}
+    def _rebound(self) -> None:
+        """Drop the graphs whose calls were rebound; they are recorded again in the next run."""
+        present = set(map(self._numbers, self.regions))
+        kept = {numbers: g for numbers, g in self._graphs.items() if numbers in present and self._valid(numbers, g)}
         self.release()
         self._graphs.update(kept)
         if kept:
             self._pin()
 
-    def _holds(self, numbers: Sequence[int], graph: _Graph) -> bool:
+    def _valid(self, numbers: Sequence[int], graph: _Graph) -> bool:
         """True if the instructions still have the calls that a graph was recorded from."""
-        now = map(self._bound_calls.get, numbers)
+        now = map(self.kernels.instruction_calls.get, numbers)
         return all(calls is not None and calls is known for calls, known in zip(now, graph.calls, strict=True))
 
     def _numbers(self, region: Region) -> tuple[int, ...]:
-        """The ledger's numbers of a region's instructions, the same in the next plan."""
-        return tuple(self.plan.arranged.order[list(region.instrs)].tolist())
+        """The builder's numbers of a region's instructions, which stay the same in the next plan."""
+        return tuple(self.plan.buffer_layout.order[list(region.instrs)].tolist())
 
-    def _gate(self, i: int) -> list[Any]:
-        return []  # `execute` waits where the host goes on
+    def _calls_of(self, i: int) -> list[Any]:
+        ends = self.kernels.call_ends
+        return self.kernels.calls[ends[i - 1] if i else 0 : ends[i]]
 
-    def _dead_fills(self, start: int, stop: int) -> list[Any]:
-        return []  # dead in the order of the plan is not dead in the order of the regions
+    def _writes_host(self, i: int) -> bool:
+        return any(self.kernels.view(s).device == CPU for s in self.plan.instrs[i].outs)
 
 
 class _Graph(NamedTuple):
-    """What was recorded of a region, and the lists of calls, one an instruction, that it was recorded from."""
+    """A recorded region, and per instruction the list of calls that it was recorded from."""
 
     made: int
     calls: list[list[Any] | None]
 
 
 def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]], watchdog: float) -> int:
-    """Record calls as a graph, ready to be replayed. The one place that begins and ends a capture.
+    """Record calls as a graph, ready to replay. The only function that begins and ends a capture.
 
-    Raises: CaptureTimeout between two calls once `watchdog` seconds are over; what the calls and the driver raise.
-        Whatever happens, the stream captures no more.
+    Raises: CaptureTimeout between two calls once `watchdog` seconds are over; errors of the calls and of the driver. In
+        every case the capture has ended.
     """
     until = monotonic() + watchdog
     driver.begin_capture(stream)
@@ -278,13 +272,15 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
     return driver.instantiate(driver.end_capture(stream))
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     where = getattr(error, "where", None)
     return f"{type(error).__name__}: {where}: {error}".splitlines()[0] if where else f"{type(error).__name__}: {error}"
 
 
-def _block(array: NDArray) -> Any:
-    return array.storage.block  # pyright: ignore[reportAttributeAccessIssue]  # of a device's storage
+def _call(method: WeakMethod[Callable[[], None]]) -> None:
+    bound = method()
+    if bound is not None:
+        bound()
 
 
 def _unpin(pins: list[Any]) -> None:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import is_, length_hint
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Storage, backend, changes
-from graphwright.autograd import Tensor
-from graphwright.errors import ComputeError, GraphwrightError, UsageError
+from graphwright.array import CPU, NDArray, backend, changes
+from graphwright.autograd import Tensor, Variable
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
-from graphwright.plan.errors import DeviceFailed, StepTorn, place_of
-from graphwright.plan.plan import PlanSlice
-from graphwright.plan.running.arena import fill
+from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
+from graphwright.plan.running.arena import BorrowedStorage, fill
 from graphwright.plan.running.kernels import BoundKernels
-from graphwright.plan.running.override import OverrideFailed
+from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.running.transfer import as_array
-from graphwright.plan.table import PARAM, STATE
+from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
 from graphwright.program.run import origin
 from graphwright.program.state import StateSnapshot
@@ -28,139 +28,94 @@ if TYPE_CHECKING:
     from graphwright.plan.running.transfer import Given
 
 
-class BoundCall:
-    """Inputs and outputs as numpy arrays that stay where they are; calling it runs on what lies in the inputs.
-
-    Attributes:
-        inputs: input name -> array to write to; bfloat16 as its uint16 bits. Inputs that nothing reads are left out.
-        outputs: output name -> array that every run overwrites.
-
-    It runs as planned, also after an edit of a program. Used by one thread at a time.
-    Raises, when called: StalePlan, ComputeError as `Executable.run`.
-    """
-
-    # the call is an attribute: where all is one native call it is that call itself, with no code of Python before it
-    __slots__ = ("__call__", "inputs", "outputs")
-    __call__: Callable[[], None]
-
-    def __init__(self, space: Executable) -> None:
-        space.leave_shared()  # what the caller wrote must stay there
-        space.pinned = True  # its memory is in others' hands now
-        self.inputs: dict[str, np.ndarray] = {}
-        self.outputs: dict[str, np.ndarray] = {}
-        run = _Run(space, self.inputs, self.outputs)
-        self.__call__ = run if run.native is None else run.native.call(run)
-
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in (*self.inputs.items(), *self.outputs.items()))
-        return f"Bound({shapes})"
-
-
-class _Run:
-    """A run that looks at everything; the native call comes here when it may not run by itself.
-
-    Attributes:
-        native: what the native call runs, or None where there is more than one call to make.
-    """
-
-    __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
-
-    def __init__(self, space: Executable, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
-        self._space, self._inputs, self._outputs, self._single = space, inputs, outputs, False
-        self.native: Any = None
-        self._look()
-
-    def _look(self) -> None:
-        space = self._space
-        space.refresh()
-        for kept, found in zip((self._inputs, self._outputs), space.memory(), strict=True):
-            kept.update(found)
-        segment = space.single
-        # without one call that does it all, or where what it relies on has to be looked at, no shortcut is taken
-        self._single = segment is not None and segment.short and not space.watching
-        if self._single and self.native is None:
-            from graphwright.array.vm.running.segment import Guarded  # loads numba
-
-            self.native = Guarded()
-        if self._single:
-            self.native.aim(segment, changes.address, changes.count, space.runs.address)
-        elif self.native is not None:
-            self.native.rest()
-
-    def __call__(self) -> None:
-        failed = self.native.failed() if self.native is not None else 0
-        if failed:
-            raise self._space.failed_single(failed)
-        if self._space.stale or self._single:
-            self._look()
-        self._space.execute()
-
-
-class StaleBorrow(ComputeError):
-    """A leased result was read after the next run had begun."""
-
-
-class BorrowedStorage(Storage):
-    """An arena as one run's results see it."""
-
-    __slots__ = ()
-
-    def __init__(self, arena: Storage) -> None:
-        super().__init__(arena.memory, arena.nbytes, CPU)
-
-    @property
-    def memory(self) -> Any:
-        """The arena. Raises: StaleBorrow once it was used again."""
-        if self.closed:
-            raise StaleBorrow("this result was leased, and its memory was used again", fix="copy() it, or borrow=False")
-        return super().memory
-
-
-class Executable(BoundKernels):
+class Executable:
     """One arena and the calls bound to its addresses; used by one thread at a time.
 
     Args:
-        plan: the tables.
-        variables: variables by key to run on instead of the program's own, e.g. another sequence's cache. A constant
-            that a rewrite relied on is none of them: UsageError.
+        plan: the plan.
+        variables: variables by key in place of the program's own, e.g. another sequence's cache; a constant whose value
+            a rewrite assumed cannot be replaced.
         poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
-        shared: use the arena that plans of the device share; what a run left in it is there until another plan runs.
-        safe: keep a copy of what a run writes, and take it back if the run fails in its commit: no step is torn.
+        shared: use the arena that plans of the device share; results stay in it until another plan runs.
+        safe: copy what a run writes, and restore it if the run fails in its commit, so that no step is torn.
+        kernels: the bound kernels of a subclass.
+
+    Attributes:
+        kernels: memory and calls.
+        pinned: True if callers hold its memory, so that it stays with its plan.
+    Raises: UsageError for variables that do not fit.
     """
 
-    _before: StateSnapshot | None = None
-    _fits: list[list[Any]]
-    """Per input the array that fitted last, its spec, and the dtype of numpy that fits."""
+    def __init__(
+        self,
+        plan: Plan,
+        variables: Mapping[str, Variable] | None = None,
+        *,
+        poison: bool = False,
+        shared: bool = False,
+        safe: bool = False,
+        kernels: BoundKernels | None = None,
+    ) -> None:
+        self.kernels = kernels or BoundKernels(plan, variables, poison=poison, shared=shared)
+        self.poison, self.safe = poison, safe
+        self.pinned = False
+        self._busy = Lock()
+        self._before: StateSnapshot | None = None
+        self._set_plan(plan)
 
-    def run(self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False) -> dict[str, Any]:
-        """Copy the feeds in, run, give the outputs out.
+    def _set_plan(self, plan: Plan) -> None:
+        self.plan = plan
+        # per input the array that fitted last, its spec, and the numpy dtype that fits
+        self._fits: list[list[Any]] = [
+            [None, s, None if s.dtype.as_bits else s.dtype.numpy] for s in plan.inputs.values()
+        ]
+
+    def adopt(self, plan: Plan) -> bool:
+        """Continue with a plan patched from this one, keeping memory and the calls that the edit did not touch.
+
+        Returns: False, with nothing changed, if the plan is of another builder or this executable runs or is pinned.
+        """
+        same_builder = self.plan.buffer_layout.builder is plan.buffer_layout.builder
+        if self.pinned or not same_builder or not self._busy.acquire(blocking=False):
+            return False
+        shared = self.kernels.shared
+        if shared is not None and not shared.hold():  # another plan runs, and may take the arena
+            self._busy.release()
+            return False
+        try:
+            self._set_plan(plan)
+            self.kernels.adopt(plan)
+            return True
+        finally:
+            if shared is not None:
+                shared.leave()
+            self._busy.release()
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+    def run(self, feeds: Mapping[str, Any] | PlanSlice, *, borrow: bool = False) -> dict[str, NDArray]:
+        """Copy the feeds in, run, and return the outputs by name.
 
         Args:
-            feeds: array or tensor per input, of the plan's specs; or a part of the plan, `plan[i:j]`, which runs on
-                what the slots hold: `set` gives inputs before the first part, `value` reads.
-            borrow: give views of the arena instead of copies; reading them after the next run raises StaleBorrow.
-        Returns: name -> NDArray; nothing for a part.
+            feeds: array or tensor per input, of the plan's specs; or a slice of the plan, `plan[i:j]`, which runs on
+                the present values of slots (`feed` and `set` write them, `value` reads them) and returns nothing.
+            borrow: return views of the arena instead of copies; reading them after the next run raises StaleBorrow.
         Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
         """
         if isinstance(feeds, PlanSlice):
-            self._run_part(feeds)
+            self._run_slice(feeds)
             return {}
         arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
         return self._run(lambda: self._checked(feeds), borrow) if arrays is None else self.step(arrays)
 
-    def _take(self, plan: Plan) -> None:
-        super()._take(plan)
-        self._fits = [[None, s, None if s.dtype.as_bits else s.dtype.numpy] for s in plan.inputs.values()]
-
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
-        """Tensors, as arrays, and arrays of numpy, if all have the inputs' specs, lie on the CPU and are open.
+        """The values as arrays, if all are open CPU tensors or numpy arrays of the inputs' specs; else None.
 
         Args:
             values: in order of the inputs.
-            count: how many were given, of any name.
+            count: number of given values, of any name.
         """
         fits = self._fits
-        if count != len(fits) or self._borrowed:  # a leased value lies in the arena that the inputs are written to
+        if count != len(fits) or self.kernels.borrowed:  # a borrowed value is in the arena that inputs are written to
             return None
         arrays: list[Given] = []
         for value, known in zip(values, fits, strict=True):
@@ -169,9 +124,9 @@ class Executable(BoundKernels):
                 array = value.data
                 if type(array) is not NDArray or array.closed:
                     return None
-                if array is not last:  # not that of the call before
+                if array is not last:  # not checked in the last call
                     if array.shape != spec.shape or array.dtype is not spec.dtype or array.device is not CPU:
-                        return None  # on a device it may lie where the plan cannot read it
+                        return None
                     known[0] = array
                 arrays.append(array)
             elif type(value) is np.ndarray and value.shape == spec.shape and value.dtype == host:
@@ -181,38 +136,40 @@ class Executable(BoundKernels):
         return arrays
 
     def step(self, arrays: Sequence[Given]) -> dict[str, NDArray]:
-        """As `run`, on arrays in order of the inputs; the caller knows that they have the plan's specs and are open."""
+        """As `run`, on arrays that `fitting` returned."""
         self._begin()
         try:
-            fed = self._fed
-            if fed is None or self.safe or self.watching or self._borrowed or changes.count != self._seen:
+            bound = self.kernels
+            fed = bound.fed
+            if fed is None or self.safe or bound.watching or bound.borrowed or changes.count != bound.seen:
                 return self._run_held(lambda: arrays, False)
-            pointed = self._pointed
+            pointed = bound.pointed
             if pointed is None or not all(map(is_, arrays, pointed)):  # else they are read where they were
                 self._point(arrays)
             if fed.run() is not None:
                 raise self._failed_native(fed)
-            return {name: take() for name, take in self._takes.items()}
+            return {name: take() for name, take in bound.takes.items()}
         finally:
             self._end()
 
     def _point(self, arrays: Sequence[Given]) -> None:
-        """Tell the native call where the inputs lie, which it copies."""
-        self._pointed = arrays if all([point(arrays[i]) for i, point in self._points]) else None
+        """Set the addresses that the native call copies the inputs from."""
+        bound = self.kernels
+        bound.pointed = arrays if all([point(arrays[i]) for i, point in bound.points]) else None
 
-    def _run(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, Any]:
+    def _run(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
         self._begin()
         try:
             return self._run_held(feeds, borrow)
         finally:
             self._end()
 
-    def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, Any]:
-        if self.stale:
-            self.refresh()
+    def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
+        self._refresh()
         if not self.safe:
             return self._run_bound(feeds(), borrow)
-        arrays, written = feeds(), {key: self.variables[key] for key in self.plan.arranged.written}
+        arrays, variables = feeds(), self.kernels.variables
+        written = {key: variables[key] for key in self.plan.buffer_layout.written}
         if self._before is None:
             self._before = StateSnapshot(written)
         else:
@@ -225,198 +182,143 @@ class Executable(BoundKernels):
                 raise error.failure from error.__cause__
             raise
 
-    def _run_bound(self, arrays: Sequence[Given], borrow: bool) -> dict[str, Any]:
-        self.end_borrow()  # what was leased is read by now
-        if self.poison and self._arena is not None:
-            for chunk in self._arena.chunks:
+    def _run_bound(self, arrays: Sequence[Given], borrow: bool) -> dict[str, NDArray]:
+        bound = self.kernels
+        bound.end_borrow()  # borrowed feeds were copied
+        if self.poison and bound.arena is not None:
+            for chunk in bound.arena.chunks:
                 fill(chunk)
-        if self._fed is not None:
+        if bound.fed is not None:
             self._point(arrays)
-            if self._fed.run() is not None:
-                raise self._failed_native(self._fed)
+            if bound.fed.run() is not None:
+                raise self._failed_native(bound.fed)
         else:
-            for feed, array in zip(self._feeds, arrays, strict=True):
-                if feed is not None:
-                    feed(array)
+            self._feed(arrays)
             self.execute()
         if borrow:
-            return {name: self._leased(self._view(slot)) for name, slot in self.plan.outputs.items()}
-        return {name: take() for name, take in self._takes.items()}
+            return {name: self._borrowed(bound.view(slot)) for name, slot in self.plan.outputs.items()}
+        return {name: take() for name, take in bound.takes.items()}
+
+    def execute(self) -> None:
+        """Run the calls on the present inputs. Raises: ComputeError naming the node's path."""
+        bound = self.kernels
+        bound.runs.rise()  # the version of every block that the plan writes, also if it fails half way
+        calls = iter(bound.calls)
+        try:
+            for call in calls:
+                call()
+        except Exception as error:
+            raise self._failed_call(len(bound.calls) - length_hint(calls) - 1, error) from error
+
+    def _run_slice(self, part: PlanSlice) -> None:
+        """Run the instructions of a slice one by one."""
+        if part.plan is not self.plan:
+            raise UsageError(
+                "this slice is of another plan",
+                where=self.plan.program.name,
+                expected=self.plan,
+                got=part.plan,
+                fix="executable.run(executable.plan[i:j])",
+            )
+        if part.start:
+            self._check_arena_kept()
+        self._begin()
+        try:
+            self._refresh()
+            if part.start == 0:
+                self.kernels.runs.rise()
+            for i in range(part.start, part.stop):
+                try:
+                    for call in self.kernels.calls_of(i):
+                        call()
+                except Exception as error:
+                    raise self.failed(i, error) from error
+        finally:
+            self._end()
 
     def _begin(self) -> None:
-        if not self._busy.acquire(False):  # by place: this is in every run
+        if not self._busy.acquire(False):  # positional: this is in every run
             raise UsageError(
-                "this workspace is running already",
+                "this executable is already running",
                 where=self.plan.program.name,
                 expected="one run at a time",
                 got="a second one before the first has ended",
                 fix="Executable(plan) per thread",
             )
-        if self._shared is not None and not self._shared.enter(self):
-            self.leave_shared()  # another plan runs right now
+        shared = self.kernels.shared
+        if shared is not None and not shared.enter(self.kernels):
+            self.kernels.leave_shared()  # another plan runs right now
 
     def _end(self) -> None:
-        if self._shared is not None:
-            self._shared.leave()
+        if self.kernels.shared is not None:
+            self.kernels.shared.leave()
         self._busy.release()
 
-    def _leased(self, view: NDArray) -> NDArray:
-        if not self._in_arena(view) or self.device != CPU:
-            return view.copy()  # memory of a variable, which others write; or of a device, which the host must ask
-        chunk = view.storage
-        if id(chunk) not in self._borrowed:
-            self._borrowed[id(chunk)] = BorrowedStorage(chunk)
-        return NDArray(self._borrowed[id(chunk)], view.dtype, view.shape, view.strides, view.offset)
+    def _refresh(self) -> None:
+        if self.kernels.stale:
+            self.kernels.refresh()
 
-    def _in_arena(self, array: NDArray) -> bool:
-        """True for memory of the arena, as it is or leased."""
-        chunks = self._arena.chunks if self._arena is not None else ()
-        return any(array.storage is known for known in (*chunks, *self._borrowed.values()))
-
-    def _run_part(self, part: PlanSlice) -> None:
-        """Instructions of a part, one by one. Raises: as `run`; UsageError for a part of another plan."""
-        if part.plan is not self.plan:
-            raise UsageError(
-                "a part of another plan",
-                where=self.plan.program.name,
-                expected=self.plan,
-                got=part.plan,
-                fix="workspace.run(workspace.plan[i:j])",
-            )
-        if part.start:
-            self._check_kept()
-        self._begin()
-        try:
-            if self.stale:
-                self.refresh()
-            if part.start == 0:
-                self.runs.rise()
-            for i in range(part.start, part.stop):
-                if i not in self._singles:
-                    self._singles[i] = self._calls_of(i, i + 1)
-                try:
-                    for call in self._singles[i]:
-                        call()
-                except Exception as error:
-                    raise self._failed(i, error) from error
-        finally:
-            self._end()
-
+    # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Give the inputs values, for the parts of a plan. Raises: as `run`."""
+        """Write the inputs, to run slices of the plan on. Raises: as `run`."""
         self._begin()
         try:
-            if self.stale:
-                self.refresh()
-            for feed, array in zip(self._feeds, self._checked(feeds), strict=True):
-                if feed is not None:
-                    feed(array)
+            self._refresh()
+            self._feed(self._checked(feeds))
         finally:
             self._end()
+
+    def _feed(self, arrays: Sequence[Given]) -> None:
+        for feed, array in zip(self.kernels.feeds, arrays, strict=True):
+            if feed is not None:
+                feed(array)
 
     def set(self, slot: int, array: Any) -> None:
-        """Give a slot a value.
+        """Write the value of a slot.
 
-        Raises: UsageError for no such slot, or one that shows a value several times, as an expansion does; FeedError
-            for another shape or dtype.
+        Raises: UsageError for an index out of range, or a slot of repeated memory, as an expansion is; FeedError for
+            another shape or dtype.
         """
-        shown = self.plan.slots[self._known(slot)]
+        shown = self.plan.slots[self._checked_slot(slot)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
             raise UsageError(
-                "several elements of this slot are one number in memory",
+                "cannot write this slot: several of its elements share memory",
                 where=f"slot {slot}",
-                expected="a slot with a number in memory for each element",
+                expected="a slot whose elements have separate memory",
                 got=f"strides {shown.layout.strides}",
                 fix=f"set slot {shown.base}, of which it is a view",
             )
         self._begin()
         try:
-            self._set(slot, array)
+            self._refresh()
+            view, given = self.kernels.view(slot), as_array(array)
+            if given.spec != view.spec:
+                raise FeedError(
+                    "the value does not have the spec of the slot",
+                    where=f"slot {slot}",
+                    expected=view.spec,
+                    got=given.spec,
+                    fix="an array of plan.slots[slot].spec",
+                )
+            backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
         finally:
             self._end()
 
-    def _set(self, slot: int, array: Any) -> None:
-        if self.stale:
-            self.refresh()
-        view, given = self._view(slot), as_array(array)
-        if given.spec != view.spec:
-            raise FeedError(
-                "a slot takes a value of its spec",
-                where=f"slot {slot}",
-                expected=view.spec,
-                got=given.spec,
-                fix="plan.slots[slot].spec says which",
-            )
-        backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
-
-    def _known(self, slot: int) -> int:
-        return place_of(self.plan, "slots", slot, self.plan.arranged.slots)
-
-    def failed_single(self, row: int) -> GraphwrightError:
-        """What to raise after a row of the code of `single` failed, by its address."""
-        return self._failed_native(self.single, row)
-
-    def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
-        error = segment.failure(row)
-        failure = self._located(0, error)
-        failure.__cause__ = error
-        return failure
-
-    def execute(self) -> None:
-        """Run the calls on what lies in the inputs. Raises: ComputeError naming the node's path."""
-        self.runs.rise()  # the version of every block that the plan writes, also if it fails half way
-        calls = iter(self._calls)
-        try:
-            for call in calls:
-                call()
-        except Exception as error:
-            raise self._located(len(self._calls) - length_hint(calls) - 1, error) from error
-
-    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Inputs that are read, and outputs, as numpy views of planned memory; bfloat16 as its bits.
-
-        Raises: UsageError on another device than the CPU.
-        """
-        plan = self.plan
-        if self.device != CPU:
-            raise UsageError(
-                "memory of a device cannot be written by hand",
-                where=plan.program.name,
-                expected=CPU,
-                got=self.device,
-                fix="plan(feeds), or a plan of the CPU",
-            )
-        ledger = plan.arranged.ledger
-        inputs = {
-            ledger.buffers[ledger.slots[s].buffer][2]: self._view(s).to_numpy(bits=True) for s in plan.input_slots
-        }
-        return inputs, {name: self._view(s).to_numpy(bits=True) for name, s in plan.outputs.items()}
-
     def value(self, slot: int) -> NDArray:
-        """A copy of what a slot holds; meaningful while its buffer is live.
+        """A copy of the value of a slot; meaningful while its buffer is live.
 
-        Raises: UsageError for no such slot, or if another plan has used a shared arena since.
+        Raises: UsageError for an index out of range, or if another plan has used a shared arena since.
         """
-        slot = self._known(slot)
-        self._check_kept()
-        self._bind()
-        return self._view(slot).copy()
-
-    def _check_kept(self) -> None:
-        if self._shared is not None and not self._shared.used_by(self):
-            raise UsageError(
-                "another plan has used this memory since, or nothing has run",
-                where=self.plan.program.name,
-                expected="what the last run of this plan left in the arena",
-                got="the arena that plans share, in use by others",
-                fix="Executable(plan), which has memory of its own",
-            )
+        slot = self._checked_slot(slot)
+        self._check_arena_kept()
+        self.kernels.bind()
+        return self.kernels.view(slot).copy()
 
     def watched(self, name: str) -> NDArray:
-        """The value of a watched node in the last run, copied. Raises: UsageError for one that was not watched."""
+        """A copy of a watched node's value in the last run. Raises: UsageError for a node that is not watched."""
         if name not in self.plan.watched:
             raise UsageError(
-                "this node was not watched",
+                f"node {name!r} is not watched",
                 where=name,
                 expected=", ".join(self.plan.watched) or "nothing: the plan has no watch",
                 got=repr(name),
@@ -424,11 +326,33 @@ class Executable(BoundKernels):
             )
         return self.value(self.plan.watched[name])
 
+    def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The inputs that are read, and the outputs, as numpy views of planned memory; bfloat16 as its bits.
+
+        Raises: UsageError on another device than the CPU.
+        """
+        plan, tables = self.plan, self.plan.buffer_layout.tables
+        if self.kernels.device != CPU:
+            raise UsageError(
+                "memory of a device has no numpy view",
+                where=plan.program.name,
+                expected=CPU,
+                got=self.kernels.device,
+                fix="plan(feeds), or a plan of the CPU",
+            )
+
+        def view(slot: int) -> np.ndarray:
+            return self.kernels.view(slot).to_numpy(bits=True)
+
+        inputs = {tables.buffers[tables.holders[s]][2]: view(s) for s in plan.input_slots}
+        return inputs, {name: view(s) for name, s in plan.outputs.items()}
+
     def _checked(self, feeds: Mapping[str, Any]) -> list[NDArray]:
         """Feeds in order of the inputs. Raises: FeedError listing all that do not fit."""
-        wrong = [f"{name}: not an input" for name in feeds if name not in self.plan.inputs]
+        specs, device = self.plan.inputs, self.kernels.device
+        wrong = [f"{name}: not an input" for name in feeds if name not in specs]
         ready: list[NDArray] = []
-        for name, spec in self.plan.inputs.items():
+        for name, spec in specs.items():
             given = feeds.get(name)
             if given is None:
                 wrong.append(f"{name}: missing, expected {spec}")
@@ -440,44 +364,188 @@ class Executable(BoundKernels):
                 continue
             if data.spec != spec:
                 wrong.append(f"{name}: expected {spec}, got {data.spec}")
-            if data.device not in (CPU, self.device):
-                wrong.append(f"{name}: lies on {data.device}, expected {self.device} or the host")
+            if data.device not in (CPU, device):
+                wrong.append(f"{name}: is on {data.device}, expected {device} or the host")
             ready.append(data)
         if wrong:
-            specs = self.plan.inputs
             raise FeedError(
                 "inputs do not fit:\n  " + "\n  ".join(wrong),
                 where=self.plan.program.name,
                 expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
                 got=", ".join(feeds) or "no input",
-                fix="feeds of these specs, or program.compile(...) for others: a new shape is a new plan",
+                fix="feeds of these specs, or program.compile(...) for other shapes: each shape has its own plan",
             )
-        # a leased value lies in the arena that the inputs are written to
+        # a borrowed value is in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
-    def _located(self, call: int, error: Exception) -> GraphwrightError:
-        """The error of one call, with the node it ran for."""
-        at = next(i for i, end in enumerate(self._counts) if call < end)
-        return self._failed(at + getattr(error, "op", 0), error)  # its place in a segment of the VM
+    def _checked_slot(self, slot: int) -> int:
+        return checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)
 
-    def _failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
+    def _check_arena_kept(self) -> None:
+        """Raises: UsageError if the arena no longer holds the last run's values."""
+        shared = self.kernels.shared
+        if shared is not None and not shared.used_by(self.kernels):
+            raise UsageError(
+                "this plan has not run, or another plan has used the shared arena since",
+                where=self.plan.program.name,
+                expected="values of this plan's last run in the arena",
+                got="an arena that plans share, in use by another plan",
+                fix="Executable(plan), which has its own memory",
+            )
+
+    def _borrowed(self, view: NDArray) -> NDArray:
+        bound = self.kernels
+        if not self._in_arena(view) or bound.device != CPU:
+            return view.copy()  # memory of a variable or of a device
+        chunk = view.storage
+        if id(chunk) not in bound.borrowed:
+            bound.borrowed[id(chunk)] = BorrowedStorage(chunk)
+        return NDArray(bound.borrowed[id(chunk)], view.dtype, view.shape, view.strides, view.offset)
+
+    def _in_arena(self, array: NDArray) -> bool:
+        bound = self.kernels
+        chunks = bound.arena.chunks if bound.arena is not None else ()
+        return any(array.storage is known for known in (*chunks, *bound.borrowed.values()))
+
+    # -- failures ----------------------------------------------------------------------------------------------------
+    def failed_single(self, row: int) -> GraphwrightError:
+        """The error for a failed row of the run's single VM segment, by its address."""
+        return self._failed_native(self.kernels.single, row)
+
+    def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
+        error = segment.failure(row)
+        failure = self._failed_call(0, error)
+        failure.__cause__ = error
+        return failure
+
+    def _failed_call(self, call: int, error: Exception) -> GraphwrightError:
+        """The error of one call, naming the node it ran for."""
+        at = next(i for i, end in enumerate(self.kernels.call_ends) if call < end)
+        return self.failed(at + getattr(error, "op", 0), error)  # its position in a segment of the VM
+
+    def failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
         """The error of one instruction; `ran` are those that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
-        if isinstance(error, OverrideFailed) and self._override is not None:
-            return self._torn(error, range(self._override.stop))
+        if isinstance(error, OverrideFailed) and self.kernels.override is not None:
+            return self.torn(error, range(self.kernels.override.stop))
         if isinstance(error, DeviceFailed):
-            return self._torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
-        failure = kernel_error(instr.op, [self._view(s) for s in instr.ins], error, plan.path(instr.node))
-        failure = self._torn(failure, range(at) if ran is None else ran)
+            return self.torn(error, range(min(at, plan.commit_start)) if ran is None else ran)
+        ins = [self.kernels.view(s) for s in instr.ins]
+        failure = kernel_error(instr.op, ins, error, plan.path(instr.node))
+        failure = self.torn(failure, range(at) if ran is None else ran)
         if instr.node in plan.program.graph:
             failure.add_note(origin(plan.program, instr.node))
         return failure
 
-    def _torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
-        """The failure itself, or StepTorn if one of the instructions that ran wrote a state."""
+    def torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
+        """The failure, or StepTorn if an instruction that ran wrote a state."""
         plan = self.plan
-        torn = [key for i, keys in plan.early.items() if i in ran for key in keys]
+        keys = [key for i, early in plan.early.items() if i in ran for key in early]
         done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
         written = [plan.buffers[plan.slots[s].buffer] for instr in done for s in instr.outs]
-        torn += [b.key for b in written if b.kind in (PARAM, STATE)]
-        return StepTorn(failure, tuple(torn)) if torn else failure
+        keys += [b.key for b in written if b.kind in (PARAM, STATE)]
+        return StepTorn(failure, tuple(keys)) if keys else failure
+
+
+class BoundCall:
+    """Inputs and outputs as numpy arrays of fixed memory; calling it runs on the present inputs.
+
+    It runs as planned, also after an edit of a program. Used by one thread at a time.
+
+    Attributes:
+        inputs: input name -> array to write to; bfloat16 as its uint16 bits. Inputs that nothing reads are left out.
+        outputs: output name -> array that every run overwrites.
+    Raises, when called: StalePlan, ComputeError as `Executable.run`.
+    """
+
+    # an attribute: where the run is one native call it is that call itself, without Python code before it
+    __slots__ = ("__call__", "inputs", "outputs")
+    __call__: Callable[[], None]
+
+    def __init__(self, space: Executable) -> None:
+        space.kernels.leave_shared()  # what the caller wrote must stay there
+        space.pinned = True
+        self.inputs: dict[str, np.ndarray] = {}
+        self.outputs: dict[str, np.ndarray] = {}
+        run = _CheckedRun(space, self.inputs, self.outputs)
+        self.__call__ = run if run.native is None else run.native.call(run)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{name} {list(a.shape)}" for name, a in (*self.inputs.items(), *self.outputs.items()))
+        return f"BoundCall({shapes})"
+
+
+class _CheckedRun:
+    """A run with all checks; the native call falls back to it when it may not run by itself.
+
+    Attributes:
+        native: the guarded native call, or None if a run takes several calls.
+    """
+
+    __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
+
+    def __init__(self, space: Executable, inputs: dict[str, np.ndarray], outputs: dict[str, np.ndarray]) -> None:
+        self._space, self._inputs, self._outputs, self._single = space, inputs, outputs, False
+        self.native: Any = None
+        self._refresh()
+
+    def _refresh(self) -> None:
+        space, bound = self._space, self._space.kernels
+        bound.refresh()
+        for arrays, found in zip((self._inputs, self._outputs), space.memory(), strict=True):
+            arrays.update(found)
+        segment = bound.single
+        # no shortcut with several calls, or where assumptions must be checked in each run
+        self._single = segment is not None and segment.short and not bound.watching
+        if self._single and self.native is None:
+            from graphwright.array.vm.running.segment import Guarded  # loads numba
+
+            self.native = Guarded()
+        if self._single:
+            self.native.aim(segment, changes.address, changes.count, bound.runs.address)
+        elif self.native is not None:
+            self.native.rest()
+
+    def __call__(self) -> None:
+        failed = self.native.failed() if self.native is not None else 0
+        if failed:
+            raise self._space.failed_single(failed)
+        if self._space.kernels.stale or self._single:
+            self._refresh()
+        self._space.execute()
+
+
+def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
+    """Run with and without the override on copies of the variables; see `Plan.check_override`."""
+    if not plan.overrides:
+        raise UsageError(
+            "the plan has no override to check",
+            where=plan.program.name,
+            expected="a call inside of a block of plan.override",
+            got="no active override",
+            fix="with plan.override(fn): plan.check_override(feeds)",
+        )
+    found: list[dict[str, NDArray]] = []
+    for overridden in (True, False):
+        # constants that a rewrite assumed stay the program's; nothing writes them
+        stored = {b.key for b in plan.buffers if b.kind in (PARAM, CONST, STATE)} - plan.assumptions.keys()
+        copies = {key: Variable(plan.program.weights.array(key).copy(), name=key) for key in stored}
+        space = Executable(plan, copies, poison=True)
+        space.kernels.overridden = overridden
+        results = {name: a.to(CPU) for name, a in space.run(feeds).items()}
+        found.append({**results, **{f"state {key}": v.data.to(CPU) for key, v in sorted(copies.items())}})
+    wrong = []
+    for name, expected in found[1].items():
+        ours, theirs = (_as_float64(a) for a in (found[0][name], expected))
+        if not np.allclose(ours, theirs, rtol, atol, equal_nan=True):
+            wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs), initial=0):.3g}")
+            if np.isnan(ours).sum() != np.isnan(theirs).sum():
+                wrong[-1] += f", {np.isnan(ours).sum()} values are NaN or were not written"
+    if wrong:
+        raise OverrideMismatch(
+            "the override computes other values than the plan:\n  " + "\n  ".join(wrong), where=plan.program.name
+        )
+
+
+def _as_float64(array: NDArray) -> np.ndarray:
+    return np.asarray(array.to_numpy("float32") if array.dtype.as_bits else array.to_numpy(), np.float64)

@@ -1,11 +1,10 @@
-"""What a workspace binds: memory of a plan, and calls to its addresses; anew where a plan or an array is another."""
+"""Bind kernels to addresses, rebinding where the plan or a weight array changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 from itertools import accumulate, chain, repeat
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from weakref import finalize, ref
 
@@ -19,16 +18,15 @@ from graphwright.array.vm.encode.share import cut
 from graphwright.autograd import changes
 from graphwright.errors import ComputeError
 from graphwright.ops import expansion, get
-from graphwright.plan.errors import DeviceFailed, OutOfMemory
-from graphwright.plan.plan import StalePlan
-from graphwright.plan.planning.executors import VM
+from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan
+from graphwright.plan.options import VM
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.plan_builder import walking
+from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
-from graphwright.plan.planning.residency import fold, folded_from
 from graphwright.plan.running.arena import Arena, PoisonCall, shared_arena
+from graphwright.plan.running.derived_weights import converted, fold, folded_from
 from graphwright.plan.running.override import OverrideCall
-from graphwright.plan.running.transfer import made_of, pointer, reader, writer
+from graphwright.plan.running.transfer import pointer, reader, writer
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
 
 if TYPE_CHECKING:
@@ -39,99 +37,100 @@ if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.buffer_layout import BufferLayout
     from graphwright.plan.planning.fusion import FusionRegion
-    from graphwright.plan.running.executable import BorrowedStorage
+    from graphwright.plan.running.arena import BorrowedStorage
     from graphwright.plan.running.override import Override
     from graphwright.plan.running.transfer import Given
     from graphwright.plan.table import Instr
 
 _NOTHING, _UNKNOWN = cut(()), cut(())
+_UNBOUND: list[Any] = []
 
 ViewOf = Callable[[int], NDArray]
 
 
 class VmCode:
-    """Rows by instruction and by stretch of fusion groups, kept from plan to plan of one ledger."""
+    """Encoded VM rows by instruction and by fusion region, kept from plan to plan of one builder."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
         self._parts: dict[FusionRegion, dict[tuple[int, int], list[Cut]]] = {}
-        self._within: dict[int, FusionRegion] = {}
+        self._region_of: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Rows of a plan's instructions from one place to another; those of a whole group with its first.
+        """Rows of a plan's instructions `start..stop - 1`; those of a group are at its first instruction.
 
         Args:
-            at: slot -> where it lies.
+            at: slot -> its view.
         """
-        arranged = plan.arranged
-        numbers = arranged.order[start:stop].tolist()
+        layout = plan.buffer_layout
+        numbers = layout.order[start:stop].tolist()
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
-        for begin, stretch in arranged.fusion.between(start, stop):
-            end, known = begin + len(stretch.instrs), self._parts_of(stretch)
+        for begin, region in layout.fusion.between(start, stop):
+            end, known = begin + len(region.instrs), self._parts_of(region)
             part = (max(start - begin, 0), min(stop, end) - begin)
             if part not in known:
-                known[part] = self._of_part(arranged, stretch, *part, at)
+                known[part] = self._encode_part(layout, region, *part, at)
             code[max(begin - start, 0) : end - start] = known[part]
-        return self._filled(arranged, numbers, code, at)
+        return self._fill(layout, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
-        """Instructions that went, or touch what lies elsewhere now."""
+        """Forget the rows of instructions."""
         for q in instrs & self._rows.keys():
             del self._rows[q]
-        for q in instrs & self._within.keys():
-            self._parts.pop(self._within.pop(q), None)
+        for q in instrs & self._region_of.keys():
+            self._parts.pop(self._region_of.pop(q), None)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all rows."""
         self._rows.clear()
         self._parts.clear()
-        self._within.clear()
+        self._region_of.clear()
 
-    def _parts_of(self, stretch: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
-        """What is known of a stretch; another one that had some of its instructions is of no plan any more."""
-        if stretch not in self._parts:
-            for q in stretch.instrs:
-                if q in self._within:
-                    self._parts.pop(self._within[q], None)
-                self._within[q] = stretch
-            self._parts[stretch] = {}
-        return self._parts[stretch]
+    def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
+        """The encoded parts of a region, which replaces older regions with some of its instructions."""
+        if region not in self._parts:
+            for q in region.instrs:
+                if q in self._region_of:
+                    self._parts.pop(self._region_of[q], None)
+                self._region_of[q] = region
+            self._parts[region] = {}
+        return self._parts[region]
 
-    def _of_part(self, arranged: BufferLayout, stretch: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Rows of some instructions of a stretch; those of a group of which not all are there, by themselves."""
-        numbers = stretch.instrs[start:stop]
+    def _encode_part(self, layout: BufferLayout, region: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
+        """Rows of some instructions of a region; an incomplete group is encoded instruction by instruction."""
+        numbers = region.instrs[start:stop]
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
-        for group in stretch.groups:
+        for group in region.groups:
             first, last = group[0], group[-1] + 1
             if start <= first and last <= stop:
-                rows = _group(arranged, stretch, first, last, at)
+                rows = _encode_group(layout, region, first, last, at)
                 code[first - start : last - start] = [rows, *[_NOTHING] * (last - first - 1)]
-        return self._filled(arranged, numbers, code, at)
+        return self._fill(layout, numbers, code, at)
 
-    def _filled(self, arranged: BufferLayout, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
-        """Rows of instructions, with those made that are not there."""
+    def _fill(self, layout: BufferLayout, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
+        """Encode the instructions that have no rows yet."""
         made = list(code)
         for i in [i for i, rows in enumerate(code) if rows is _UNKNOWN] if _UNKNOWN in code else ():
-            made[i] = self._rows[numbers[i]] = _rows(arranged.ledger.instrs[numbers[i]], at)
+            made[i] = self._rows[numbers[i]] = _encode(layout.tables.instrs[numbers[i]], at)
         return made
 
 
-def _group(arranged: BufferLayout, stretch: FusionRegion, first: int, last: int, at: ViewOf) -> Cut:
-    ledger = arranged.ledger
+def _encode_group(layout: BufferLayout, region: FusionRegion, first: int, last: int, at: ViewOf) -> Cut:
+    tables = layout.tables
 
     def operand(slot: int) -> View | Inner:
-        tile = stretch.tiles.get(arranged.place(ledger.slots[slot].buffer))
+        tile = region.tiles.get(layout.home_of(tables.holders[slot]))
         return _addressed(at(slot)) if tile is None else Inner(tile)
 
-    members, instrs = [], [ledger.instrs[q] for q in stretch.instrs[first:last]]
+    members, instrs = [], [tables.instrs[q] for q in region.instrs[first:last]]
     for instr in instrs:
-        dtypes = [ledger.slots[s].dtype for s in (*instr.outs, *instr.ins)]
+        dtypes = [tables.slots[s].dtype for s in (*instr.outs, *instr.ins)]
         outs, ins = ([operand(s) for s in slots] for slots in (instr.outs, instr.ins))
         form = get(instr.op).vm
         assert form is not None, "the plan groups instructions that the VM runs"
         members.append(Member(form, outs, ins, instr.attrs, dtypes))
-    rows = encode_group(ledger.slots[instrs[0].outs[0]].layout.shape, members)
-    assert rows is not None, "the plan made a group where there are tiles"
+    rows = encode_group(tables.slots[instrs[0].outs[0]].layout.shape, members)
+    assert rows is not None, "the plan made a group without tiles"
     return cut(rows)
 
 
@@ -139,376 +138,378 @@ def _addressed(array: NDArray) -> View:
     return View(array.dtype, array.shape, array.strides, backend(CPU).address(array))
 
 
-def _rows(instr: Instr, at: ViewOf) -> Cut:
+def _encode(instr: Instr, at: ViewOf) -> Cut:
     outs, ins, work = ([_addressed(at(s)) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
     form = expansion.vm_form(get(instr.op))
     rows = None if form is None else form.rows(outs, ins, instr.attrs, work)
-    assert rows is not None, "the plan chose the VM where it has a form"
+    assert rows is not None, "the plan chose the VM for an op without a VM form"
     return cut(rows)
 
 
-_UNBOUND: list[Any] = []
-
-
-def _first(instructions: int, calls: int = 1) -> Iterable[int]:
-    """Calls of each of some instructions, of which the first has them all."""
-    return (calls, *repeat(0, instructions - 1))
-
-
-def _gone(before: np.ndarray, after: np.ndarray) -> set[int]:
-    """Numbers of one order, each there once, that are not in another, which mostly begins and ends as it does."""
-    short = min(len(before), len(after))
-    start, stop = (
-        int(np.argmax(differ)) if differ.any() else short
-        for differ in (before[:short] != after[:short], (before[::-1][:short] != after[::-1][:short]))
-    )
-    return set(before[start : len(before) - stop].tolist()) - set(after[start : len(after) - stop].tolist())
-
-
 class BoundKernels:
-    """Memory and calls of a plan, for a `Executable` to run.
+    """Memory of a plan and the calls bound to it.
+
+    Args:
+        plan: the plan.
+        variables: variables by key in place of the program's own.
+        poison: bind calls that fill dead memory with NaN.
+        shared: use the arena that plans of the device share.
+        separate: one VM scratch per segment and no single native call, for segments that run side by side.
+        in_order: calls run in the order of the plan; False if a caller runs them by region.
+        on_rebind: called after calls were bound.
 
     Attributes:
+        arena: memory of the plan's offsets; None before the first run.
+        shared: the shared arena, or None.
+        handle: a weak reference to this object, its identity in a shared arena.
+        borrowed: id of a chunk -> its borrowed storage.
+        calls: the calls of a run.
+        runs: number of runs, as the version of what they write.
+        watching: whether other plans write what this one assumes, so that versions must be compared.
+        feeds, takes: functions that copy an input in, and an output out.
+        fed: a native call that copies the inputs and runs all, if there is one; `points` set its input addresses.
         overridden: whether it heeds `plan.override`.
-        pinned: True if its calls and memory are in others' hands, so that it stays with its plan.
-        handle: a weak reference to itself, by which a shared arena knows it.
-        runs: how often it has run, as the version of what it writes.
-        watching: whether what it relies on is written by plans, so that versions have to be looked at.
+        override: the override that is bound.
     """
 
     def __init__(
         self,
         plan: Plan,
-        variables: Mapping[str, Variable] | None = None,
+        variables: Mapping[str, Variable] | None,
         *,
-        poison: bool = False,
-        shared: bool = False,
-        safe: bool = False,
+        poison: bool,
+        shared: bool,
+        separate: bool = False,
+        in_order: bool = True,
+        on_rebind: Callable[[], None] = lambda: None,
     ) -> None:
-        self.poison, self.safe = poison, safe
-        self.device = plan.options.device
-        self._kernels = backend(self.device)
+        self.poison, self.device = poison, plan.options.device
+        self._separate, self._in_order, self._on_rebind = separate, in_order, on_rebind
+        self.backend = backend(self.device)
         self._own = {} if variables is None else variables
-        self._take(plan)
+        self._set_plan(plan)
         plan.check_variables(self._own)
         self.handle = ref(self)
-        self.pinned = False
+        self.shared = shared_arena(self.backend) if shared else None
+        self.arena: Arena | None = None
+        self.borrowed: dict[int, BorrowedStorage] = {}
         self.runs = WriteCount()
         finalize(self, self.runs.retire)
-        self._bound: dict[str, NDArray] = {}
-        self._given: dict[str, NDArray] = {}
+        self.watching, self.overridden = False, True
+        self.override: Override | None = None
+        self.seen = -1
+        self._rebind = False  # the call list must be made again
+        self._given: dict[str, NDArray] = {}  # arrays of the variables
+        self._bound: dict[str, NDArray] = {}  # what is read for them: the same, or copies on the device
+        self._copied: list[tuple[NDArray, int]] = []
         self._folded: list[tuple[NDArray, int]] = []
         self._folds: Mapping[int, Any] = {}
-        self._calls: list[Any] = []
-        self._apart = False  # the calls are to be put together again
+        self._assumed: list[tuple[NDArray, int]] = []
+        self._memory: dict[int, Storage] = {}  # of buffers outside of the arena
+        self._views: dict[int, NDArray] = {}
+        self._readers: dict[int, Callable[[], NDArray]] = {}
+        self._writers: dict[int, Callable[[Given], object]] = {}
+        self.instruction_calls: dict[int, list[Any]] = {}
+        self._code = VmCode()
+        self._segments: dict[Any, Any] = {}
+        self._scratch: np.ndarray | None = None
+        self._clear_calls()
+
+    def _clear_calls(self) -> None:
+        self.calls: list[Any] = []
         self._sizes: list[Iterable[int]] = []
         self._ends: list[int] | None = None
         self._singles: dict[int, list[Any]] = {}
-        self._arena: Arena | None = None
-        self._borrowed: dict[int, BorrowedStorage] = {}
-        self._views: dict[int, NDArray] = {}
-        self._feeds: list[Callable[[Given], object] | None] = []
-        self._takes: dict[str, Callable[[], NDArray]] = {}
-        self._seen = -1
-        self._relied: list[tuple[NDArray, int]] = []
-        self.watching = False
-        self._memory: dict[int, Storage] = {}
-        self._bound_calls: dict[int, list[Any]] = {}
-        self._code = VmCode()
-        self._segments: dict[Any, Any] = {}
-        self._readers: dict[int, Callable[[], NDArray]] = {}
-        self._writers: dict[int, Callable[[Given], object]] = {}
-        self._placed: list[tuple[NDArray, int]] = []
-        self._scratch: np.ndarray | None = None
-        self._fed: Any = None
-        self._points: list[tuple[int, Callable[[Given], bool]]] = []
-        self._pointed: Sequence[Given] | None = None
-        self._busy = Lock()
-        self._shared = shared_arena(self._kernels) if shared else None
-        self.overridden = True
-        self._override: Override | None = None
+        self.feeds: list[Callable[[Given], object] | None] = []
+        self.takes: dict[str, Callable[[], NDArray]] = {}
+        self.fed: Any = None
+        self.points: list[tuple[int, Callable[[Given], bool]]] = []
+        self.pointed: Sequence[Given] | None = None
 
-    def _take(self, plan: Plan) -> None:
-        """The plan to run, with what it reads and writes by key, and what of that lies on the host."""
+    def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
-        arranged, own = plan.arranged, self._own
-        ledger = arranged.ledger
-        keys = (*arranged.read, *(ledger.buffers[ledger.holders[s]][2] for s in folded_from(plan)))
-        self.variables = {key: own.get(key, arranged.variables[key]) for key in keys}
-        self._homes = {ledger.buffers[b][2]: CPU for b in ledger.on_host}
+        layout, tables, own = plan.buffer_layout, plan.buffer_layout.tables, self._own
+        keys = (*layout.read, *(tables.buffers[tables.holders[s]][2] for s in folded_from(plan)))
+        self.variables = {key: own.get(key, layout.variables[key]) for key in keys}
+        self._homes = {tables.buffers[b][2]: CPU for b in tables.on_host}
 
-    def adopt(self, plan: Plan) -> bool:
-        """Go on with a plan patched from this one: memory stays, and so do the calls that the edit did not touch.
-
-        Returns: False, with nothing changed, if the plan is of another ledger or this workspace runs or is pinned.
-        """
-        before, after = self.plan.arranged, plan.arranged
-        if self.pinned or before.ledger is not after.ledger or not self._busy.acquire(blocking=False):
-            return False
-        shared = self._shared
-        if shared is not None and not shared.hold():  # another plan runs, and may take the arena away
-            self._busy.release()
-            return False
-        try:
-            self._go_over(plan)
-            return True
-        finally:
-            if shared is not None:
-                shared.leave()
-            self._busy.release()
-
-    def _go_over(self, plan: Plan) -> None:
-        """Keep the calls and views of what lies where it did."""
-        before, after = self.plan.arranged, plan.arranged
-        self._take(plan)
-        self._seen, self._override = -1, None
-        if self._arena is None or not self._arena.holds(after.ends):
-            self._arena = None  # bound anew at the next run
+    def adopt(self, plan: Plan) -> None:
+        """Continue with a plan patched from this one, keeping memory, views and calls that are still valid."""
+        before, after = self.plan.buffer_layout, plan.buffer_layout
+        self._set_plan(plan)
+        self.seen, self.override = -1, None
+        if self.arena is None or not self.arena.fits(after.ends):
+            self.arena = None  # bound again at the next run
             return
-        self._forget_calls(_gone(before.order, after.order))
+        self._forget_calls(_removed(before.order, after.order))
         moved = after.moved_since(before)
         if moved.any():
-            self._forget(np.flatnonzero(moved))
-        self._apart, self._singles = True, {}
+            self._forget_buffers(np.flatnonzero(moved))
+        self._rebind, self._singles = True, {}
 
     @property
     def stale(self) -> bool:
-        """True if an edit, or another array behind a variable, may want memory or calls to be bound again."""
-        if changes.count != self._seen:
+        """True if an edit, or another array of a variable, may need a rebind."""
+        if changes.count != self.seen:
             return True
-        return self.watching and any(array.storage.version != version for array, version in self._relied)
+        return self.watching and any(array.storage.version != version for array, version in self._assumed)
 
     def refresh(self) -> None:
-        """Bind memory and calls anew where needed. Raises: StalePlan."""
-        self.plan.check_fresh()
+        """Rebind memory and calls where needed. Raises: StalePlan."""
+        self.plan.check_assumptions()
         stack = self.plan.overrides
         wanted = stack[-1] if stack and self.overridden else None
-        if wanted is not self._override:
-            self._override, self._apart = wanted, True
-        self._bind()
-        self.watching = any(array.storage.counted for array, _ in self._relied)
-        self._seen = changes.count
+        if wanted is not self.override:
+            self.override, self._rebind = wanted, True
+        self.bind()
+        self.watching = any(array.storage.counted for array, _ in self._assumed)
+        self.seen = changes.count
 
     @property
-    def _counts(self) -> list[int]:
-        """Per instruction, the number of calls up to its last one."""
+    def call_ends(self) -> list[int]:
+        """Per instruction, the number of calls up to and including its last one."""
         if self._ends is None:
             self._ends = list(accumulate(chain.from_iterable(self._sizes)))
         return self._ends
 
     @property
     def single(self) -> VmSegment | None:
-        """The one native segment that does it all, if it is so."""
-        only = self._calls[0] if len(self._calls) == 1 else None
+        """The VM segment that is the whole run, if there is one."""
+        only = self.calls[0] if len(self.calls) == 1 else None
         return only if hasattr(only, "run") else None
 
-    # -- the arena ----------------------------------------------------------------------------------------------------
+    # -- the arena ---------------------------------------------------------------------------------------------------
     def leave_shared(self) -> None:
-        """From now on use an arena of its own."""
-        if self._shared is not None:
-            self._shared.forget(self)
-            self._shared = None
+        """Use an own arena from now on."""
+        if self.shared is not None:
+            self.shared.forget(self)
+            self.shared = None
             self.forget_arena()
 
     def end_borrow(self) -> None:
-        """Make leased results of the last run stale."""
-        for borrow in self._borrowed.values():
-            borrow.close()
-        self._borrowed.clear()
+        """Invalidate the borrowed results of the last run."""
+        for storage in self.borrowed.values():
+            storage.close()
+        self.borrowed.clear()
 
     def forget_arena(self) -> None:
-        """Let go of the arena; the next run binds anew."""
+        """Release the arena; the next run binds again."""
         self.end_borrow()
-        self._arena, self._seen = None, -1
-        self._calls, self._sizes, self._ends, self._singles, self._feeds, self._takes = [], [], None, {}, [], {}
-        self._fed, self._points, self._pointed = None, [], None
-        for kept in (self._bound_calls, self._code, self._segments, self._views, self._readers, self._writers):
-            kept.clear()
+        self.arena, self.seen = None, -1
+        self._clear_calls()
+        self._segments.clear()
+        self._clear_bound()
+
+    def _clear_bound(self) -> None:
+        for table in (self.instruction_calls, self._code, self._views, self._readers, self._writers):
+            table.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
-    def _bind(self) -> None:
-        """Make memory and calls at the first run; bind again what has another array or place than before."""
-        for key in self.plan.arranged.written:
+    def bind(self) -> None:
+        """Allocate memory and bind calls; later, rebind those whose array or address changed."""
+        layout = self.plan.buffer_layout
+        for key in layout.written:
             self.variables[key].own()
-        first = self._arena is None
-        arena = self._arena if self._arena is not None else Arena()
-        if arena.ends != self.plan.arranged.ends:
-            arena.grow(self.plan.arranged.ends, self._chunk)
-        self._arena = arena
+        first = self.arena is None
+        arena = Arena() if self.arena is None else self.arena
+        if arena.ends != layout.ends:
+            arena.grow(layout.ends, self._chunk)
+        self.arena = arena
         other = {k for k, v in self.variables.items() if v.data is not self._given.get(k)}
         changed = first or not other.isdisjoint(self._given)
         if other:
             self._check_arrays()
             self._bound |= {key: self._array(key, self.variables[key]) for key in other}
-            self._given |= {key: self._value(self.variables[key]) for key in other}
+            self._given |= {key: _data(self.variables[key]) for key in other}
         if changed:
-            for kept in (self._bound_calls, self._code, self._views, self._readers, self._writers):
-                kept.clear()
-        behind = any(array.storage.version != version for array, version in self._placed)
-        self._let_go(self._given.keys() - self.variables.keys())
-        self._placed = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
-        for array, _ in self._placed if behind else ():
-            made_of(array, array.dtype, self.device)  # the new value, at the old address
-        self._relied = [*self.plan.guarded, *self._folded, *self._placed]
-        if changed or any(array.storage.version != version for array, version in self._folded):
+            self._clear_bound()
+        outdated = any(array.storage.version != version for array, version in self._copied)
+        self._forget_variables(self._given.keys() - self.variables.keys())
+        self._copied = [(a, a.storage.version) for key, a in self._given.items() if a is not self._bound[key]]
+        for array, _ in self._copied if outdated else ():
+            converted(array, array.dtype, self.device)  # writes the new values to the same address
+        refold = changed or any(array.storage.version != version for array, version in self._folded)
+        if refold or self._rebind:
             with uncollected():
-                self._fold()
-                self._bind_calls()
-        elif self._apart:
-            with uncollected():
-                if self.plan.folds.keys() != self._folds.keys():
+                if refold or self.plan.folds.keys() != self._folds.keys():
                     self._fold()
                 self._bind_calls()
+        self._assumed = [*self.plan.assumptions.values(), *self._folded, *self._copied]
+        for array, _ in self._assumed:
+            array.storage.watched = True
 
-    def _let_go(self, keys: Set[str]) -> None:
-        """Forget arrays that the plan does not read; they may be others when it does again."""
-        ledger = self.plan.arranged.ledger
-        for slot in [s for s in self._views if ledger.buffers[ledger.slots[s].buffer][2] in keys] if keys else ():
-            for kept in (self._views, self._readers, self._writers):
-                kept.pop(slot, None)
+    def _forget_variables(self, keys: Set[str]) -> None:
+        """Forget arrays that the plan does not read; their variables may have others when it does again."""
+        tables = self.plan.buffer_layout.tables
+        for slot in [s for s in self._views if tables.buffers[tables.holders[s]][2] in keys] if keys else ():
+            self._forget_view(slot)
         for key in keys:
             del self._given[key], self._bound[key]
+
+    def _forget_view(self, slot: int) -> None:
+        for table in (self._views, self._readers, self._writers):
+            table.pop(slot, None)
 
     def _chunk(self, i: int, size: int) -> Storage:
         """Memory of the arena. Raises: OutOfMemory."""
         try:
-            return self._kernels.allocate(size) if self._shared is None else self._shared.chunk(self, i, size)
-        except (MemoryError, RuntimeError) as error:  # torch's own is a RuntimeError
+            return self.backend.allocate(size) if self.shared is None else self.shared.chunk(self, i, size)
+        except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
             raise OutOfMemory.of_arena(self.plan, self.device) from error
 
     def _check_arrays(self) -> None:
         """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
-        ledger = self.plan.arranged.ledger
-        for s in (*self.plan.arranged.sources, *folded_from(self.plan)):
-            kind, _, key = ledger.buffers[ledger.slots[s].buffer]
-            if kind not in (INPUT, HOST) and self.variables[key].spec != ledger.slots[s].spec:
+        tables = self.plan.buffer_layout.tables
+        for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
+            kind, _, key = tables.buffers[tables.holders[s]]
+            if kind not in (INPUT, HOST) and self.variables[key].spec != tables.slots[s].spec:
                 raise StalePlan(
-                    "a weight has another shape than was planned",
+                    "the shape or dtype of a weight changed after planning",
                     where=f"{self.plan.program.name}: {key}",
-                    expected=ledger.slots[s].spec,
+                    expected=tables.slots[s].spec,
                     got=self.variables[key].spec,
                     fix="program.compile(...) again",
                 )
 
-    @staticmethod
-    def _value(variable: Variable) -> NDArray:
-        assert isinstance(variable.data, NDArray)
-        return variable.data
-
     def _array(self, key: str, variable: Variable) -> NDArray:
-        """Where a variable is read: its array, or a copy on the plan's device. One that is written moves there."""
-        data, home = self._value(variable), self._homes.get(key, self.device)
-        if data.device != home and key in self.plan.arranged.written:
+        """What is read for a variable: its array, or a copy on the device. A written variable moves to the device."""
+        data, home = _data(variable), self._homes.get(key, self.device)
+        if data.device != home and key in self.plan.buffer_layout.written:
             variable.data = data.to(home)
             return variable.data
-        return made_of(data, data.dtype, home)
+        return converted(data, data.dtype, home)
 
     def _fold(self) -> None:
-        """Compute what depends on frozen weights alone, and bind anew what reads it where it lies elsewhere now."""
+        """Compute values that depend on frozen weights alone, and rebind their readers where the address changed."""
         self._folds = self.plan.folds
         memory, self._folded = fold(self.plan, self._given)
         other = [buffer for buffer, storage in memory.items() if self._memory.get(buffer) is not storage]
         self._memory |= memory
         if other:
-            self._forget(other)
+            self._forget_buffers(other)
 
-    def _forget(self, buffers: Sequence[int] | np.ndarray) -> None:
-        """Bind anew what uses buffers."""
-        arranged = self.plan.arranged
-        ledger, mark = arranged.ledger, np.zeros(len(arranged.home), np.bool_)
+    def _forget_buffers(self, buffers: Sequence[int] | np.ndarray) -> None:
+        """Forget the calls and views that use these buffers."""
+        layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
+        mark = np.zeros(len(layout.home), np.bool_)
         mark[buffers] = True
-        with walking:  # a plan of the same ledger may be made by another thread
-            lists = (*ledger.reads.arrays(), *ledger.outs.arrays(), *ledger.works.arrays())
-            instrs = loops(len(arranged.order)).moved(arranged.order, *lists, mark).tolist()
-            slots = np.flatnonzero(mark[np.frombuffer(ledger.holders, np.int32)[: arranged.slots]]).tolist()
+        with tables_lock:
+            lists = (*tables.reads.arrays(), *tables.outs.arrays(), *tables.works.arrays())
+            instrs = loops(len(layout.order)).moved(layout.order, *lists, mark).tolist()
+            slots = np.flatnonzero(mark[np.frombuffer(tables.holders, np.int32)[: layout.slot_count]]).tolist()
             del lists
         self._forget_calls(set(instrs))
         for slot in slots:
-            for kept in (self._views, self._readers, self._writers):
-                kept.pop(slot, None)
+            self._forget_view(slot)
 
     def _forget_calls(self, instrs: Set[int]) -> None:
-        """Bind instructions anew, where they still run."""
         self._code.forget(instrs)
-        for q in instrs & self._bound_calls.keys():
-            del self._bound_calls[q]
+        for q in instrs & self.instruction_calls.keys():
+            del self.instruction_calls[q]
 
+    def view(self, slot: int) -> NDArray:
+        """A slot as an array over its memory."""
+        found = self._views.get(slot)
+        if found is None:
+            found = self._views[slot] = self._make_view(slot)
+        return found
+
+    def _make_view(self, slot: int) -> NDArray:
+        plan, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
+        row = tables.slots[slot]
+        layout, buffer = row.layout, plan.home_of(row.buffer)
+        kind, size, key = tables.buffers[buffer]
+        if plan.fusion.tiles[buffer] >= 0:  # read outside of its group
+            if buffer not in self._memory:
+                self._memory[buffer] = backend(CPU).allocate(size)
+        elif kind in ARENA:
+            assert self.arena is not None
+            chunk, at = self.arena.at(int(plan.offsets[buffer]))
+            return NDArray(chunk, row.dtype, layout.shape, layout.strides, at // row.dtype.itemsize + layout.offset)
+        elif kind not in (FOLDED, HOST):
+            base = self._bound[key]
+            if not base.contiguous:
+                raise ComputeError(
+                    "a variable of a plan must be contiguous", where=key, fix="variable.own(), which copies it"
+                )
+            return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+        return NDArray(self._memory[buffer], row.dtype, layout.shape, layout.strides, layout.offset)
+
+    # -- calls -------------------------------------------------------------------------------------------------------
     def _bind_calls(self) -> None:
-        plan = self.plan
-        order = plan.arranged.order.tolist()
-        self._calls, self._sizes, self._ends, self._singles = [], [], None, {}
-        self._apart = False
-        self._place_host()
+        plan, tables = self.plan, self.plan.buffer_layout.tables
+        self._clear_calls()
+        self._rebind = False
+        for b in tables.on_host:
+            kind, size, _ = tables.buffers[b]
+            if kind == HOST and b not in self._memory:
+                self._memory[b] = backend(CPU).allocate(size)
         segments: dict[Any, Any] = {}
         nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
-        together = {group[0]: group[-1] + 1 for group in plan.groups} if self.poison else {}
         for segment in plan.segments:
-            over = self._override
+            over = self.override
             if over is not None and over.start <= segment.start and segment.stop <= over.stop:
-                call = [OverrideCall(plan, over, self._view)] if segment.start == over.start else []
-                self._calls += call
-                self._sizes.append(_first(segment.stop - segment.start, len(call)))
-            elif self.poison:  # what dies is filled after each instruction or group
-                at = segment.start
-                while at < segment.stop:
-                    stop = together.get(at, at + 1)
-                    calls = self._gate(at) + self._calls_of(at, stop)
-                    self._calls += calls
-                    self._sizes.append(_first(stop - at, len(calls)))
-                    at = stop
+                call = [OverrideCall(plan, over, self.view)] if segment.start == over.start else []
+                self._add_calls(segment.stop - segment.start, call)
+            elif self.poison:
+                self._bind_poisoned(segment.start, segment.stop)
             elif segment.kind == VM:
                 from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
-                rows = self._code.between(plan, segment.start, segment.stop, self._view)
+                rows = self._code.between(plan, segment.start, segment.stop, self.view)
                 key = tuple(map(id, rows))
                 known = self._segments.get(key)
                 if known is None:
                     near = nearby.get(id(rows[0])) or nearby.get(id(rows[-1]))
-                    known = (rows, VmSegment(rows, self._room_of_vm(), near))
+                    known = (rows, VmSegment(rows, self._vm_scratch(), near))
                 segments[key] = known
-                self._calls.append(known[1])
-                self._sizes.append(_first(segment.stop - segment.start))
+                self._add_calls(segment.stop - segment.start, [known[1]])
             else:
-                part, bound = order[segment.start : segment.stop], self._bound_calls
-                lists = list(map(bound.get, part, repeat(_UNBOUND)))
-                for i in [i for i, calls in enumerate(lists) if calls is _UNBOUND] if _UNBOUND in lists else ():
-                    lists[i] = bound[part[i]] = self._calls_of(segment.start + i, segment.start + i + 1)
-                if segment.start <= plan.commit_start < segment.stop:
-                    lists[plan.commit_start - segment.start] = [
-                        *self._gate(plan.commit_start),
-                        *lists[plan.commit_start - segment.start],
-                    ]
-                self._sizes.append(map(len, lists))
-                self._calls += chain.from_iterable(lists)
+                self._bind_aten(segment.start, segment.stop)
         self._segments = segments
-        ledger = plan.arranged.ledger
-        used = {ledger.buffers[ledger.slots[s].buffer][2]: s for s in plan.input_slots}
-        self._feeds = [self._writer(used[name]) if name in used else None for name in plan.inputs]
-        self._bind_fed([self._view(used[name]) if name in used else None for name in plan.inputs])
-        self._takes = {name: self._reader(slot) for name, slot in plan.outputs.items()}
-        for key in plan.arranged.written:
+        used = {tables.buffers[tables.holders[s]][2]: s for s in plan.input_slots}
+        slots = [used.get(name) for name in plan.inputs]
+        self.feeds = [None if s is None else self._once(self._writers, s, writer) for s in slots]
+        self._bind_fed([None if s is None else self.view(s) for s in slots])
+        self.takes = {name: self._once(self._readers, slot, reader) for name, slot in plan.outputs.items()}
+        for key in plan.buffer_layout.written:
             self._bound[key].storage.counted_by(self.runs)
-        self._relied = [*plan.guarded, *self._folded, *self._placed]
-        for array, _ in self._relied:
-            array.storage.watched = True
+        self._on_rebind()
 
-    def _place_host(self) -> None:
-        """Memory for what lies on the host, of a plan on another device."""
-        ledger = self.plan.arranged.ledger
-        for b in ledger.on_host:
-            kind, size, _ = ledger.buffers[b]
-            if kind == HOST and b not in self._memory:
-                self._memory[b] = backend(CPU).allocate(size)
+    def _add_calls(self, instructions: int, calls: list[Any]) -> None:
+        """Append calls that count as those of the first of some instructions."""
+        self.calls += calls
+        self._sizes.append((len(calls), *repeat(0, instructions - 1)))
 
-    def _gate(self, i: int) -> list[Any]:
-        """What comes in front of an instruction: a device is waited for before the commit, so that it fails before."""
-        return [self._settle] if i == self.plan.commit_start and self._kernels.driver is not None else []
+    def _bind_poisoned(self, start: int, stop: int) -> None:
+        """Bind instructions or groups one by one, each followed by calls that fill the memory that died."""
+        together = {group[0]: group[-1] + 1 for group in self.plan.groups}
+        while start < stop:
+            end = together.get(start, start + 1)
+            self._add_calls(end - start, [*self._wait_before(start), *self._calls_of(start, end)])
+            start = end
 
-    def _settle(self) -> None:
+    def _bind_aten(self, start: int, stop: int) -> None:
+        part, bound = self.plan.buffer_layout.order[start:stop].tolist(), self.instruction_calls
+        lists = list(map(bound.get, part, repeat(_UNBOUND)))
+        for i in [i for i, calls in enumerate(lists) if calls is _UNBOUND] if _UNBOUND in lists else ():
+            lists[i] = bound[part[i]] = self._calls_of(start + i, start + i + 1)
+        commit = self.plan.commit_start
+        if start <= commit < stop:
+            lists[commit - start] = [*self._wait_before(commit), *lists[commit - start]]
+        self._sizes.append(map(len, lists))
+        self.calls += chain.from_iterable(lists)
+
+    def _wait_before(self, i: int) -> list[Any]:
+        """A call that waits for the device before the commit, so that a failure leaves the states unchanged."""
+        waits = self._in_order and i == self.plan.commit_start and self.backend.driver is not None
+        return [self.synchronize] if waits else []
+
+    def synchronize(self) -> None:
         """Wait for the device. Raises: DeviceFailed."""
-        assert self._kernels.driver is not None
+        assert self.backend.driver is not None
         try:
-            self._kernels.driver.synchronize()
+            self.backend.driver.synchronize()
         except DeviceFailed:
             raise
         except Exception as error:
@@ -517,95 +518,79 @@ class BoundKernels:
             ) from error
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """Where one native call does it all, one that also copies the inputs, from wherever they are pointed to."""
-        self._fed, self._points, self._pointed = None, [], None
+        """Where the run is one native call, make one that copies the inputs too."""
         single = self.single
-        if single is None or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
+        if single is None or self._separate or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return
         address = backend(CPU).address
-        copies = [copy_row(address(t), t.nbytes // 4, address(t)) if t is not None else None for t in targets]
-        rows = [row for row in copies if row is not None]
-        fed = self._fed = single.after(rows, self.runs.address)
         read = [(i, target) for i, target in enumerate(targets) if target is not None]
-        self._points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
+        rows = [row for _, t in read if (row := copy_row(address(t), t.nbytes // 4, address(t))) is not None]
+        fed = self.fed = single.after(rows, self.runs.address)
+        self.points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 
-    def _room_of_vm(self) -> np.ndarray:
-        """Scratch of the VM, one for all segments."""
-        if self._scratch is None:
+    def _vm_scratch(self) -> np.ndarray:
+        """Scratch memory of the VM, shared by segments unless they run side by side."""
+        if self._scratch is None or self._separate:
             from graphwright.array.vm.running.segment import new_scratch  # loads numba
 
             self._scratch = new_scratch()
         return self._scratch
 
-    def _writer(self, slot: int) -> Callable[[Given], object]:
-        if slot not in self._writers:
-            self._writers[slot] = writer(self._view(slot))
-        return self._writers[slot]
+    def _once(self, cache: dict[int, Any], slot: int, make: Callable[[NDArray], Any]) -> Any:
+        if slot not in cache:
+            cache[slot] = make(self.view(slot))
+        return cache[slot]
 
-    def _reader(self, slot: int) -> Callable[[], NDArray]:
-        if slot not in self._readers:
-            self._readers[slot] = reader(self._view(slot))
-        return self._readers[slot]
+    def calls_of(self, i: int) -> list[Any]:
+        """The calls of one instruction, run by itself."""
+        if i not in self._singles:
+            self._singles[i] = self._calls_of(i, i + 1)
+        return self._singles[i]
 
     def _calls_of(self, start: int, stop: int) -> list[Any]:
-        """Calls for a run of instructions of one executor; of ATen, for one."""
-        arranged = self.plan.arranged
-        instr = arranged.ledger.instrs[arranged.order[start]]
-        if arranged.ledger.choice(arranged.order[start]).executor == VM:
+        """Calls for a group on the VM, or for one instruction."""
+        layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
+        instr = tables.instrs[layout.order[start]]
+        if tables.choice(layout.order[start]).executor == VM:
             from graphwright.array.vm.running.segment import VmSegment  # loads numba
 
-            calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self._view), self._room_of_vm())]
+            calls: list[Any] = [VmSegment(self._code.between(self.plan, start, stop, self.view), self._vm_scratch())]
         else:
-            outs, ins, work = ([self._view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
+            outs, ins, work = ([self.view(s) for s in slots] for slots in (instr.outs, instr.ins, instr.work))
             if get(instr.op).traits.convert and ins[0].device != outs[0].device:
-                calls = [partial(self._kernels.copy, outs[0], ins[0])]
+                calls = [partial(self.backend.copy, outs[0], ins[0])]
             else:
-                calls = self._kernel(instr, outs, ins, work)
-        return calls + self._dead_fills(start, stop)
+                calls = self._bind_kernel(instr, outs, ins, work)
+        if self.poison and self._in_order:
+            assert self.arena is not None
+            dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
+            calls += [PoisonCall(*self.arena.at(b.offset), b.nbytes) for b in dead]
+        return calls
 
-    def _kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:
-        """Calls of a kernel; one that waits in a queue knows which node it fails for."""
+    def _bind_kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:
+        """Calls of a kernel; a failure of one in a device queue names the node."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
-        plan, row = self.plan, self.plan.arranged.ledger.rows.get(instr.node)
-        path = plan.path(instr.node) if row is None else row.path  # of a plan from before an edit
+        plan, record = self.plan, self.plan.buffer_layout.builder.records.get(instr.node)
+        path = plan.path(instr.node) if record is None else record.path  # of a plan from before an edit
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         finally:
             queued_failure.reset(known)
 
-    def _dead_fills(self, start: int, stop: int) -> list[Any]:
-        """What poisons the buffers that die with instructions."""
-        if not self.poison:
-            return []
-        dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
-        assert self._arena is not None
-        return [PoisonCall(*self._arena.at(b.offset), b.nbytes) for b in dead]
 
-    def _view(self, slot: int) -> NDArray:
-        found = self._views.get(slot)
-        if found is None:
-            found = self._views[slot] = self._make_view(slot)
-        return found
+def _data(variable: Variable) -> NDArray:
+    assert isinstance(variable.data, NDArray)
+    return variable.data
 
-    def _make_view(self, slot: int) -> NDArray:
-        arranged = self.plan.arranged
-        row = arranged.ledger.slots[slot]
-        layout, place = row.layout, arranged.place(row.buffer)
-        kind, _, key = arranged.ledger.buffers[place]
-        if arranged.fusion.tiles[place] >= 0:  # looked at by itself, not in its group
-            if place not in self._memory:
-                self._memory[place] = backend(CPU).allocate(arranged.ledger.buffers[place][1])
-            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
-        if kind in ARENA:
-            assert self._arena is not None
-            chunk, at = self._arena.at(int(arranged.offsets[place]))
-            return NDArray(chunk, row.dtype, layout.shape, layout.strides, at // row.dtype.itemsize + layout.offset)
-        if kind in (FOLDED, HOST):
-            return NDArray(self._memory[place], row.dtype, layout.shape, layout.strides, layout.offset)
-        base = self._bound[key]
-        if not base.contiguous:
-            raise ComputeError("a variable must lie row by row", where=key, fix="variable.own(), which copies it")
-        return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+def _removed(before: np.ndarray, after: np.ndarray) -> set[int]:
+    """Numbers of one order that another lacks; the orders mostly share their beginning and end."""
+    short = min(len(before), len(after))
+    start, stop = (
+        int(np.argmax(differ)) if differ.any() else short
+        for differ in (before[:short] != after[:short], (before[::-1][:short] != after[::-1][:short]))
+    )
+    return set(before[start : len(before) - stop].tolist()) - set(after[start : len(after) - stop].tolist())

@@ -1,11 +1,11 @@
-"""Plans on several threads: what an instruction waits for is said by the edges of `hazards`, and by nothing else.
+"""Parallel runs: each instruction starts once the instructions that it depends on are done.
 
-The bits are those of the plan in order. What gains is work that lets go of Python's lock: ATen's larger kernels.
+The bits are those of the plan in order. Only work that releases the GIL gains: ATen's larger kernels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from heapq import heapify, heappop, heappush
 from threading import Condition, Event, local
@@ -13,18 +13,18 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-import numpy as np
-
 from graphwright.array import CPU
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.planning.executors import VM
-from graphwright.plan.planning.hazards import edges
+from graphwright.plan.options import VM
+from graphwright.plan.planning.hazards import dependencies
 from graphwright.plan.running.executable import Executable
+from graphwright.plan.running.kernels import BoundKernels
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.autograd import Variable
-    from graphwright.plan.plan import Plan, PlanSlice
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.table import PlanSlice
 
 
 class Cancelled(ComputeError):
@@ -32,22 +32,22 @@ class Cancelled(ComputeError):
 
 
 class DeadlineExceeded(ComputeError, TimeoutError):
-    """The run had not reached its commit when its time was over."""
+    """The run did not reach its commit before the deadline."""
 
 
 class CancelToken:
-    """Stops the runs that it was given to, from any thread: what has begun is finished, nothing else begins."""
+    """Cancels the runs that it was passed to, from any thread: running instructions finish, no other starts."""
 
     def __init__(self) -> None:
         self._event = Event()
 
     def cancel(self) -> None:
-        """Ask for the stop; for good."""
+        """Cancel the runs; this cannot be undone."""
         self._event.set()
 
     @property
     def cancelled(self) -> bool:
-        """True once it was asked for."""
+        """True once `cancel` was called."""
         return self._event.is_set()
 
 
@@ -55,13 +55,12 @@ _thread = local()
 
 
 class ParallelExecutable(Executable):
-    """A workspace that runs instructions as soon as what they wait for is done, on `threads` threads.
+    """An executable that runs independent instructions side by side on `threads` threads.
 
     Args:
-        plan: the tables. A run of the VM is one task, each other instruction too.
-        variables: as of a Executable.
-        safe: as of a Executable.
-        threads: the caller's own counts as one; the others are started at the first run and end with `close`.
+        plan: the plan. A VM segment is one task, each other instruction too.
+        variables, safe: see `Executable`.
+        threads: number of threads including the caller's; the others start with the first run and end with `close`.
     Raises: UsageError for threads < 1, or a plan of another device than the CPU.
     """
 
@@ -70,17 +69,22 @@ class ParallelExecutable(Executable):
     ) -> None:
         if threads < 1:
             raise UsageError(
-                "at least one thread", where=plan.program.name, expected="threads >= 1", got=threads, fix="threads=2"
+                "threads must be at least 1",
+                where=plan.program.name,
+                expected="threads >= 1",
+                got=threads,
+                fix="threads=2",
             )
         if plan.options.device != CPU:
             raise UsageError(
-                "threads are for the CPU; a device has queues",
+                "parallel runs are for the CPU; a device has queues",
                 where=plan.program.name,
                 expected=CPU,
                 got=plan.options.device,
                 fix="plan.new_executable()",
             )
-        super().__init__(plan, variables, safe=safe)
+        kernels = BoundKernels(plan, variables, poison=False, shared=False, separate=True)
+        super().__init__(plan, safe=safe, kernels=kernels)
         self.pinned = True  # the tasks are those of this plan
         self.threads = threads
         self._tasks = TaskGraph(plan)
@@ -95,22 +99,22 @@ class ParallelExecutable(Executable):
         borrow: bool = False,
         cancel: CancelToken | None = None,
         deadline: float | None = None,
-    ) -> dict[str, Any]:
-        """As `Executable.run`. The first error wins; what runs beside it is finished first, the rest is not begun.
+    ) -> dict[str, NDArray]:
+        """As `Executable.run`. The first error is raised, after the instructions that run beside it have finished.
 
         Args:
-            cancel: stops the run; looked at before each instruction in front of the commit.
-            deadline: seconds that the run may take to its commit, which itself is never interrupted.
+            cancel: stops the run; checked before each instruction up to the commit.
+            deadline: maximum seconds until the commit, which is never interrupted.
         Raises: Cancelled, DeadlineExceeded, with states as before the step (else StepTorn); UsageError inside an
             instruction of another parallel run.
         """
         if getattr(_thread, "inside", False):
             raise UsageError(
-                "a parallel run inside an instruction of another",
+                "nested parallel run: this thread already runs an instruction of another one",
                 where=self.plan.program.name,
-                expected="a thread that runs no plan in parallel",
+                expected="a thread that runs no parallel plan",
                 got="one that does",
-                fix="Executable(plan) there",
+                fix="Executable(plan) inside of instructions",
             )
         self._cancel = cancel
         self._until = None if deadline is None else monotonic() + deadline
@@ -120,12 +124,14 @@ class ParallelExecutable(Executable):
             self._cancel = self._until = None
 
     def execute(self) -> None:
-        """Run the tasks on what lies in the inputs. Raises: as `run`."""
-        if self._override is not None:  # it is one call, for which nothing is known of what waits for what
+        """Run the tasks on the present inputs. Raises: as `run`."""
+        if self.kernels.override is not None:  # one call, whose dependencies are unknown
             super().execute()
             return
-        self.runs.rise()
-        run = _Run(self._tasks, self._task_calls(), self._cancel, self._until)
+        self.kernels.runs.rise()
+        ends = [0, *self.kernels.call_ends]
+        calls = [self.kernels.calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
+        run = _ParallelRun(self._tasks, calls, self._cancel, self._until)
         if self._pool is None and self.threads > 1:
             self._pool = ThreadPoolExecutor(self.threads - 1, f"plan {self.plan.program.name}")
             finalize(self, self._pool.shutdown, wait=False)
@@ -136,41 +142,28 @@ class ParallelExecutable(Executable):
         finally:
             run.stop()
             wait(helpers)
+        ran = [i for t in run.done for i in range(*self._tasks.bounds[t])] if run.error or run.stopped else []
         if run.error is not None:
             at, error = run.error
-            ran = [i for t in run.done for i in range(*self._tasks.bounds[t])]
-            raise self._failed(at, error, ran) from error
+            raise self.failed(at, error, ran) from error
         if run.stopped is not None:
-            raise self._torn(run.stopped, [i for t in run.done for i in range(*self._tasks.bounds[t])])
+            raise self.torn(run.stopped, ran)
 
     def close(self) -> None:
-        """End the threads, after what they run; the next run starts others."""
+        """End the threads once they are idle; the next run starts others."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
-    def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """No native call for all: it could not be stopped in front of the commit."""
-
-    def _room_of_vm(self) -> np.ndarray:
-        """Scratch of its own per segment, as they run side by side."""
-        from graphwright.array.vm.running.segment import new_scratch  # loads numba
-
-        return new_scratch()
-
-    def _task_calls(self) -> list[list[Any]]:
-        ends = [0, *self._counts]
-        return [self._calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
-
 
 class TaskGraph:
-    """The dispatches of a plan with what they wait for.
+    """The dispatches of a plan and their dependencies.
 
     Attributes:
         bounds: per task its first instruction and the one after its last.
-        waits: per task how many others it waits for.
-        then: per task those that wait for it.
-        commit: the first task of the commit, which all in front of it precede.
+        waits: per task the number of tasks it depends on.
+        then: per task those that depend on it.
+        commit: the first task of the commit, which starts after all tasks before it.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -179,7 +172,7 @@ class TaskGraph:
             step = segment.stop - segment.start if segment.kind == VM else 1
             self.bounds += [(i, i + step) for i in range(segment.start, segment.stop, step)]
         task = [t for t, (start, stop) in enumerate(self.bounds) for _ in range(start, stop)]
-        pairs = {(task[e.before], task[e.after]) for e in edges(plan)}
+        pairs = {(task[e.before], task[e.after]) for e in dependencies(plan)}
         self.then: list[list[int]] = [[] for _ in self.bounds]
         self.waits = [0] * len(self.bounds)
         for before, after in sorted(pairs):
@@ -190,13 +183,13 @@ class TaskGraph:
         self.commit = task[at] if at < len(task) else len(self.bounds)
 
 
-class _Run:
+class _ParallelRun:
     """One run over the tasks, shared by its threads.
 
     Attributes:
-        done: tasks that have run, in the order of their ends.
-        error: place and exception of the first that failed.
-        stopped: why nothing more was begun.
+        done: finished tasks, in order of completion.
+        error: instruction and exception of the first failure.
+        stopped: the reason the run was stopped early.
     """
 
     def __init__(
@@ -207,7 +200,7 @@ class _Run:
         self.error: tuple[int, Exception] | None = None
         self.stopped: ComputeError | None = None
         self._waits = list(tasks.waits)
-        self._front = tasks.commit  # tasks in front of the commit that have not run
+        self._front = tasks.commit  # tasks before the commit that have not run
         for t in range(tasks.commit, len(self._waits)):
             self._waits[t] += self._front > 0
         self._ready = [t for t, n in enumerate(self._waits) if n == 0]
@@ -216,7 +209,7 @@ class _Run:
         self._over = False
 
     def work(self) -> None:
-        """Take tasks until all are done or the run is stopped; each of the threads calls it."""
+        """Run tasks until all are done or the run is stopped; every thread calls this."""
         _thread.inside = True
         try:
             while (task := self._next()) is not None:
@@ -231,19 +224,19 @@ class _Run:
             _thread.inside = False
 
     def stop(self) -> None:
-        """Begin nothing more."""
+        """Start no further task."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """A task to run; waits for one. None when nothing more is to be begun."""
+        """Wait for a task to run; None when there is none left."""
         with self._changed:
             while not self._over:
                 if len(self.done) == len(self.calls):
                     break
                 if self._front:
-                    self._look_at_limits()
+                    self._check_limits()
                     if self._over:
                         break
                 if self._ready:
@@ -253,11 +246,11 @@ class _Run:
             self._changed.notify_all()
             return None
 
-    def _look_at_limits(self) -> None:
+    def _check_limits(self) -> None:
         if self.cancel is not None and self.cancel.cancelled:
             self.stopped = Cancelled("the run was cancelled", got=self._progress())
         elif self.until is not None and monotonic() >= self.until:
-            self.stopped = DeadlineExceeded("the run took longer than its deadline", got=self._progress())
+            self.stopped = DeadlineExceeded("the run exceeded its deadline", got=self._progress())
         self._over = self._over or self.stopped is not None
 
     def _progress(self) -> str:

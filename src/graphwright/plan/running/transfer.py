@@ -1,56 +1,27 @@
-"""Values in and out of planned memory, and what is made of weights once for all workspaces: conversions and copies."""
+"""Functions that copy values into and out of planned memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import memmove
 from sys import getrefcount
-from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary, ref
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, Storage, backend, empty, from_numpy
+from graphwright.array import CPU, NDArray, Storage, backend, from_numpy
 from graphwright.array.layout import row_major
 from graphwright.autograd import Tensor
 
-if TYPE_CHECKING:
-    from graphwright.array import Device, DType
-
 _LARGE = 1 << 16  # bytes of a result
-_KEPT = 2  # a caller holds the last result while the next one is made
-_UNHELD = 3  # references to a block that none but `reader` knows, when it asks
-
-_made: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
-
-
-def made_of(source: NDArray, dtype: DType, device: Device) -> NDArray:
-    """A weight in another dtype or on another device, made once per version for all workspaces that need it at a time.
-
-    On another device a new version is written over the old one, since graphs there hold its address.
-    """
-    if dtype is source.dtype and device == source.device:
-        return source
-    known = _made.setdefault(source, {})
-    version, found = known.get((dtype, device), (-1, None))
-    storage = found() if found is not None else None
-    if storage is not None and version == source.storage.version:
-        return NDArray(storage, dtype, source.shape)
-    if storage is not None and device != source.device:
-        known[dtype, device] = (source.storage.version, ref(storage))
-        return NDArray(storage, dtype, source.shape).copy_from(source.to(device))
-    result = source.to(device) if device != source.device else source
-    if dtype is not source.dtype:
-        result = empty(source.shape, dtype, device).copy_from(result)
-    known[dtype, device] = (source.storage.version, ref(result.storage))
-    return result
-
+_BLOCKS = 2  # the caller holds the last result while the next one is made
+_UNHELD = 3  # references to a block that only `reader` knows
 
 Given = NDArray | np.ndarray
 
 
 def writer(target: NDArray) -> Callable[[Given], object]:
-    """What copies an array of its spec, from the host or the same device, into planned memory."""
+    """A function that copies arrays of the target's spec, from the host or the same device, into planned memory."""
     kernels = backend(target.device)
     if target.device != CPU:
         return lambda array: kernels.copy(target, as_array(array))
@@ -75,9 +46,9 @@ def writer(target: NDArray) -> Callable[[Given], object]:
 
 
 def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given], bool]:
-    """What tells native code where an array lies that it will copy into planned memory.
+    """A function that sets the address from which native code copies an array into planned memory.
 
-    True if the array is read where it lies, so that its next values are, too; else these values were copied.
+    It returns True if that is the array's own memory, so later values are read too; else the present ones were copied.
     """
     kernels = backend(CPU)
     own, host = kernels.address(target), target.to_numpy(bits=True)
@@ -87,19 +58,19 @@ def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given],
             np.copyto(host, array)
             source(own)
             return False
-        lies = array.contiguous
-        if not lies:
+        direct = array.contiguous
+        if not direct:
             kernels.copy(target, array)
-        source(kernels.address(array) if lies else own)
-        return lies
+        source(kernels.address(array) if direct else own)
+        return direct
 
     return point
 
 
 def reader(source: NDArray) -> Callable[[], NDArray]:
-    """What copies a value out of planned memory; it stays on its device.
+    """A function that copies a value out of planned memory, on its device.
 
-    A large copy is made where an earlier one lay that nobody holds any more: fresh pages cost more than the copy.
+    A large copy reuses the memory of an earlier one that is no longer referenced: new pages cost more than the copy.
     """
     if source.device != CPU:
         return source.copy
@@ -120,7 +91,7 @@ def reader(source: NDArray) -> Callable[[], NDArray]:
                 break
         else:
             block = np.empty(host.size, host.dtype)
-            if len(blocks) < _KEPT:
+            if len(blocks) < _BLOCKS:
                 blocks.append(block)
         np.copyto(block.reshape(host.shape), host)
         return NDArray(Storage(block, size, CPU), kind, shape, strides)
@@ -129,6 +100,6 @@ def reader(source: NDArray) -> Callable[[], NDArray]:
 
 
 def as_array(given: Any) -> NDArray:
-    """A feed as an array, sharing memory. Raises: DTypeError for what is no array of numbers."""
+    """A feed as an array, sharing memory. Raises: DTypeError if it is not an array of numbers."""
     data = given.data if isinstance(given, Tensor) else given
     return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import float64
+from graphwright.array.formulas.gates import COLUMNS, KINDS
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.ops.axes import Product, atoms, known
-from graphwright.ops.gate import COLUMNS, KINDS
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
 from graphwright.program.editing.replace import redirect
@@ -112,7 +112,7 @@ def gate(
     Args:
         target: an edge into a junction (handle, or its ends); a node; units of whole axes; layers; or several edges or
             nodes, each with its own gate, or for a `choice` with one gate among them.
-        kind: see `graphwright.ops.gate.KINDS`.
+        kind: see `graphwright.array.formulas.gates.KINDS`.
         init: logits, a number or one per element; by default those of the kind.
         group: name of the temperature it shares; by default `hard_concrete` at 2/3 for that kind, else `default`.
         cost: of an open element: "params" that are removed with it, "one", or whole numbers.

@@ -229,10 +229,10 @@ def evolve(t: Trials) -> Found:
         made = t.fit(t.structure(chosen), steps)
         alive.append(Found(chosen, made, t.score(made)))
     while t.left >= t.budget // 2 + steps:
-        mother = alive[int(rng.integers(len(alive), size=2).min())]
-        chosen = toggled(names, mother.chosen, rng)
+        fitter_parent = alive[int(rng.integers(len(alive), size=2).min())]
+        chosen = toggled(names, fitter_parent.chosen, rng)
         made = t.structure(chosen)
-        _inherit(made, mother.program)
+        _inherit(made, fitter_parent.program)
         made = t.fit(made, min(steps, t.left))
         alive = sorted([*alive, Found(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
     best = min(alive, key=lambda f: f.loss)
@@ -250,9 +250,9 @@ def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator)
     return tuple(kept if len(kept) < len(chosen) else [*kept, name])
 
 
-def _inherit(child: Program, mother: Program) -> None:
+def _inherit(child: Program, fitter_parent: Program) -> None:
     """Weights of one shape under one key."""
-    theirs = mother.variables()
+    theirs = fitter_parent.variables()
     for key, variable in child.variables().items():
         if key in theirs and theirs[key].shape == variable.shape:
             variable.assign(theirs[key])

@@ -1,1 +1,1 @@
-"""Code on its way through the machine: segments of a plan, the calls they are run by, the threads that help."""
+"""Running code: segments of a plan, calls of the machine, helper threads."""

@@ -1,7 +1,8 @@
-"""Calling the machine on a context: some 30 ns where CPython's layout is the one that is known, else by ctypes.
+"""Call the machine on a context, and the helper threads that large rows are shared with.
 
-The quick call is a builtin method whose `self` is a bytes object that holds the context's address; the machine is its C
-function and returns None, or NotImplemented for a failure. It holds the GIL, so only short code is called in this way.
+A quick call takes some 30 ns: it is a builtin method whose `self` is a bytes object with the context's address, and
+whose C function is the machine, which returns None, or NotImplemented for a failure. It holds the GIL, so only short
+code is called like this. Where CPython's object layout is unknown, and for long code, the call goes through ctypes.
 """
 
 from __future__ import annotations
@@ -11,18 +12,21 @@ import sys
 import sysconfig
 from collections.abc import Callable
 from functools import cache
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
+import torch
 
 from graphwright.array.vm import context as at
+from graphwright.array.vm.code import SCRATCH
 from graphwright.array.vm.machine import build
 
 Call = Callable[[], Any]
-"""Runs the code; None, or something else if a row failed."""
+"""Runs the code; returns None, or another object if a row failed."""
 
 _NOARGS = 4  # METH_NOARGS
-_LASTING = (3, 12)  # the version from which on None is not counted
+_LASTING = (3, 12)  # from this version on None is immortal: references to it are not counted
 
 
 class _Method(ctypes.Structure):
@@ -36,7 +40,7 @@ class _Method(ctypes.Structure):
 
 @cache
 def _make_method() -> Any:
-    """(method, self) -> builtin, or None where the layout of objects is not the known one."""
+    """(method, self) -> builtin method, or None where the layout of CPython objects is unknown."""
     plain = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not plain or bytes.__basicsize__ - 1 != at.PAYLOAD or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -51,17 +55,16 @@ def _method() -> _Method:
 
 
 def quick(context: np.ndarray, memory: Any) -> Call:
-    """A call that holds the GIL; it keeps `memory`, what the context points to, alive."""
+    """A call that holds the GIL; it keeps `memory`, which the context points to, alive."""
     return _quick(context, memory) or patient(context, memory)
 
 
 def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
-    """A call that holds the GIL and looks itself whether it may run: what goes wrong is left to `otherwise`.
+    """A call that holds the GIL, checks a guard itself, and calls `otherwise` if the check or a row fails.
 
-    That is called in its place where the number at `GUARD` is another one than `SEEN`, and after a row that failed; so
-    no code of Python runs around the machine's.
+    The check compares the number at `GUARD` with `SEEN`. No Python code runs around the machine's.
     """
-    context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the first cell is 0
+    context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first cell, is 0
     context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value
     context[at.OTHERWISE] = id(otherwise)
     return _quick(context, (memory, otherwise)) or otherwise
@@ -81,7 +84,7 @@ _Plain = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 def patient(context: np.ndarray, memory: Any) -> Call:
-    """A call that lets other threads of Python run meanwhile; it keeps `memory`, as above, alive."""
+    """A call that releases the GIL; it keeps `memory`, which the context points to, alive."""
     context[at.FINE], context[at.FAILED], context[at.COUNTED] = 0, 1, 0
     block = np.array([context.ctypes.data], np.int64)
     run, me = _Plain(build().address), int(block.ctypes.data) - at.PAYLOAD
@@ -90,3 +93,38 @@ def patient(context: np.ndarray, memory: Any) -> Call:
         return NotImplemented if run(me) else None
 
     return call
+
+
+get_num_threads = torch.get_num_threads
+"""The number of threads of a kernel, this one included: the same as of ATen's kernels."""
+
+_lock = Lock()
+_state: dict[str, np.ndarray] = {}
+_helpers: list[Thread] = []
+
+
+def team(threads: int) -> int:
+    """Address of the team, started for this number of threads; 0 where the platform has no semaphores."""
+    if len(_helpers) + 1 < threads and sys.platform == "linux":
+        with _lock:
+            _grow(threads)
+    return int(_state["team"].ctypes.data) if "team" in _state else 0
+
+
+def _grow(threads: int) -> None:
+    if "team" not in _state:
+        cells = np.zeros(at.TEAM_CELLS, np.int64)
+        libc = ctypes.CDLL(None)
+        if libc.sem_init(ctypes.c_void_p(cells.ctypes.data + 8 * at.SEMAPHORE), 0, 0):
+            return
+        for cell, name in ((at.SEM_WAIT, "sem_wait"), (at.SEM_POST, "sem_post"), (at.YIELD, "sched_yield")):
+            cells[cell] = ctypes.cast(getattr(libc, name), ctypes.c_void_p).value or 0
+        _state["team"] = cells
+    while len(_helpers) + 1 < threads:
+        context = np.zeros(at.CELLS, np.int64)
+        scratch = np.zeros(SCRATCH + 64, np.uint8)
+        context[at.HELPER], context[at.TEAM] = len(_helpers) + 1, _state["team"].ctypes.data
+        context[at.SCRATCH] = -(-scratch.ctypes.data // 64) * 64
+        helper = Thread(target=patient(context, (scratch, _state["team"])), name="graphwright-vm", daemon=True)
+        helper.start()
+        _helpers.append(helper)

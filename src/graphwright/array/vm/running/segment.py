@@ -1,4 +1,4 @@
-"""A run of ops as code for the machine: encoded once, then one call."""
+"""A sequence of ops as code for the machine: encoded once, then run by one call."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode.operands import Row
 from graphwright.array.vm.encode.scalars import pack_runs
 from graphwright.array.vm.encode.share import Cut, cut
-from graphwright.array.vm.running.call import Call, guarded, patient, quick
-from graphwright.array.vm.running.team import get_num_threads, team
+from graphwright.array.vm.running.call import Call, get_num_threads, guarded, patient, quick, team
 
-_PATIENT = 50_000  # ns from which on a call lets go of the GIL
+_PATIENT = 50_000  # ns above which a call releases the GIL
 
 
 class BadIndex(IndexError):
-    """A target lies outside the classes; `op` is its place among the ops of the segment."""
+    """An index is out of range; `op` is the number of the op in its segment."""
 
     def __init__(self, op: int) -> None:
-        super().__init__("an index lies outside the classes it picks from")
+        super().__init__("an index is out of range")
         self.op = op
 
 
 def new_scratch() -> np.ndarray:
-    """Memory that code works in."""
+    """Allocate scratch memory for code."""
     return np.zeros(SCRATCH + 64, np.uint8)
 
 
 def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
-    """Code of each op; stretches of single numbers are one row, with the first of them."""
+    """Code of each op; a run of ops on single numbers is packed into one row, which belongs to the first of them."""
     blocks = [op.code for op in ops]
     numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
-    for scalar, stretch in groupby(numbered, lambda one: one[1].scalar):
+    for scalar, run in groupby(numbered, lambda one: one[1].scalar):
         if scalar:
-            single = list(stretch)
+            single = list(run)
             made: dict[int, list[Row]] = {i: [] for i, _ in single}
             for i, rows in pack_runs([(i, part) for i, op in single for part in op.parts], scratch):
                 made[i] += rows
@@ -49,8 +48,8 @@ def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
     return blocks
 
 
-def _alike(ops: Sequence[Cut], others: Sequence[Cut]) -> tuple[int, int]:
-    """How many ops at the begin and at the end are the same ones, so that a stretch of single numbers stays whole."""
+def _shared_ends(ops: Sequence[Cut], others: Sequence[Cut]) -> tuple[int, int]:
+    """Number of ops that are identical at the start and at the end, without splitting a run of single numbers."""
     head, tail = _first_other(ops, others), _first_other(ops[::-1], others[::-1])
     tail = min(tail, len(ops) - head, len(others) - head)
     while head and (ops[head - 1].scalar or not ops[head - 1].parts):
@@ -66,26 +65,26 @@ def _first_other(ops: Sequence[Cut], others: Sequence[Cut]) -> int:
 
 
 class VmSegment:
-    """Code for the addresses it was encoded with; calling it runs all of it and allocates nothing.
+    """Code for fixed addresses; calling it runs all of it and allocates nothing.
 
     Args:
-        ops: the rows of each op, in order, or what `cut` made of them.
-        scratch: of `new_scratch()`, for segments that never run at the same time; its own by default.
-        before: a segment of the same scratch that begins or ends with the same ops: their code is taken from it.
+        ops: the rows of each op in order, or their `Cut`s.
+        scratch: from `new_scratch()`, shared by segments that never run at the same time; by default its own.
+        before: a segment with the same scratch; the code of the ops that both begin or end with is reused.
 
     Attributes:
-        run: the call itself: returns None, or something else if an index was out of range; `failure` then says which.
+        run: the call: returns None, or another object if an index was out of range (see `failure`).
     """
 
     def __init__(
         self, ops: Sequence[Sequence[Row] | Cut], scratch: np.ndarray | None = None, before: VmSegment | None = None
     ) -> None:
         self._scratch = new_scratch() if scratch is None else scratch
-        self._place = -(-self._scratch.ctypes.data // 64) * 64
+        self._base = -(-self._scratch.ctypes.data // 64) * 64
         done = self._ops = [op if isinstance(op, Cut) else cut(op) for op in ops]
-        head, tail = _alike(done, before._ops) if before is not None and before._place == self._place else (0, 0)
+        head, tail = _shared_ends(done, before._ops) if before is not None and before._base == self._base else (0, 0)
         fresh = done[head : len(done) - tail]
-        blocks, owner = _blocks(fresh, self._place), np.arange(head, len(done) - tail)
+        blocks, owner = _blocks(fresh, self._base), np.arange(head, len(done) - tail)
         owner = np.repeat(owner, list(map(len, blocks)))
         self._shares, self._long = any(op.shares for op in done), sum([op.ns for op in done]) > _PATIENT
         if before is not None and (head or tail):
@@ -96,21 +95,21 @@ class VmSegment:
         self._hold(blocks, owner, 0)
 
     def _hold(self, blocks: Sequence[np.ndarray], owner: np.ndarray, runs: int) -> None:
-        """Take code, with the op of each row."""
+        """Store the code, the op of each row, and the call."""
         self._code, self._owner = np.concatenate([np.zeros((0, CELLS), np.int64), *blocks]), owner
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
         context[at.END] = self._code.ctypes.data + self._code.nbytes
-        context[at.SCRATCH], context[at.RUNS] = self._place, runs
+        context[at.SCRATCH], context[at.RUNS] = self._base, runs
         memory = (self._code, self._scratch)
         self._alone: Call = patient(context, memory) if self._long else quick(context, memory)
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
-        """The same code after other rows, in a call of its own.
+        """The same code after the rows of `lead`, as a separate call.
 
         Args:
-            runs: address of a count to raise with every call.
+            runs: address of a counter that every call increments.
         """
         other, first = copy(self), np.array(lead, np.int64).reshape(-1, CELLS)
         other._hold([first, self._code], np.concatenate([np.full(len(lead), -1), self._owner]), runs)
@@ -122,52 +121,53 @@ class VmSegment:
         return self._alone()
 
     def source_of(self, lead: int) -> Callable[[int], None]:
-        """What sets the address that a leading row copies from."""
+        """A function that sets the address that a leading row copies from."""
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
     @property
     def short(self) -> bool:
-        """True if it holds the GIL and needs no team."""
+        """Whether the call holds the GIL and needs no team."""
         return not self._long and self.run is self._alone
 
     def failure(self, where: int | None = None) -> BadIndex:
-        """What to raise after a run that did not return None; `where` is the row of a call by a `Guarded`."""
+        """The exception to raise after a failed run; `where` is the failed row of a `Guarded` call."""
         row = int(self._context[at.WHERE]) if where is None else where
         return BadIndex(int(self._owner[(row - self._code.ctypes.data) // BYTES]))
 
     def __call__(self) -> None:
-        """Run. Raises: BadIndex; what was computed before it stays computed."""
+        """Run. Raises BadIndex; results computed before the failed row remain."""
         if self.run() is not None:
             raise self.failure()
 
 
 class Guarded:
-    """What one call runs that stays while segments are exchanged; all it takes is in native code."""
+    """A call that stays valid while its segment is exchanged; the check for a stale segment is native code."""
 
     def __init__(self) -> None:
         self._context = np.zeros(at.CELLS, np.int64)
         self._segments: list[VmSegment] = []
 
     def call(self, otherwise: Callable[[], None]) -> Call:
-        """The call. It returns None, or what `otherwise` does, which it calls in its place while no segment is aimed
-        at, once the number it was aimed under is another one, and after a row that failed (see `failed`).
+        """The call: it returns None, or the result of `otherwise`.
+
+        It calls `otherwise` if there is no segment, if the guard has changed, and after a failed row (see `failed`).
         """
         return guarded(self._context, (self._context, self._segments), otherwise)
 
     def aim(self, segment: VmSegment, guard: int, seen: int, runs: int) -> None:
-        """Run a short segment as long as the number at the address `guard` is `seen`; counts runs at an address."""
+        """Run a short segment while the number at the address `guard` is `seen`; increment the counter at `runs`."""
         cells = slice(at.CODE, at.SCRATCH + 1)
         self._segments[:] = [segment]
         self._context[cells] = segment._context[cells]
         self._context[at.RUNS], self._context[at.GUARD], self._context[at.SEEN] = runs, guard, seen
 
     def rest(self) -> None:
-        """Run nothing until another segment is aimed at."""
+        """Run nothing until the next `aim`."""
         self._context[at.SEEN] = -1
 
     def failed(self) -> int:
-        """The row that failed in the last call, or 0; asking forgets it."""
+        """Return and reset the address of the row that failed in the last call, or 0."""
         where, self._context[at.WHERE] = int(self._context[at.WHERE]), 0
         return where
 

@@ -54,14 +54,14 @@ def test_a_prompt_takes_over_what_it_would_compute(name: str, kind: str, made: C
 
 
 def last(m: gw.Model, ids: np.ndarray) -> np.ndarray:
-    """Logits behind one generated id, with a cache of its own."""
+    """Logits after one generated id, with a cache of its own."""
     cache = m.new_cache(64, kind="static")
     m.generate(ids, 2, cache=cache)
     return cache.last_logits()[0]
 
 
 @STRETCHING
-def test_a_longer_text_in_the_batch_turns_nobody_else(name: str, made: Callable[[str], Made]) -> None:
+def test_a_longer_text_in_the_batch_does_not_change_other_rotations(name: str, made: Callable[[str], Made]) -> None:
     m = gw.open(made(name).path)
     cache = m.new_cache(400, prefix_bytes=0)
     lengths, draw = (3, 40, 11), SamplingRequest()

@@ -58,7 +58,7 @@ def test_equals_transformers(bytewise: Made, length: int | None, window: int, st
     assert "bits per byte" in str(done)
 
 
-def test_progress_is_told(bytewise: Made) -> None:
+def test_progress_is_reported(bytewise: Made) -> None:
     seen = []
     gw.open(bytewise.path).perplexity(TEXT, window=32, stride=16, report=seen.append)
     assert seen[-1].done == seen[-1].total

@@ -60,7 +60,7 @@ def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 @pytest.mark.parametrize("name", ["greedy", "every rule"])
-def test_100_steps_that_draw_allocate_no_tensor(name: str, kind: str, model: gw.Model) -> None:
+def test_100_sampling_steps_allocate_no_tensor(name: str, kind: str, model: gw.Model) -> None:
     s, requests = filled(model, kind), (SamplingRequest(Sampling(**RULES[name]), prompt=len(PROMPT)),)
 
     def steps(count: int) -> None:
@@ -103,7 +103,7 @@ def test_other_rules_are_no_other_plan(model: gw.Model) -> None:
 
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
-def test_what_was_drawn_is_forgotten_with_its_row(kind: str, model: gw.Model) -> None:
+def test_sampled_ids_are_dropped_with_their_entry(kind: str, model: gw.Model) -> None:
     rules = {**RULES["every rule"], "frequency": 2.0}
     s = filled(model, kind)
     mark = s.snapshot()

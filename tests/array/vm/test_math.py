@@ -52,7 +52,7 @@ ABSOLUTE: dict[Code, tuple[Function, float]] = {
 
 
 @pytest.mark.parametrize("code", BOUNDS)
-def test_functions_lie_within_their_bound(code: Code) -> None:
+def test_functions_are_within_their_error_bound(code: Code) -> None:
     function, bound = BOUNDS[code]
     x = everywhere()
     with np.errstate(all="ignore"):
@@ -64,7 +64,7 @@ def test_functions_lie_within_their_bound(code: Code) -> None:
 
 
 @pytest.mark.parametrize("code", ABSOLUTE)
-def test_activations_lie_within_their_bound(code: Code) -> None:
+def test_activations_are_within_their_error_bound(code: Code) -> None:
     function, bound = ABSOLUTE[code]
     x = everywhere()
     x = x[np.abs(x) < 1e6]
@@ -82,7 +82,7 @@ EXACT: dict[Code, Function] = {
 
 
 @pytest.mark.parametrize("code", EXACT)
-def test_special_values_are_ieee_754s(code: Code) -> None:
+def test_special_values_follow_ieee_754(code: Code) -> None:
     with np.errstate(all="ignore"):
         truth = EXACT[code](SPECIAL.astype(np.float64)).astype(np.float32)
     found = run(code, SPECIAL)
@@ -90,7 +90,7 @@ def test_special_values_are_ieee_754s(code: Code) -> None:
     assert (np.signbit(found) == np.signbit(truth))[~np.isnan(truth)].all()
 
 
-def test_exp_runs_out_of_range_as_it_should() -> None:
+def test_exp_overflows_and_underflows() -> None:
     x = np.array([88.72, 88.73, 1e4, -87.3, -103.0, -104.5, -1e4], np.float32)
     with np.errstate(all="ignore"):
         truth = np.exp(x.astype(np.float64)).astype(np.float32)
@@ -98,15 +98,15 @@ def test_exp_runs_out_of_range_as_it_should() -> None:
 
 
 @pytest.mark.parametrize(("most", "bound"), [(300, 1.6), (2**17, 1.6), (10**6, 2.0)])
-def test_angles_of_far_positions_lie_within_their_bound(most: int, bound: float) -> None:
+def test_angles_of_far_positions_are_within_their_error_bound(most: int, bound: float) -> None:
     rng = np.random.default_rng(most)
     positions = np.concatenate([np.arange(300), -np.arange(40), rng.integers(0, most + 1, 500)])
     frequencies = np.concatenate([10000.0 ** -(np.arange(64) / 64), rng.uniform(0, 1, 130), [1, np.pi / 4]]).astype(
         "f4"
     )
     found = np.full((2, positions.size, frequencies.size), np.nan, np.float32)
-    places = [x.ctypes.data for x in (found[0], found[1], positions, frequencies)]
-    VmSegment([[row_of(Code.ROPE_TABLE, positions.size, frequencies.size, *places, bits(1.0))]])()
+    addresses = [x.ctypes.data for x in (found[0], found[1], positions, frequencies)]
+    VmSegment([[row_of(Code.ROPE_TABLE, positions.size, frequencies.size, *addresses, bits(1.0))]])()
     angles = (positions.astype("f4")[:, None] * frequencies).astype(np.float64)
     for mine, truth in zip(found, (np.cos(angles), np.sin(angles)), strict=True):
         assert (np.abs(mine - truth) / np.spacing(np.abs(truth).astype("f4"))).max() <= bound

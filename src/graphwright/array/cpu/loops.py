@@ -1,0 +1,196 @@
+"""Native loops of the CPU backend: random words, gates and their gradients. Importing this module loads numba."""
+
+from __future__ import annotations
+
+from math import exp, log
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from graphwright.array import formulas
+from graphwright.array.formulas import activations, gates, specialise
+from graphwright.array.formulas import philox as philox_formulas
+from graphwright.array.formulas.philox import LOW
+from graphwright.native import cached, njit
+
+_inlined: Any = njit(error_model="numpy", nogil=True)
+_PRIMITIVES = {
+    "absolute": _inlined(lambda x: abs(x)),
+    "exp": exp,
+    "log": log,
+    "select": _inlined(lambda condition, x, y: x if condition else y),
+}
+_sigmoids = {
+    name: getattr(specialise(activations, _PRIMITIVES, _inlined), name) for name in ("sigmoid", "sigmoid_slope")
+}
+_gates: Any = specialise(gates, {**_PRIMITIVES, **_sigmoids}, _inlined)
+_philox: Any = specialise(philox_formulas, {}, _inlined).philox
+
+_compiled = cached(Path(__file__), Path(formulas.__file__).parent, error_model="numpy", nogil=True)
+SCALE, SIGMOID, STE, BERNOULLI, CONCRETE, CONCRETE_ST, HARD_CONCRETE, CHOICE = range(len(gates.KINDS))
+SOFT, OPEN, CLOSED, FROZEN, FREE = range(len(gates.STATES))
+EVAL, TRAIN, AS_SOFT, AS_HARD, AS_OPEN = range(len(gates.MODES))
+KIND, GROUP, STATE, SLOT, GENERATION, ELEMENT, _ = range(len(gates.COLUMNS))
+MARGIN = 1e-6
+"""Noise is clipped to [MARGIN, 1 - MARGIN]."""
+
+
+@_compiled
+def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> None:
+    """Fill `out` with the random words of a key and a stream, shifted right: four per counter, in order.
+
+    Args:
+        out: int32 or int64 [n]; words that are not shifted need int64.
+        key: int64 [2]: the bits of the seed, and the step.
+    """
+    shift_by, seed, step = np.uint64(shift), np.uint64(key[0]), np.uint64(key[1]) & LOW
+    for block in range((len(out) + 3) // 4):
+        counter = np.uint64(block)
+        words = _philox(
+            counter & LOW, counter >> np.uint64(32), np.uint64(stream), step, seed & LOW, seed >> np.uint64(32)
+        )
+        at = 4 * block
+        for i in range(min(4, len(out) - at)):
+            out[at + i] = words[i] >> shift_by
+
+
+@_inlined
+def _noise(run: Any, table: Any, i: Any) -> Any:
+    """The uniform number of one element in one step: the middle of its 24-bit cell."""
+    seed, element, slot = np.uint64(run[0]), np.uint64(table[i, ELEMENT]), np.uint64(table[i, SLOT])
+    generation, step = np.uint64(table[i, GENERATION]) & LOW, np.uint64(run[1]) & LOW
+    word = _philox(
+        element & LOW, (slot + np.uint64(0x80000000)) & LOW, generation, step, seed & LOW, seed >> np.uint64(32)
+    )[0]
+    return min(max((float(word >> np.uint64(8)) + 0.5) * 2.0**-24, MARGIN), 1.0 - MARGIN)
+
+
+@_inlined
+def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
+    """Value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of one gate; u is 1/2 where there is no noise.
+
+    A hard gate has the slope of the soft gate that it thresholds.
+    """
+    if kind == SCALE:
+        return _gates.thinned(z) if mode == AS_HARD else z, 1.0, 0.0
+    if SIGMOID <= kind <= BERNOULLI:
+        p, slope = _gates.soft(z, t)
+        hard = mode == AS_HARD or (kind != SIGMOID and mode != AS_SOFT)
+        above = u < p if kind == BERNOULLI and mode == TRAIN else z > 0
+        return (1.0 if above else 0.0) if hard else p, slope, -z / t
+    heat = t if mode == TRAIN else 1.0
+    score = _gates.logistic(z, u)
+    s, slope = _gates.soft(score, heat)
+    factor = -(score / heat) if mode == TRAIN else 0.0
+    if kind == HARD_CONCRETE:
+        s, slope = _gates.hard_concrete(s, slope)
+    if mode == AS_HARD or (kind == CONCRETE_ST and mode != AS_SOFT):
+        above = s > 0.5 if mode == TRAIN else z > 0
+        return 1.0 if above else 0.0, slope, factor
+    return s, slope, factor
+
+
+@_inlined
+def _choice(
+    values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
+) -> None:
+    """Softmax over the open options of one slot; in hard mode 1 for the first of the largest."""
+    mode = run[2]
+    train = mode == TRAIN
+    heat = t if train else 1.0
+    top, first = -np.inf, -1
+    for i in range(start, end):
+        closed = table[i, STATE] == CLOSED or table[i, STATE] == FREE
+        score = float(logits[i])
+        if train and not closed:
+            score += _gates.gumbel(_noise(run, table, i))
+        values[i] = -np.inf if closed else score / heat
+        factor[i] = -score / heat if train and not closed else 0.0
+        if not closed and values[i] > top:
+            top, first = values[i], i
+    total = 0.0
+    for i in range(start, end):
+        values[i] = exp(values[i] - top) if values[i] > -np.inf else 0.0
+        total += values[i]
+    for i in range(start, end):
+        values[i] = values[i] / total if total > 0 else 0.0
+        slope[i] = values[i]
+        if mode == AS_HARD:
+            values[i] = 1.0 if i == first else 0.0
+
+
+@_compiled
+def fill_gates(
+    values: np.ndarray, slope: np.ndarray, factor: np.ndarray, logits: np.ndarray, table: np.ndarray,
+    temperature: np.ndarray, run: np.ndarray, ends: np.ndarray,
+) -> None:  # fmt: skip
+    """Write the value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of every gate.
+
+    The slope of a choice, whose options depend on one another, is their softmax.
+
+    Args:
+        values, slope, factor: floating [N], written.
+        logits: floating [N].
+        table: int64 [N, 7], with the columns `formulas.gates.COLUMNS`.
+        temperature: floating [G].
+        run: int64 [3]: seed, step, mode.
+        ends: int64; the end of each part.
+    """
+    mode = run[2]
+    start = 0
+    for end in ends:
+        if mode != AS_OPEN and end > start and table[start, KIND] == CHOICE:
+            _choice(values, slope, factor, logits, table, float(temperature[table[start, GROUP]]), run, start, end)
+            start = end
+            continue
+        for i in range(start, end):
+            kind, state = table[i, KIND], table[i, STATE]
+            if state in (CLOSED, FREE):
+                values[i], slope[i], factor[i] = 0.0, 0.0, 0.0
+            elif state == OPEN or mode == AS_OPEN:
+                values[i], slope[i], factor[i] = 1.0, 0.0, 0.0
+            else:
+                noisy = mode == TRAIN and kind >= BERNOULLI and state == SOFT
+                u = _noise(run, table, i) if noisy else 0.5
+                how = EVAL if state == FROZEN and mode == TRAIN else mode
+                t = float(temperature[table[i, GROUP]])
+                values[i], slope[i], factor[i] = _gate(kind, how, float(logits[i]), t, u)
+                if state == FROZEN:
+                    slope[i] = 0.0
+        start = end
+
+
+@_compiled
+def pull_back(
+    out: np.ndarray, out_temperature: np.ndarray, slope: np.ndarray, factor: np.ndarray, grads: np.ndarray,
+    table: np.ndarray, temperature: np.ndarray, run: np.ndarray, ends: np.ndarray,
+) -> None:  # fmt: skip
+    """Write dL/dz from dL/dg, by the slope (of a choice y·(g - Σ g·y)/T), and dL/dT = Σ dL/dz·factor."""
+    out_temperature[:] = 0.0
+    start = 0
+    for end in ends:
+        if run[2] != AS_OPEN and end > start and table[start, KIND] == CHOICE:
+            mean = 0.0
+            for i in range(start, end):
+                mean += grads[i] * slope[i]
+            heat = temperature[table[start, GROUP]] if run[2] == TRAIN else 1.0
+            for i in range(start, end):
+                out[i] = slope[i] * (grads[i] - mean) / heat
+        else:
+            for i in range(start, end):
+                out[i] = grads[i] * slope[i]
+        for i in range(start, end):
+            out_temperature[table[i, GROUP]] += out[i] * factor[i]
+        start = end
+
+
+def warmup() -> None:
+    """Compile each loop for the dtypes that plans and eager ops call it with; numba caches them on disk."""
+    table, run, ends = np.zeros((1, 7), np.int64), np.zeros(3, np.int64), np.ones(1, np.int64)
+    for kind in (np.float32, np.float64):
+        values, slope, factor, logits, temperature = (np.ones(1, kind) for _ in range(5))
+        fill_gates(values, slope, factor, logits, table, temperature, run, ends)
+        pull_back(logits, factor, slope, factor, values, table, temperature, run, ends)
+    for kind in (np.int32, np.int64):
+        fill_words(np.zeros(1, kind), np.zeros(2, np.int64), 0, 0)

@@ -1,0 +1,51 @@
+"""Gates, per element: z a logit, t a temperature, u uniform noise in (0, 1); `sigmoid` is the activation.
+
+Kinds, states and modes are numbered by their position in the tuples. Maddison et al. 2017 (concrete); Louizos et al.
+2018 (hard concrete); Bengio et al. 2013 (straight through).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array.formulas import absolute, log, select
+from graphwright.array.formulas.activations import sigmoid, sigmoid_slope
+
+COLUMNS = ("kind", "group", "state", "slot", "generation", "element", "cost")
+KINDS = ("scale", "sigmoid", "ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice")
+STATES = ("soft", "open", "closed", "frozen", "free")
+MODES = ("eval", "train", "soft", "hard", "open")
+LOWEST, WIDTH = -0.1, 1.2
+"""γ and ζ - γ: the interval [γ, ζ] that a hard concrete gate is scaled to before it is clipped to [0, 1]."""
+LN11 = 2.3978952727983707
+"""-ln(-γ/ζ), where ζ = 1.1 (Louizos et al. 2018, equation 12)."""
+THIN = 1e-3
+"""A scale whose absolute value is below this is closed."""
+
+
+def soft(z: Any, t: Any) -> Any:
+    """(p, dp/dz) with p = σ(z/t): `sigmoid`, `ste` and `bernoulli` gates."""
+    p = sigmoid(z / t)
+    return p, sigmoid_slope(z, p) / t
+
+
+def logistic(z: Any, u: Any) -> Any:
+    """Z + ln u - ln(1 - u): the logit with logistic noise."""
+    return z + log(u) - log(1.0 - u)
+
+
+def gumbel(u: Any) -> Any:
+    """-ln(-ln u)."""
+    return -log(-log(u))
+
+
+def hard_concrete(s: Any, slope: Any) -> Any:
+    """(γ + (ζ - γ)·s clipped to [0, 1], its slope), from a concrete gate s and its slope."""
+    wide = WIDTH * s + LOWEST
+    inside = (wide > 0.0) & (wide < 1.0)
+    return select(inside, wide, select(wide > 0.5, 1.0, 0.0)), select(inside, WIDTH * slope, 0.0)
+
+
+def thinned(z: Any) -> Any:
+    """A scale as it is applied in hard mode: 0 where |z| < 1e-3."""
+    return select(absolute(z) >= THIN, z, 0.0)

@@ -1,0 +1,78 @@
+"""Updates of optimizers, per element; ops/optimize.py has the formulas as they are written in papers.
+
+Factors like 1 - β are arguments: the VM rounds them to float32 once a step, the population loops keep float64.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graphwright.array.formulas import absolute, fma, select, sqrt
+from graphwright.array.formulas.activations import sign
+
+SMALLEST_NORMAL = 1.1754943508222875e-38
+"""The smallest normal float32."""
+QUINTIC = (3.4445, -4.7750, 2.0315)
+"""Coefficients of Muon's iteration, chosen for the steepest slope at 0 (Jordan et al. 2024)."""
+
+
+def flushed(moment: Any) -> Any:
+    """A moment, or 0 where it is subnormal, because arithmetic on subnormals is slow."""
+    return select(absolute(moment) < SMALLEST_NORMAL, 0.0, moment)
+
+
+def adam_moments(grad: Any, m: Any, v: Any, beta1: Any, beta2: Any, fresh1: Any, fresh2: Any) -> Any:
+    """(β1·m + (1-β1)·g, β2·v + (1-β2)·g²), where fresh = 1 - β."""
+    return fma(beta1, m, fresh1 * grad), fma(beta2, v, fresh2 * grad * grad)
+
+
+def adam_scales(lr: Any, power1: Any, power2: Any) -> Any:
+    """(lr / (1 - β1ᵗ), 1 / √(1 - β2ᵗ)) from the powers βᵗ: the bias corrections of `adam_update`."""
+    return lr / (1.0 - power1), 1.0 / sqrt(1.0 - power2)
+
+
+def adam_update(m: Any, v: Any, rate: Any, scale: Any, eps: Any) -> Any:
+    """rate·m / (√v·scale + eps), with `rate, scale = adam_scales(...)`: what is subtracted from the parameter."""
+    return rate * m / fma(sqrt(v), scale, eps)
+
+
+def with_decay(grad: Any, decay: Any, param: Any) -> Any:
+    """g + λ·θ."""
+    return fma(decay, param, grad)
+
+
+def momentum(b: Any, grad: Any, mu: Any, fresh: Any) -> Any:
+    """μ·b + fresh·g, with fresh = 1 - dampening."""
+    return fma(mu, b, fresh * grad)
+
+
+def rmsprop_square(v: Any, grad: Any, alpha: Any, fresh: Any) -> Any:
+    """α·v + (1-α)·g², where fresh = 1 - α."""
+    return fma(alpha, v, fresh * grad * grad)
+
+
+def rmsprop_mean(mean: Any, grad: Any, fresh: Any) -> Any:
+    """α·a + (1-α)·g, for the centered form."""
+    return fma(fresh, grad - mean, mean)
+
+
+def rmsprop_centered(v: Any, mean: Any) -> Any:
+    """V - a²."""
+    return fma(-mean, mean, v)
+
+
+def rmsprop_update(grad: Any, v: Any, eps: Any) -> Any:
+    """g / (√v + eps)."""
+    return grad / (sqrt(v) + eps)
+
+
+def lerp(start: Any, end: Any, weight: Any) -> Any:
+    """Start + weight·(end - start), computed from the nearer end, as ATen does; `weight` is a number."""
+    if weight < 0.5:
+        return fma(weight, end - start, start)
+    return fma(weight - 1.0, end - start, end)
+
+
+def lion_update(m: Any, grad: Any, lr: Any, weight: Any) -> Any:
+    """lr·sign(β1·m + (1-β1)·g), where weight = 1 - β1."""
+    return lr * sign(lerp(m, grad, weight))

@@ -1,0 +1,69 @@
+"""How a plan is made: the options of `program.compile`, `gw.compile` and `gw.compile_step`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from graphwright.array import CPU, Device
+from graphwright.errors import UsageError
+
+VM, ATEN, CAPTURE = "vm", "aten", "capture"
+CHOICES = {
+    "rewrites": ("none", "exact", "fast"),
+    "layout": ("reuse", "naive"),
+    "executor": ("auto", VM, ATEN, CAPTURE),
+}
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How a plan is made.
+
+    Attributes:
+        freeze: weights change rarely, so their conversions are computed once per weight version, not in every run.
+        rewrites: "exact" (the same bits with less work), "fast" (also rewrites that round differently, each listed with
+            its error bound in `plan.rewrites`) or "none" (every node runs).
+        layout: "reuse" (dead memory is reused) or "naive" (every buffer has its own memory, for comparison).
+        watch: names of nodes whose values `Executable.watched(name)` returns after a run.
+        executor: "aten" (the bits of a run), "vm" (every op with a VM form), "auto" (the VM where it is faster, graphs
+            on a device that has them) or "capture" (graphs of the device).
+        device: where the plan runs. Weights that it only reads are copied there once; those that it writes move there.
+        remat: maximum bytes of the arena; values are recomputed until it fits.
+        poison: fill dead memory with NaN in every run, so that a value freed too early shows.
+    """
+
+    freeze: bool = False
+    rewrites: str = "exact"
+    layout: str = "reuse"
+    watch: tuple[str, ...] = ()
+    executor: str = ATEN
+    device: Device = CPU
+    remat: int | None = None
+    poison: bool = False
+
+    def check(self, where: str) -> None:
+        """Raises: UsageError for an unknown value, or the VM on another device than the CPU."""
+        for name, known in CHOICES.items():
+            given = getattr(self, name)
+            if given not in known:
+                raise UsageError(
+                    f"unknown {name} {given!r}",
+                    where=where,
+                    expected=", ".join(known),
+                    got=repr(given),
+                    fix=f"program.compile(..., {name}={get_close_matches(str(given), known, 1, 0)[0]!r})",
+                )
+        if self.executor == VM and self.device != CPU:
+            raise UsageError(
+                "the VM runs on the CPU only",
+                where=where,
+                expected=CPU,
+                got=self.device,
+                fix='executor="auto", or no device',
+            )
+
+    @property
+    def captures(self) -> bool:
+        """True if executables record graphs of the device."""
+        return self.device != CPU and self.executor in ("auto", CAPTURE)

@@ -1,0 +1,266 @@
+"""The append-only tables of a plan builder: slots, buffers and instructions, as rows and as arrays for native loops."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter
+from threading import RLock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphwright.plan.options import VM
+from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
+from graphwright.plan.table import FOLDED, HOST, INPUT, TEMP, Instr, Slot
+
+if TYPE_CHECKING:
+    from graphwright.array import Layout, Spec
+    from graphwright.graph import NodeId
+    from graphwright.plan.planning.executors import ExecutorChoice
+    from graphwright.plan.planning.lowering import Lowering, LoweringTable, PackedSpec
+    from graphwright.program import Value
+
+tables_lock = RLock()
+"""Held while tables grow, and while another thread's arrays of them are read."""
+_CODES = {INPUT: FED, TEMP: TEMPORARY}
+_MAIN = 1 << 20  # rank of a node's own instruction, after the copies of its operands
+_ORDER_KEY = tuple[int, ...]
+
+
+class IndexLists:
+    """One list of numbers per row, as arrays for native code.
+
+    Args:
+        rows: the rows; more may be appended.
+        of: the list of a row.
+        names: maps the numbers of the lists, by index.
+    """
+
+    def __init__(
+        self, rows: Sequence[Any], of: Callable[[Any], Sequence[int]], names: array[int] | None = None
+    ) -> None:
+        self._rows, self._of, self._names = rows, of, names
+        self._at, self._data = array("I", [0]), array("I")
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each list starts, and the concatenated lists; release them before the next call."""
+        new = list(map(self._of, self._rows[len(self._at) - 1 :]))
+        if new:
+            flat = chain.from_iterable(new)
+            self._data.extend(flat if self._names is None else map(self._names.__getitem__, flat))
+            self._at.extend(list(accumulate(map(len, new), initial=self._at[-1]))[1:])
+        data = np.frombuffer(self._data, np.uint32) if self._data else np.zeros(0, np.uint32)
+        return np.frombuffer(self._at, np.uint32), data
+
+
+class PlanTables:
+    """Slots, buffers and instructions of all plans of a builder; rows never change, so older plans stay valid.
+
+    Attributes:
+        lowerings: what instructions on operands of equal layouts have in common.
+        slots, buffers, instrs: the rows; a buffer is (kind, bytes, key).
+        frozen, holders, shapes: per slot, whether it depends on frozen weights alone, its buffer, and a number for its
+            dtype and layout.
+        sizes, codes: per buffer, its bytes in the arena and its location (see `passes`).
+        on_host: buffers in host memory of a plan on another device.
+        folds: folded buffer -> the instruction that computes it outside of runs.
+        lowering_of, ranks: per instruction, the number of its lowering and its rank among those of its node.
+        reads, outs, works, pairs: per instruction, the buffers it reads, writes and works in, and the (result, operand)
+            buffers that may share memory.
+    """
+
+    def __init__(self, lowerings: LoweringTable) -> None:
+        self.lowerings = lowerings
+        self.slots: list[Slot] = []
+        self.frozen: list[bool] = []
+        self.holders, self.shapes = array("i"), array("i")
+        self.buffers: list[tuple[str, int, str]] = []
+        self.sizes, self.codes = array("q"), array("b")
+        self.on_host: set[int] = set()
+        self.folds: dict[int, Instr] = {}
+        self.instrs: list[Instr] = []
+        self.lowering_of = array("i")
+        self.ranks: list[int] = []
+        self.reads, self.outs, self.works = (
+            IndexLists(self.instrs, attrgetter(name), self.holders) for name in ("ins", "outs", "work")
+        )
+        self._pairs: list[tuple[int, ...]] = []
+        self.pairs = IndexLists(self._pairs, lambda pairs: pairs)
+        self._cache: dict[Any, Any] = {}
+
+    # -- new rows ----------------------------------------------------------------------------------------------------
+    def view(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
+        """Add a slot that is a view of the slot `base`."""
+        self.slots.append(Slot(index := len(self.slots), value, buffer, dtype, layout, base))
+        self.frozen.append(frozen)
+        self.holders.append(buffer)
+        self.shapes.append(self.lowerings.shape_number(dtype, layout))
+        return index
+
+    def slot(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
+        """Add a slot with its own buffer."""
+        return self.packed_slot(value, self.lowerings.packed(spec), kind, key, frozen)
+
+    def packed_slot(
+        self, value: Value | None, packed: PackedSpec, kind: str = TEMP, key: str = "", frozen: bool = False
+    ) -> int:
+        """Add a slot with its own buffer, for a spec that was looked up before."""
+        index, buffer = len(self.slots), len(self.buffers)
+        nbytes, room, dtype, layout, shape = packed
+        self.buffers.append((kind, nbytes, key))
+        self.sizes.append(room)
+        self.codes.append(_CODES.get(kind, ELSEWHERE))
+        self.slots.append(Slot(index, value, buffer, dtype, layout, index))
+        self.frozen.append(frozen)
+        self.holders.append(buffer)
+        self.shapes.append(shape)
+        return index
+
+    def instruction(self, instr: Instr, rank: int = _MAIN, lowering: Lowering | None = None) -> int:
+        """Add an instruction; `rank` orders those of one node."""
+        if lowering is None:
+            lowering = self.lowerings.lowering(instr, self.slots, self.shapes)
+        self.instrs.append(instr)
+        self.ranks.append(rank)
+        self.lowering_of.append(lowering.number)
+        self._pairs.append(self._shareable(instr, lowering) if lowering.inplace else ())
+        return len(self.instrs) - 1
+
+    def _shareable(self, instr: Instr, lowering: Lowering) -> tuple[int, ...]:
+        """(Result, operand) buffers of an instruction that may share memory."""
+        holders, buffers, pairs = self.holders, self.buffers, ()
+        for out, operand in lowering.inplace:
+            a, b = holders[instr.outs[out]], holders[instr.ins[operand]]
+            if buffers[a][1] == buffers[b][1]:
+                pairs += (a, b)
+        return pairs
+
+    def move_to_host(self, buffer: int) -> None:
+        """Place a buffer in host memory, outside of the arena."""
+        _, size, key = self.buffers[buffer]
+        self.on_host.add(buffer)
+        if self.codes[buffer] != ELSEWHERE:
+            self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
+
+    def fold(self, instr: Instr) -> None:
+        """Note the instruction that computes folded results; no run contains it."""
+        for slot in instr.outs:
+            self.folds[self.holders[slot]] = instr
+
+    # -- facts of instructions ---------------------------------------------------------------------------------------
+    def choice(self, q: int) -> ExecutorChoice:
+        """The executor of an instruction, and the reason if it is not the VM."""
+        return self.lowerings.all[self.lowering_of[q]].choice
+
+    def native(self, order: np.ndarray) -> np.ndarray:
+        """Mask of the instructions that run on the VM."""
+        return self._by_lowering([low.choice.executor == VM for low in self.lowerings.all], order)
+
+    def fusible(self, order: np.ndarray) -> np.ndarray:
+        """Mask of the instructions that may join a fusion group."""
+        return self._by_lowering([low.fusible for low in self.lowerings.all], order)
+
+    def _by_lowering(self, facts: list[bool], order: np.ndarray) -> np.ndarray:
+        if not any(facts):
+            return np.zeros(len(order), np.bool_)
+        with tables_lock:
+            return np.array(facts)[np.frombuffer(self.lowering_of, np.int32)[order]]
+
+    # -- rows that later plans need again ----------------------------------------------------------------------------
+    def saved_copy(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
+        """A slot for a copy of another slot's value, and the instruction that copies."""
+
+        def make() -> tuple[int, int]:
+            at = self.slots[slot]
+            target = self.slot(at.value, at.spec)
+            return target, self.instruction(Instr("copy", (slot,), (target,), (), {}, node, why))
+
+        return self._once((slot, node, why), make)
+
+    def commit_copy(self, node: NodeId, new: int, target: int) -> int:
+        """The instruction that copies a new value to its state."""
+        copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
+        return self._once((node, new, target), lambda: self.instruction(copy))
+
+    def folded_copy(self, slot: int, node: NodeId) -> int:
+        """A slot for a folded row-major copy of a frozen one."""
+        at = self.slots[slot]
+
+        def make() -> int:
+            target = self.slot(None, at.spec, FOLDED, frozen=True)
+            self.fold(Instr("copy", (slot,), (target,), (), {}, node, "its reader needs row-major memory"))
+            return target
+
+        return self._once(("packed", at.base, at.layout), make)
+
+    def same_view_of(self, slot: int, base: int) -> int:
+        """A view of `base` with the dtype and layout of `slot`."""
+        at, to = self.slots[slot], self.slots[base]
+        return self._once(
+            ("view", slot, base), lambda: self.view(None, to.buffer, at.dtype, at.layout, base, frozen=False)
+        )
+
+    def with_operands(self, q: int, ins: tuple[int, ...]) -> int:
+        """The instruction `q` on other operands."""
+        return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Reuse what was made for an earlier plan, so that its number stays the same."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+
+class InstructionOrder:
+    """Instructions in the order of their keys.
+
+    Attributes:
+        now: int32 array of instruction numbers, as of the last `update`.
+    """
+
+    def __init__(self) -> None:
+        self.now = np.zeros(0, np.int32)
+        self._removed: set[int] = set()
+        self._added: list[int] = []
+
+    def remove(self, instr: int) -> None:
+        """Remove an instruction, or nothing for -1, at the next `update`."""
+        self._removed.add(instr)
+
+    def add(self, instr: int) -> None:
+        """Insert an instruction at the next `update`."""
+        self._added.append(instr)
+
+    def reset(self, instrs: list[int]) -> None:
+        """Replace the whole order."""
+        self.now = np.array(instrs, np.int32)
+
+    def update(self, key: Callable[[int], _ORDER_KEY], count: int) -> None:
+        """Apply removals and insertions.
+
+        Args:
+            key: of an instruction, by which the order is sorted.
+            count: number of instructions ever made.
+        """
+        removed, added, order = self._removed - {-1}, self._added, self.now
+        if removed:
+            out = np.zeros(count, np.bool_)
+            out[list(removed)] = True
+            order = order[~out.take(order)]
+        if len(added) * 8 > len(order):
+            order = np.array(sorted([*order.tolist(), *added], key=key), np.int32)
+        elif added:
+            added.sort(key=key)
+            order = _inserted(order, added, [bisect_left(order, key(q), key=key) for q in added])
+        self.now, self._removed, self._added = order, set(), []
+
+
+def _inserted(order: np.ndarray, added: list[int], at: list[int]) -> np.ndarray:
+    """Insert numbers at ascending positions; for a few this is faster than `np.insert`."""
+    pieces: list[Any] = []
+    for start, stop, q in zip([0, *at], at, added, strict=False):
+        pieces += (order[start:stop], [q])
+    return np.concatenate([*pieces, order[at[-1] :]], dtype=np.int32)

@@ -1,0 +1,123 @@
+"""Values computed once per weight version and shared by executables: converted weights and folded values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from itertools import count
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
+
+from graphwright.array import NDArray, Storage, empty
+from graphwright.ops import compute, get
+
+if TYPE_CHECKING:
+    from graphwright.array import Device, DType, Spec
+    from graphwright.plan.plan import Plan
+    from graphwright.plan.planning.plan_tables import PlanTables
+    from graphwright.plan.table import Instr
+
+_converted: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
+_numbers: WeakKeyDictionary[NDArray, int] = WeakKeyDictionary()
+_next = count()
+_folded: WeakValueDictionary[bytes, Storage] = WeakValueDictionary()
+"""Digest of its origin -> memory of a folded value, while an executable uses it."""
+
+
+def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
+    """A weight in another dtype or on another device, converted once per version.
+
+    On another device a new version overwrites the old one, because graphs there hold its address.
+    """
+    if dtype is source.dtype and device == source.device:
+        return source
+    known = _converted.setdefault(source, {})
+    version, found = known.get((dtype, device), (-1, None))
+    storage = found() if found is not None else None
+    if storage is not None and version == source.storage.version:
+        return NDArray(storage, dtype, source.shape)
+    if storage is not None and device != source.device:
+        known[dtype, device] = (source.storage.version, ref(storage))
+        return NDArray(storage, dtype, source.shape).copy_from(source.to(device))
+    result = source.to(device) if device != source.device else source
+    if dtype is not source.dtype:
+        result = empty(source.shape, dtype, device).copy_from(result)
+    known[dtype, device] = (source.storage.version, ref(result.storage))
+    return result
+
+
+def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], list[tuple[NDArray, int]]]:
+    """Memory of each folded buffer, and the arrays with the versions that it was computed from.
+
+    Args:
+        given: arrays of the variables by key.
+    """
+    tables = plan.buffer_layout.tables
+    stored = {b: given[tables.buffers[b][2]] for b in (tables.holders[s] for s in folded_from(plan))}
+    origins = _origins(tables, plan.folding, stored, str(plan.options.device))
+    known = {b: found for b, origin in origins.items() if (found := _folded.get(origin)) is not None}
+    made = _compute(plan, stored, known)
+    for buffer in plan.folds.keys() - known.keys():
+        known[buffer] = _folded[origins[buffer]] = made[buffer].storage
+    return {b: known[b] for b in plan.folds}, [(array, array.storage.version) for array in stored.values()]
+
+
+def folded_from(plan: Plan) -> list[int]:
+    """Slots of the params and consts that folded values are computed from."""
+    tables = plan.buffer_layout.tables
+    read = (s for instr in plan.folding for s in instr.ins if tables.holders[s] not in tables.folds)
+    return list(dict.fromkeys(tables.slots[s].base for s in read))
+
+
+def _origins(tables: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
+    """Per buffer a digest of the ops, attributes, layouts, arrays and versions that it is computed from."""
+    found: dict[int, bytes] = {}
+    for buffer, array in stored.items():
+        found[buffer] = _digest(f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}")
+    for instr in instrs:
+        reads = [(found[at.buffer], at.dtype, at.layout) for at in map(tables.slots.__getitem__, instr.ins)]
+        for port, slot in enumerate(instr.outs):
+            made = f"{port} {instr.op} {instr.attrs!r} {tables.slots[slot].dtype}"
+            found[tables.holders[slot]] = _digest(f"{made} {reads}")
+    return found
+
+
+def _digest(facts: str) -> bytes:
+    return blake2b(facts.encode(), digest_size=16).digest()
+
+
+def _compute(plan: Plan, stored: Mapping[int, NDArray], known: Mapping[int, Storage]) -> dict[int, NDArray]:
+    """Buffer -> row-major array, for the folded values that are not known and for what they are computed from."""
+    tables, device = plan.buffer_layout.tables, plan.options.device
+    wanted, needed = plan.folds.keys() - known.keys(), []
+    for instr in reversed(plan.folding):
+        if not wanted.isdisjoint(map(tables.holders.__getitem__, instr.outs)):
+            needed.append(instr)
+            wanted |= {tables.holders[s] for s in instr.ins} - known.keys()
+    made: dict[int, NDArray] = {}
+
+    def view(slot: int) -> NDArray:
+        at = tables.slots[slot]
+        if at.buffer not in made:
+            made[at.buffer] = source(at.buffer, tables.slots[at.base].spec)
+        base, layout = made[at.buffer], at.layout
+        return NDArray(base.storage, at.dtype, layout.shape, layout.strides, base.offset + layout.offset)
+
+    def source(buffer: int, spec: Spec) -> NDArray:
+        if buffer in known:
+            return NDArray(known[buffer], spec.dtype, spec.sizes)
+        array = converted(stored[buffer], spec.dtype, device)
+        return array if array.contiguous else array.copy()
+
+    for instr in reversed(needed):
+        op, first, dtype = get(instr.op), tables.slots[instr.ins[0]], tables.slots[instr.outs[0]].dtype
+        if op.traits.convert and first.base == first.index and first.buffer in stored:
+            results = (converted(stored[first.buffer], dtype, device),)
+        elif op.traits.convert and first.dtype is not dtype:  # a copy whose operand is from before a conversion
+            results = compute(get("cast"), [view(instr.ins[0])], {"dtype": dtype})
+        else:
+            results = compute(op, [view(s) for s in instr.ins], instr.attrs)
+        for slot, result in zip(instr.outs, results, strict=True):
+            whole = result.contiguous and result.offset == 0
+            made[tables.holders[slot]] = result if whole else result.copy()
+    return made
