@@ -93,7 +93,7 @@ def test_streamed_text_is_the_text(byte_model: gw.Model) -> None:
 
 
 def test_empty_text_is_refused_with_the_way_out(byte_model: gw.Model) -> None:
-    with pytest.raises(PromptError, match="an empty prompt") as caught:
+    with pytest.raises(PromptError, match="the prompt is empty") as caught:
         byte_model.generate("", 5)
     assert caught.value.fix == "give text, or the start token as ids: [0]"
 

@@ -50,8 +50,8 @@ def test_ids_are_those_of_the_host_which_is_asked_for_the_first(
     expected = on_host(filled(model, kind), Sampling(**rules), 40, 3)
     assert len(set(expected)) > 5
     asked = []
-    choose = Sampling.choose
-    monkeypatch.setattr(Sampling, "sample_token", lambda *args: asked.append(1) or choose(*args))
+    sample = Sampling.sample
+    monkeypatch.setattr(Sampling, "sample", lambda *args: asked.append(1) or sample(*args))
     assert list(model.decode(filled(model, kind), 40, stream=3, **rules)) == expected
     assert len(asked) == 1
     assert model.generate(PROMPT, 40, first_stream=3, cache=filled(model, kind), **rules).ids == expected

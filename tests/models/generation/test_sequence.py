@@ -139,7 +139,7 @@ def test_a_sequence_is_with_one_thread(name: str, model: gw.Model) -> None:
         thread = Thread(target=run, daemon=True)
         thread.start()
         thread.join(20)
-    assert "one thread" in str(caught[0])
+    assert "another thread" in str(caught[0])
     assert (s.length, len(s.table)) == (3, 1)
     CHANGES[name](s)
     with other.exclusive():
