@@ -11,7 +11,7 @@ import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
 from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
-from graphwright.surgery.factorise.compress import Options
+from graphwright.surgery.factorise.compress import CompressOptions
 from graphwright.surgery.factorise.factors import compression_ratio, reconstruct
 from graphwright.surgery.factorise.methods import METHODS, Unfolding, ring, train
 from graphwright.surgery.factorise.report import milliseconds
@@ -95,7 +95,7 @@ def at_equal_error() -> Figure:
     gram = input_grams(model.program, found, data)[found[0].path]
     w = values(model.program, found[0].key)
     for name, make in METHODS.items():
-        fit = make(w, gram, Options())
+        fit = make(w, gram, CompressOptions())
         for allowed in (0.01, 0.05, 0.2):
             low, high, best, chain = 0.0, 1.0, 0.0, None
             for _ in range(12):  # the largest error of the method's own kind whose outputs are within the bound

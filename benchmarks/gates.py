@@ -186,7 +186,9 @@ def _finds(problem: Sources, seed: int, kind: str, p0: float | None, end: float 
     p = problem.program
     with p.edit("gates on all edges") as e:
         e.gate(list(p.in_edges("total")), kind, init=None if p0 is None else st.init_for(p0, kind))
-    view = st.DifferentiableGraph(p, seed=seed, schedule=None if end is None else st.Schedule(1.0, end, steps))
+    view = st.DifferentiableGraph(
+        p, seed=seed, schedule=None if end is None else st.TemperatureSchedule(1.0, end, steps)
+    )
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1, steps=steps)
     for _ in range(steps):
         opt.step(problem.batch())

@@ -68,7 +68,7 @@ def at(target: float) -> list[tuple[str, float, float, int]]:
         other = gw.open("bundled")
         calibration = sg.Calibration.of(other, max_tokens=8192, context=512)
         share = gone / sum(other.program.spec(n).size for n in in_layers(other.program))
-        sg.prune(other.program, calibration, sg.Ratio(share), timed=False, **options)
+        sg.prune(other.program, sg.Ratio(share), calibration, timed=False, **options)
         rows.append((name, *measured(other), whole - parameters(other.program)))
     return rows
 

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import Figure, add_rounds, rounds
-from graphwright.surgery.orthogonal import gram_error
-from graphwright.surgery.orthogonal.methods import newton_schulz, polar, qr
+from graphwright.surgery.orthogonal.methods import gram_error, newton_schulz, polar, qr
 
 SIZES = (64, 128, 256, 512, 1024, 2048)
 

@@ -75,7 +75,7 @@ def methods(model: Any, theirs: Any, calibration: Any, learned: np.ndarray) -> d
     def ours(**options: Any) -> Callable[[float], Result]:
         def call(share: float) -> Result:
             p = model.program.fork()
-            found = sg.prune(p, calibration, sg.Ratio(share), timed=False, **options)
+            found = sg.prune(p, sg.Ratio(share), calibration, timed=False, **options)
             return p, 1 - found.reached["after"] / found.reached["before"]
 
         return call

@@ -44,7 +44,7 @@ def toy() -> tuple[np.ndarray, list[str], list[bool]]:
 
     with p.edit("a gate on every edge", author="gate") as e:
         e.gate([f"m{j}{i} -> y{i}" for j, i in edges], "sigmoid", init=1.0)
-    view = st.DifferentiableGraph(p, schedule=st.Schedule(1.0, 0.5, STEPS))
+    view = st.DifferentiableGraph(p, schedule=st.TemperatureSchedule(1.0, 0.5, STEPS))
     penalties = [st.sparsity(0.1), st.edge_entropy(0.01)]
     opt = st.JointOptimizer(view, "loss", penalties, params=0.05, gates=0.1)
     seen, names = [], list(view.probabilities())

@@ -11,7 +11,7 @@ import numpy as np
 
 import graphwright as gw
 from graphwright import surgery as sg
-from graphwright.surgery.orthogonal import condition, gain, gram_error
+from graphwright.surgery.orthogonal.methods import condition, gain, gram_error
 
 METHODS = ("polar", "qr", "newton_schulz")
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def compared(directory: str, where: str, tokens: int) -> dict[str, float]:
-    """Print the table; returns method and fold -> how far logits moved, relative to the largest."""
+    """Print the table; returns method and fold -> how far logits differ, relative to the largest."""
     model = gw.open(directory, dtype="float64", compute="float64")
     p, start, moved = model.program, model.program.hash(), dict[str, float]()
     data = sg.Calibration.of(model, max_tokens=tokens, context=64)

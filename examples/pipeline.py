@@ -75,7 +75,7 @@ class Workshop:
             report = self.model.orthogonalize(where, fold=fold, calibration=self.data)
             drift = report.drift.relative
             assert drift <= 1e-2 if fold == "insert" else drift > 1e-2  # W = Q P, but for the rounding to bfloat16
-            yield f"{fold:<7} {len(report.rows)} matrices, error {report.max_error:.1e}, logits moved by {drift:.1e}"
+            yield f"{fold:<7} {len(report.rows)} matrices, error {report.max_error:.1e}, logits differ by {drift:.1e}"
             self.undo()
 
     def compress(self) -> Iterator[str]:

@@ -37,7 +37,7 @@ def gates(steps: int = 300) -> str:
     """The probability of each of 56 edges over 300 steps, 12 of which carry signal."""
     problem = Edges(0)
     problem.gate("sigmoid", init=st.init_for(0.9, "sigmoid"))
-    view = st.DifferentiableGraph(problem.program, schedule=st.Schedule(1.0, 0.1, steps))
+    view = st.DifferentiableGraph(problem.program, schedule=st.TemperatureSchedule(1.0, 0.1, steps))
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1)
     rows = []
     for step in range(steps):

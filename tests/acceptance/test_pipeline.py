@@ -20,7 +20,7 @@ from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.program import Program
 from graphwright.safetensors import Checkpoint
-from graphwright.surgery.orthogonal import gram_error
+from graphwright.surgery.orthogonal.methods import gram_error
 from graphwright.testing.defects import KINDS_OF_DEFECT, plant
 from seeds import DEEP
 
@@ -166,7 +166,7 @@ def test_7_prune_and_10_export(tmp_path: Path) -> None:
     p = model.program
     before, was = p.fork(), accuracy(p)
     cal = data(2048)
-    report = sg.prune(model, cal, sg.Ratio(0.3), recipe="default" if DEEP else "units")
+    report = sg.prune(model, sg.Ratio(0.3), cal, recipe="default" if DEEP else "units")
     assert accuracy(p) >= was - 0.01
     assert report.reached["after"] <= 0.7 * report.reached["before"]
     for prefer in ("original", "size"):
@@ -203,7 +203,7 @@ def test_8_a_gate_that_is_closed_is_cut_for_good() -> None:
 @pytest.mark.parametrize("kind", ["bf16", "sharded"])
 def test_11_the_other_files_are_pruned_and_exported_as_well(kind: str, tmp_path: Path) -> None:
     model = opened(kind)
-    report = sg.prune(model, data(512), sg.Ratio(0.2), recipe="units", restore=False, timed=False)
+    report = sg.prune(model, sg.Ratio(0.2), data(512), recipe="units", restore=False, timed=False)
     assert report.steps
     model.export(tmp_path / "out", level=3, check="none")
     bound = BF16 if kind == "bf16" else 1e-5

@@ -18,7 +18,9 @@ from seeds import deep
 STEPS = 300
 
 
-def trained(problem: Edges, seed: int, schedule: st.Schedule | None = None, **options: Any) -> st.DifferentiableGraph:
+def trained(
+    problem: Edges, seed: int, schedule: st.TemperatureSchedule | None = None, **options: Any
+) -> st.DifferentiableGraph:
     view = st.DifferentiableGraph(problem.program, seed=seed, schedule=schedule)
     opt = st.JointOptimizer(view, "loss", [st.sparsity(0.1)], params=0.01, gates=0.1, steps=STEPS, **options)
     for _ in range(STEPS):
@@ -66,7 +68,7 @@ KINDS = {
     "hard_concrete": (0.5, None),
     "concrete": (0.5, None),
     "ste": (0.9, None),
-    "sigmoid": (0.9, st.Schedule(1.0, 0.1, STEPS)),
+    "sigmoid": (0.9, st.TemperatureSchedule(1.0, 0.1, STEPS)),
 }
 
 

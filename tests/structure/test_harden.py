@@ -45,7 +45,7 @@ def output(p: Program) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", range(deep(100, 10)))
-def test_hardened_is_forced(seed: int) -> None:
+def test_a_hardened_program_matches_forced_gates(seed: int) -> None:
     p = gated(seed)
     parallel = {name for name in p.gates().named() if "#" in name}
     done = st.DifferentiableGraph(p).discretize(0.5, to="one", copy=True)
@@ -103,7 +103,7 @@ def test_gates_of_heads_and_neurons_fold_into_a_llama() -> None:
     np.testing.assert_allclose(model.logits(ids), soft, atol=2e-5)
 
 
-def test_coarse_goes_before_fine_and_names_stay() -> None:
+def test_coarse_elements_are_cut_before_fine_ones() -> None:
     model = gw.open(tiny_llama.directory("f32"), dtype="float64")
     p, ids = model.program, tiny_llama.batch(3, rows=2)[0][:, :10]
     positions = np.broadcast_to(np.arange(10), ids.shape)
@@ -129,7 +129,7 @@ def test_coarse_goes_before_fine_and_names_stay() -> None:
     np.testing.assert_allclose(after, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_a_report_counts_what_happened() -> None:
+def test_a_report_counts_the_cuts() -> None:
     problem = Edges(0)
     problem.gate("sigmoid", init=np.resize([2.0, -2.0, 1.0], 56))
     p = problem.program
@@ -158,7 +158,7 @@ def test_a_report_counts_what_happened() -> None:
     assert p.gates().count == 56
 
 
-def test_blame_of_a_missing_edge_says_what_cut_it_and_undo_brings_it_back(tmp_path) -> None:
+def test_blame_of_a_missing_edge_names_its_cut(tmp_path) -> None:
     problem = Edges(0)
     problem.gate("sigmoid", init=np.resize([2.0, -2.0, 1.0], 56))
     p = problem.program
@@ -197,7 +197,7 @@ def test_a_choice_becomes_its_best_option() -> None:
     np.testing.assert_allclose(output(p), np.tanh(GIVEN["x"]))
 
 
-def test_a_closed_node_is_zero_for_what_reads_it() -> None:
+def test_a_closed_node_is_zero_for_its_readers() -> None:
     b = gw.Builder()
     x = b.input("x", (4, 3), "float64")
     t = b.tanh(x, name="t")
@@ -210,7 +210,7 @@ def test_a_closed_node_is_zero_for_what_reads_it() -> None:
     np.testing.assert_allclose(output(p), 1 / (1 + np.exp(-(0.5 + GIVEN["x"]))))
 
 
-def test_online_cuts_are_gates_forced_to_0_and_reused_slots_begin_anew() -> None:
+def test_online_cuts_match_gates_at_0_and_reused_slots_start_fresh() -> None:
     problem = Edges(2, "float64")
     problem.gate("hard_concrete")
     p = problem.program
@@ -246,7 +246,7 @@ def test_online_cuts_are_gates_forced_to_0_and_reused_slots_begin_anew() -> None
     assert [opt.logits.of(e.key)[2] for e in mine] == [1.0, 1.0]
 
 
-def test_an_export_takes_no_soft_gates_and_a_folded_one_gives_their_logits(tmp_path) -> None:
+def test_export_refuses_soft_gates_and_folded_ones_keep_the_logits(tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 
     model = gw.open(tiny_llama.directory("f32"))

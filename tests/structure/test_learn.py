@@ -21,7 +21,7 @@ QUICK = {"steps": 40, "batch": 4, "window": 64, "gates": 0.2}
 TEXT = "gradients edit the structure of a network; " * 200
 
 
-def test_what_is_learned_is_cut_to_the_target_and_undone():
+def test_learned_pruning_meets_the_target_and_can_be_undone():
     model = gw.open("bundled")
     p = model.program
     start, ids = p.hash(), np.arange(32)[None]
@@ -87,7 +87,7 @@ def _draw(rng, count):
         ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )
-def test_what_cannot_be_learned_is_refused_and_nothing_changed(change, message):
+def test_invalid_requests_are_refused_and_change_nothing(change, message):
     model = gw.open("bundled")
     start = model.program.hash()
     with pytest.raises(UsageError, match=message):
@@ -141,10 +141,10 @@ def test_the_command_writes_a_checkpoint_and_a_picture(tmp_path):
     assert facts["hardened"]["counts"]["units"]["after"] < facts["hardened"]["counts"]["units"]["before"] == 24
     picture = (tmp_path / "out.gates.svg").read_text()
     assert picture.count("<polyline") == 24
-    told = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
-    assert told.exit_code == 0
-    assert "model.safetensors: sha256" in told.output
-    assert "not in the receipt" not in told.output
+    result = CliRunner().invoke(app, ["verify", str(tmp_path / "out")])
+    assert result.exit_code == 0
+    assert "model.safetensors: sha256" in result.output
+    assert "not in the receipt" not in result.output
     assert gw.open(tmp_path / "out").logits(np.arange(8)[None]).shape == (1, 8, 256)
 
 

@@ -15,7 +15,7 @@ from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
-from graphwright.structure.pricing import above, prices
+from graphwright.structure.pricing import above, element_costs
 from graphwright.testing.planted import Edges
 
 KINDS = ("sigmoid", "ste", "hard_concrete", "concrete", "scale")
@@ -72,7 +72,7 @@ PENALTIES = {
 
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("seed", range(5))
-def test_a_penalty_is_its_formula_and_its_gradient_a_difference(seed: int, name: str) -> None:
+def test_penalties_match_formulas_and_gradients_match_differences(seed: int, name: str) -> None:
     view = gated(seed, "sigmoid", "hard_concrete", "ste", "concrete")
     held = view.program.weights["gates.logits"]
     value = view.penalty(PENALTIES[name])
@@ -131,7 +131,7 @@ def test_a_budget_that_binds_is_met_and_spent_on_what_carries_signal() -> None:
     assert best <= problem.planted
 
 
-def test_a_gate_without_a_task_gradient_feels_its_penalty() -> None:
+def test_a_gate_without_a_task_gradient_follows_its_penalty() -> None:
     b = gw.Builder()
     x = b.input("x", (3,), "float64")
     unused = b.junction(x, name="unused")
@@ -190,7 +190,7 @@ def test_the_gradient_of_the_entropy_of_attention_is_a_difference() -> None:
     assert ours.item() == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6)
 
 
-def test_distillation_is_that_of_torch() -> None:
+def test_distillation_matches_torch() -> None:
     rng = np.random.default_rng(0)
 
     def program(seed: int) -> Program:
@@ -261,19 +261,19 @@ def test_the_expected_cost_is_the_mean_over_all_structures() -> None:
         expected += chance * params
     ours = view.penalty(st.cost(of="params", relative=False)).item()
     assert ours == pytest.approx(expected, rel=1e-9)
-    assert prices(p, among).sum() == 42
+    assert element_costs(p, among).sum() == 42
     assert view.penalty(st.cost(of="bytes", relative=False)).item() == pytest.approx(8 * expected, rel=1e-9)
     names = [e.name for e in among]
     assert [names[i] for i in above(p, among)[2]] == ["fcd -> sum"]
     with pytest.raises(UsageError, match="flops"):
-        prices(p, among, "ns")
+        element_costs(p, among, "ns")
 
 
-def test_costs_in_flops_and_in_measured_time_are_those_of_what_hardening_takes_away() -> None:
+def test_costs_in_flops_and_time_match_what_hardening_removes() -> None:
     p = nested()
     view = st.DifferentiableGraph(p)
     among = view.elements()
-    flops = dict(zip([e.name for e in among], prices(p, among, "flops"), strict=True))
+    flops = dict(zip([e.name for e in among], element_costs(p, among, "flops"), strict=True))
     plain = view.discretize(0.0, to="one", copy=True).after.flops
     units = [n for n in flops if "[" in n]
     assert len(units) == 4
@@ -282,24 +282,24 @@ def test_costs_in_flops_and_in_measured_time_are_those_of_what_hardening_takes_a
         # what a sum takes for one term less comes on top
         assert plain - after == pytest.approx(sum(flops[n] for n in gone), abs=6 * len(gone))
     taken = {"fcu": 40.0, "fcd": 60.0, "act": 20.0, "fci": 7.0, "fco": 5.0, "sum": 1000.0}
-    ns = dict(zip([e.name for e in among], prices(p, among, taken), strict=True))
+    ns = dict(zip([e.name for e in among], element_costs(p, among, taken), strict=True))
     assert [ns[n] for n in ("fcd -> sum", "fco -> sum", "fci -> into", *units)] == [0.0, 5.0, 7.0, *[30.0] * 4]
     q = p_of(view)
     expected = 5 * q[1] + q[0] * (7 * q[2] + 30 * q[3:].sum())
     assert view.penalty(st.cost(of=taken, relative=False)).item() == pytest.approx(expected, rel=1e-9)
     measured = st.latency(p, {"x": np.ones((2, 3))}, runs=1)
     assert measured["fcu"] > 0
-    assert prices(p, among, measured).sum() > 0
+    assert element_costs(p, among, measured).sum() > 0
 
 
 class Only:
-    """A policy that cuts what it was told to."""
+    """A policy that cuts what it was result to."""
 
     def __init__(self, names: list[str]) -> None:
         self.names = names
 
     def propose(self, view: st.DifferentiableGraph) -> list[st.Proposal]:
-        return [st.Proposal("cut", e.name, e.p, "told so", e) for e in view.elements() if e.name in self.names]
+        return [st.Proposal("cut", e.name, e.p, "result so", e) for e in view.elements() if e.name in self.names]
 
 
 @pytest.mark.parametrize("n", [300, pytest.param(100_000, marks=pytest.mark.deep)])
@@ -312,7 +312,7 @@ def test_smoothness_at_a_hub(n: int) -> None:
     with p.edit("gates") as e:
         e.gate(list(p.in_edges("hub")), "sigmoid")
     view, held = st.DifferentiableGraph(p), p.weights["gates.logits"]
-    assert abs(view.penalty(st.smoothness(1.0)).item()) < 1e-6 * n, "all are alike"
+    assert abs(view.penalty(st.smoothness(1.0)).item()) < 1e-6 * n, "all are equal"
     z = np.random.default_rng(0).normal(0.5, 0.01, n).astype("f4")
     held.assign(gw.tensor(z))
     value = view.penalty(st.smoothness(0.5))
@@ -343,7 +343,7 @@ def test_reachability_of_a_diamond() -> None:
     np.testing.assert_allclose(ours.numpy(), q.grad.numpy(), rtol=1e-9)
 
 
-def test_a_penalty_of_ones_own_reads_captured_values() -> None:
+def test_a_custom_penalty_reads_captured_values() -> None:
     problem = Edges(0)
     problem.gate("sigmoid")
 

@@ -45,7 +45,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_an_element_goes_after_enough_checks_below(name: str) -> None:
+def test_an_element_is_cut_after_enough_checks(name: str) -> None:
     values, expected = TRACES[name]
     view, policy = view_of([values[0], 0.9]), st.Policy(patience=3)
     seen = []
@@ -55,7 +55,7 @@ def test_an_element_goes_after_enough_checks_below(name: str) -> None:
     assert [names == ["t0 -> sum"] for names in seen] == expected
 
 
-def test_no_more_than_a_fraction_goes_at_once() -> None:
+def test_a_check_cuts_at_most_a_fraction() -> None:
     view = view_of([0.01, 0.02, 0.03, 0.04, 0.05, 0.9, 0.9, 0.9, 0.9, 0.9])
     policy = st.Policy(patience=1)
     assert [q.name for q in policy.propose(view)] == ["t0 -> sum", "t1 -> sum"]
@@ -71,7 +71,7 @@ def test_protected_elements_stay() -> None:
     assert [q.name for q in st.Policy(patience=1, protect=["t0 -> sum"], max_fraction=1).propose(view)] == ["t1 -> sum"]
     done = view.discretize(st.ThresholdPolicy(0.5, protect=["t0 -> sum"]))
     assert done.cut == ["t1 -> sum"]
-    assert [(k.name, k.reason) for k in done.kept_back] == [("t0 -> sum", "it is protected")]
+    assert [(k.name, k.reason) for k in done.kept_back] == [("t0 -> sum", "protected by name")]
 
 
 def test_a_target_is_met_to_the_element() -> None:
@@ -83,7 +83,7 @@ def test_a_target_is_met_to_the_element() -> None:
     assert len(view.discretize(st.TopPolicy(0.4), copy=True).cut) == 3
 
 
-def test_a_target_in_parameters_counts_what_goes() -> None:
+def test_a_target_in_parameters_counts_removed_parameters() -> None:
     b, rng = gw.Builder(), np.random.default_rng(0)
     x = b.input("x", (2, 4), "float64")
     parts = [b.linear(x, b.param(f"w{i}", rng.normal(size=(4, 4))), name=f"fc{i}") for i in range(4)]
@@ -97,7 +97,7 @@ def test_a_target_in_parameters_counts_what_goes() -> None:
 
 
 @pytest.mark.parametrize(("target", "left"), [(1.0, (10, 3)), (0.95, (8, 3)), (0.6, (4, 3)), (0.5, (4, 2))])
-def test_units_go_in_blocks_so_that_a_multiple_of_them_stays(target: float, left: tuple[int, int]) -> None:
+def test_units_are_cut_in_blocks_and_a_multiple_stays(target: float, left: tuple[int, int]) -> None:
     """Two of ten neurons go first, then four at a time; the other axis has fewer units than a block."""
     b, rng = gw.Builder(), np.random.default_rng(0)
     h = b.input("x", ("B", 2), gw.float64)
@@ -144,7 +144,7 @@ def paths(p: Program, node: NodeId) -> list[list]:
 
 
 @pytest.mark.parametrize("seed", range(deep(60, 20)))
-def test_the_path_with_the_largest_least_probability_is_put_back(seed: int) -> None:
+def test_the_widest_path_is_protected(seed: int) -> None:
     p, rng = random_dag(seed, nodes=3), np.random.default_rng(seed)
     with p.edit("gates") as e:
         e.gate(
@@ -177,7 +177,7 @@ def test_every_output_stays_reachable(seed: int) -> None:
     assert np.abs(p.run(x=x)["y"].to_numpy()).max() > 0
 
 
-def test_units_keep_one() -> None:
+def test_one_unit_stays() -> None:
     b, rng = gw.Builder(), np.random.default_rng(0)
     x = b.input("x", (2, 4), "float64")
     w = [b.param(n, rng.normal(size=s)) for n, s in (("up", (6, 4)), ("down", (4, 6)))]

@@ -79,7 +79,7 @@ def near(share: Any, p: float, n: int) -> bool:
 
 
 @pytest.mark.parametrize("t", [0.1, 0.5, 2.0])
-def test_a_concrete_gate_is_open_as_often_as_its_logit_says(t: float) -> None:
+def test_a_concrete_gate_is_open_with_the_probability_of_its_logit(t: float) -> None:
     n, z = 100_000, 0.6
     y = draw("concrete", z, t, "train", n)
     assert near((y > 0.5).mean(), expit(z), n)
@@ -108,7 +108,7 @@ def test_a_choice_draws_by_its_softmax() -> None:
     assert all(near(a, p, n) for a, p in zip(share, np.exp(z) / np.exp(z).sum(), strict=True))
 
 
-def test_the_noise_has_the_key_it_says() -> None:
+def test_the_noise_follows_its_key() -> None:
     base = draw("concrete", 0.3, 1.0, "train", 50, seed=7, step=3)
     np.testing.assert_array_equal(draw("concrete", 0.3, 1.0, "train", 50, seed=7, step=3), base)
     for other in ({"seed": 8, "step": 3}, {"seed": 7, "step": 4}):
@@ -119,7 +119,7 @@ def test_the_noise_has_the_key_it_says() -> None:
 @pytest.mark.parametrize("t", [0.5, 1.0, 5.0])
 @pytest.mark.parametrize("p0", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_start_has_the_probability_asked_for(kind: str, p0: float, t: float) -> None:
+def test_init_for_gives_the_requested_probability(kind: str, p0: float, t: float) -> None:
     assert open_probability(kind, np.array(st.init_for(p0, kind, t)), t) == pytest.approx(p0, abs=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_starts_without_a_gradient_are_refused() -> None:
 
 @pytest.mark.parametrize("form", ["exponential", "linear", "cosine"])
 def test_temperatures_fall_from_start_to_end(form: str) -> None:
-    s = st.Schedule(5.0, 0.1, 40, form)
+    s = st.TemperatureSchedule(5.0, 0.1, 40, form)
     values = [s.at(t) for t in range(60)]
     assert values[0] == 5.0
     assert values[40] == pytest.approx(0.1)
@@ -144,10 +144,10 @@ def test_temperatures_fall_from_start_to_end(form: str) -> None:
     assert all(a >= b for a, b in pairwise(values))
     middle = {"exponential": np.sqrt(0.5), "linear": 2.55, "cosine": 2.55}[form]
     assert s.at(20) == pytest.approx(middle)
-    assert [st.Schedule(5.0, 0.1, 0, form).at(t) for t in (0, 100)] == [5.0, 5.0]
+    assert [st.TemperatureSchedule(5.0, 0.1, 0, form).at(t) for t in (0, 100)] == [5.0, 5.0]
 
 
 @pytest.mark.parametrize("wrong", [(0.1, 1.0), (1.0, 0.0), (1.0, 0.5, -1), (1.0, 0.5, 3, "steps")])
 def test_wrong_schedules(wrong: tuple) -> None:
     with pytest.raises(UsageError, match="expected"):
-        st.Schedule(*wrong)
+        st.TemperatureSchedule(*wrong)

@@ -28,7 +28,7 @@ def planted(seed: int, count: int = 3) -> tuple[gw.Program, set[str], Any, Any]:
     return made.program, made.planted, made.batch, made.task
 
 
-def test_planted_skips_are_found_again():
+def test_planted_skips_are_recovered():
     found = 0
     for seed in range(deep(2, 1)):
         _, wanted, batch, task = planted(seed)
@@ -51,8 +51,8 @@ def test_skips_of_six_blocks_and_an_input():
     names = candidates.names(p)
     assert len(names) == 15
     assert all(NAMES.index(b) - NAMES.index(a) >= 2 for a, b in (n.split(" -> ") for n in names))
-    places = candidates.gate(p)
-    assert list(places) == names
+    gates_of = candidates.gate(p)
+    assert list(gates_of) == names
     assert len(p.gates()) == 15
     assert p.validate().ok
     assert not [n for n in p.params() if ".from_" in p.path(n)]
@@ -61,7 +61,7 @@ def test_skips_of_six_blocks_and_an_input():
     assert p.hash() == chain(0).hash()
 
 
-def test_a_projection_stands_only_where_widths_differ():
+def test_projections_connect_different_widths_only():
     p, candidates = chain(0, True, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
     candidates.build(p, candidates.names(p))
     made = {p.path(n) for n in p.nodes() if ".from_" in p.path(n) and p.op(n) == "linear"}
@@ -70,14 +70,14 @@ def test_a_projection_stands_only_where_widths_differ():
     assert len(differ) < len(candidates.names(p))
     x = np.random.default_rng(0).normal(size=(3, 12)).astype("f4")
     np.testing.assert_allclose(p.compile(x=x.shape)(x=x)["y6"].to_numpy(), p.run(x=x)["y6"].to_numpy(), atol=1e-5)
-    with pytest.raises(UsageError, match="lead past"):
+    with pytest.raises(UsageError, match="need more blocks"):
         ss.skips(["x", "h1"])
-    with pytest.raises(UsageError, match="lead past"):
+    with pytest.raises(UsageError, match="need more blocks"):
         ss.skips(["x", "h1", "x"])
 
 
-def test_skips_of_images_compare_channels_and_places():
-    """[C, H, W]: equal shapes have none, other channels a kernel-1 convolution, fewer places one with a stride."""
+def test_skips_of_images_compare_channels_and_sizes():
+    """[C, H, W]: equal shapes have none, other channels a kernel-1 convolution, smaller sizes one with a stride."""
     rng, b = np.random.default_rng(0), gw.Builder("images")
     h = b.input("x", ("B", 3, 6, 6))
     for j, (inner, outer, stride) in enumerate([(3, 4, 1), (4, 4, 1), (4, 5, 2), (5, 4, 1)], 1):
@@ -100,12 +100,12 @@ def test_skips_of_images_compare_channels_and_places():
         ss.skips(["x", "h1", "h2", "flat"]).names(p)
 
 
-def test_skips_begin_by_how_many_enter_a_block():
+def test_initial_logits_of_skips_depend_on_their_number():
     """Of k identities each is open by 1/(k+1); a projection scales by itself, and its gate begins open."""
     p, candidates = chain(0, widths=(12, 12, 8, 12, 8, 12, 12)), ss.skips(NAMES)
-    places = candidates.gate(p)
-    by_place = {(e.gate.handle, e.index): e.p for e in st.DifferentiableGraph(p).elements()}
-    begin = {name: by_place[place] for name, place in places.items()}
+    gates_of = candidates.gate(p)
+    by_element = {(e.gate.handle, e.index): e.p for e in st.DifferentiableGraph(p).elements()}
+    begin = {name: by_element[element] for name, element in gates_of.items()}
     assert begin["x -> h3"] == pytest.approx(1 / 3)
     assert begin["x -> h5"] == pytest.approx(1 / 5)
     assert begin["x -> h2"] == begin["h4 -> h6"] == pytest.approx(1 / (1 + np.exp(-1)))
@@ -122,11 +122,11 @@ def test_skips_begin_by_how_many_enter_a_block():
         ((), 0.1, 0.5),
     ],
 )
-def test_gates_are_told_apart_where_none_lies(probabilities, least, most):
-    assert least <= methods._between(list(probabilities)) <= most
+def test_the_threshold_is_in_the_widest_gap(probabilities, least, most):
+    assert least <= methods._threshold(list(probabilities)) <= most
 
 
-def test_a_skip_carries_the_sum_behind_its_block():
+def test_a_skip_carries_the_sum_after_its_block():
     """h3 + h1, then h5 + (h3 + h1): the second skip leaves where the first one entered."""
     p, candidates = chain(0), ss.skips(NAMES)
     candidates.build(p, ["h3 -> h5", "h1 -> h3"])
@@ -143,7 +143,7 @@ def test_a_skip_carries_the_sum_behind_its_block():
 
 
 @pytest.mark.parametrize("method", list(ss.METHODS))
-def test_every_method_gets_the_same_budget_and_gives_a_program_that_replays(method):
+def test_every_method_uses_the_same_budget_and_its_journal_replays(method):
     _, _, batch, task = planted(0)
     start, valid = chain(5), batch(np.random.default_rng(7))
     result = ss.search(start, ss.skips(NAMES), batch, valid, method, 80, 3, task=task, beside=())
@@ -162,20 +162,20 @@ def test_every_method_gets_the_same_budget_and_gives_a_program_that_replays(meth
 def test_a_softmax_is_between_the_skips_into_a_block_and_none():
     p, candidates = chain(0), ss.skips(NAMES)
     before = p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy()
-    places = candidates.compete(p)
-    assert list(places) == [n for t in NAMES[2:] for n in candidates.names(p) if n.endswith(f" -> {t}")]
-    gates = [p.gates()[h] for h in dict.fromkeys(h for h, _ in places.values())]
+    gates_of = candidates.compete(p)
+    assert list(gates_of) == [n for t in NAMES[2:] for n in candidates.names(p) if n.endswith(f" -> {t}")]
+    gates = [p.gates()[h] for h in dict.fromkeys(h for h, _ in gates_of.values())]
     assert [(g.kind, g.length) for g in gates] == [("choice", j + 1) for j in range(1, 6)]
     with p.edit("none of them") as e:
         for gate in gates:
             e.set_gate(gate.handle, "closed", list(range(gate.length - 1)))
     np.testing.assert_allclose(p.run(x=np.ones((2, WIDTH), "f4"))["y6"].to_numpy(), before, atol=1e-6)
-    with pytest.raises(UsageError, match="between options"):
+    with pytest.raises(UsageError, match="competing candidates"):
         ss.METHODS["softmax"](Trials(chain(0), ss.widths("x"), lambda rng: {}, {}, "y", 40, 0, 0.01))
 
 
 @pytest.mark.deep
-def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_not_help():
+def test_growing_adds_only_edges_that_help():
     _, _, batch, task = planted(1, count=1)
     valid = batch(np.random.default_rng(7))
     t = Trials(chain(2001), ss.skips(NAMES), batch, valid, task, 1300, 0, 0.01)
@@ -187,12 +187,12 @@ def test_growing_does_not_end_worse_than_its_trials_and_adds_nothing_that_does_n
     t = Trials(chain(1002, True), ss.skips(NAMES), nothing[2], nothing[2](np.random.default_rng(7)), nothing[3], 400,
                0, 1e-4)  # fmt: skip
     assert ss.METHODS["grow"](t).chosen == ()
-    with pytest.raises(UsageError, match="adds edges"):
+    with pytest.raises(UsageError, match="skips only"):
         ss.METHODS["grow"](Trials(chain(0), ss.widths("x"), batch, valid, task, 400, 0, 0.01))
 
 
 @pytest.mark.deep
-def test_ops_are_chosen_between():
+def test_one_of_several_ops_is_chosen():
     b = gw.Builder("curve")
     x, rng = b.input("x", ("B", 1)), np.random.default_rng(0)
     h = b.linear(x, b.param("w1", rng.normal(size=(8, 1)).astype("f4")), b.param("c1", np.zeros(8, "f4")), name="in")
@@ -218,15 +218,15 @@ def test_ops_are_chosen_between():
         losses[op] = t.score(t.fit(p, 300))
     assert min(losses, key=losses.__getitem__) == "sin"
     p = start.fork()
-    places = candidates.gate(p)
-    assert [i for _, i in places.values()] == [0, 1, 2]
-    with pytest.raises(UsageError, match="one op per place"):
+    gates_of = candidates.gate(p)
+    assert [i for _, i in gates_of.values()] == [0, 1, 2]
+    with pytest.raises(UsageError, match="one op per path"):
         candidates.build(start.fork(), ["act: relu", "act: sin"])
-    with pytest.raises(UsageError, match="between options"):
+    with pytest.raises(UsageError, match="several options"):
         ss.ops("act", ["relu"])
 
 
-def test_units_of_an_axis_are_cut_but_for_the_least():
+def test_at_least_the_given_number_of_units_stays():
     b = gw.Builder("mlp")
     x, rng = b.input("x", ("B", 3)), np.random.default_rng(0)
     h = b.tanh(b.linear(x, b.param("up.weight", rng.normal(size=(12, 3)).astype("f4")), name="up"))
@@ -245,20 +245,20 @@ def test_units_of_an_axis_are_cut_but_for_the_least():
     assert len(c.gate(p.fork())) == 12
 
 
-def test_draws_take_one_option_per_place_and_toggling_changes_one_candidate():
+def test_draws_take_one_alternative_and_toggling_changes_one_candidate():
     rng = np.random.default_rng(0)
     names = ["a: relu", "a: sin", "b: relu", "b: sin", "x -> h2"]
     t = Trials(chain(0), ss.skips(NAMES), lambda rng: {}, {}, "y", 40, 0, 0.01)
     for _ in range(50):
         chosen = drawn(t, names, rng)
-        assert [sum(n.startswith(f"{place}: ") for n in chosen) for place in "ab"] == [1, 1]
+        assert [sum(n.startswith(f"{path}: ") for n in chosen) for path in "ab"] == [1, 1]
         after = toggled(names, chosen, rng)
         assert len(set(chosen) ^ set(after)) in (0, 1, 2)
-        assert [sum(n.startswith(f"{place}: ") for n in after) for place in "ab"] == [1, 1]
+        assert [sum(n.startswith(f"{path}: ") for n in after) for path in "ab"] == [1, 1]
 
 
 @pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
-def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned, monkeypatch):
+def test_a_collapsed_search_warns(share, warned, monkeypatch):
     monkeypatch.setattr(methods, "_between", lambda probabilities: 0.0)
 
     class Some(Skips):
@@ -273,10 +273,10 @@ def test_a_structure_of_candidates_without_parameters_is_warned_of(share, warned
     assert any(w.category is ss.Collapsed for w in caught) == warned
 
 
-def test_bad_requests():
+def test_invalid_searches_are_refused():
     _, _, batch, task = planted(0)
     valid = batch(np.random.default_rng(0))
-    with pytest.raises(UsageError, match="no such method"):
+    with pytest.raises(UsageError, match="unknown method"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, "magic", task=task)
     with pytest.raises(UsageError, match="budget"):
         ss.search(chain(0), ss.skips(NAMES), batch, valid, budget=10, task=task)

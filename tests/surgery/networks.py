@@ -123,9 +123,9 @@ def neat() -> gw.Program:
         (4, 5, 0, 1.3),
         (5, 4, 1, -0.6),
     ]
-    made = tuple(ev.Link(10 + i, s, t, delay, True, w) for i, (s, t, delay, w) in enumerate(links))
-    own = ev.Link(10 + len(links), 5, 5, 1, True, 0.5)
-    return genomes.founder(ev.Genome(3, 1, (ev.Node(4, "tanh"), ev.Node(5, "tanh")), (*made, own)), batch=2)
+    made = tuple(ev.LinkGene(10 + i, s, t, delay, True, w) for i, (s, t, delay, w) in enumerate(links))
+    own = ev.LinkGene(10 + len(links), 5, 5, 1, True, 0.5)
+    return genomes.founder(ev.Genome(3, 1, (ev.NodeGene(4, "tanh"), ev.NodeGene(5, "tanh")), (*made, own)), batch=2)
 
 
 def training_cnn() -> gw.Program:

@@ -16,7 +16,7 @@ from graphwright.models.errors import PromptError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.pruning.prunable import prunable
 from graphwright.surgery.pruning.restore import Gram
-from graphwright.surgery.pruning.statistics import grams
+from graphwright.surgery.pruning.scores import grams
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def llama():
 IDS = tiny_llama.batch(5, 48)[0]
 
 
-def test_windows_are_drawn_by_seed_and_no_held_out_one_is_learned_from():
+def test_windows_are_drawn_by_seed_and_held_out_ones_are_disjoint():
     ids = np.arange(4000) % 97
     one, same, other = (sg.Calibration(ids, 512, 64, seed=s) for s in (0, 0, 1))
     assert one.to_json() == same.to_json()
@@ -38,7 +38,7 @@ def test_windows_are_drawn_by_seed_and_no_held_out_one_is_learned_from():
     assert not rows & {r.tobytes() for r in one.held["ids"]}
 
 
-def test_windows_that_repeat_are_not_measured_on():
+def test_repeated_windows_are_not_held_out():
     row = np.arange(16)
     with_copies = sg.Calibration(np.stack([row, row, row, row, row + 1, row + 2, row + 3, row + 4]), 64)
     learned = {r.tobytes() for r in with_copies.windows["ids"]}
@@ -49,7 +49,7 @@ def test_windows_that_repeat_are_not_measured_on():
         with_copies.check_held_out({"ids": np.stack([row])})
 
 
-def test_a_token_outside_the_vocabulary_is_refused_with_its_place(llama):
+def test_a_token_outside_the_vocabulary_is_refused_with_its_position(llama):
     ids = IDS.copy()
     ids[:, 7] = 999
     with pytest.raises(PromptError) as caught:
@@ -58,12 +58,12 @@ def test_a_token_outside_the_vocabulary_is_refused_with_its_place(llama):
 
 
 @pytest.mark.parametrize("source", [np.zeros(0, np.int64), np.zeros((2, 3)), "text"])
-def test_what_is_no_calibration_is_refused(source):
+def test_invalid_sources_are_refused(source):
     with pytest.raises(UsageError):
         sg.Calibration(source)
 
 
-def test_moments_are_those_of_stored_activations(llama):
+def test_moments_match_stored_activations(llama):
     p = llama.program
     cal = sg.Calibration(IDS, 2304)
     feeds = cal.feeds(p)
@@ -79,7 +79,7 @@ def test_moments_are_those_of_stored_activations(llama):
         assert np.abs(gram.mean - stored.mean(0)).max() <= 1e-6 * np.abs(stored).max()
 
 
-def test_a_stream_gives_the_values_of_a_whole_run_and_keeps_equally_much_at_each_layer():
+def test_a_stream_matches_a_whole_run_with_constant_memory_per_layer():
     p = gpt2_like(layers=5)
     feeds = sg.Calibration(np.random.default_rng(0).integers(0, 29, (40, 16)), 320).feeds(p)
     stream, kept = Stream(p, feeds), []
@@ -93,7 +93,7 @@ def test_a_stream_gives_the_values_of_a_whole_run_and_keeps_equally_much_at_each
 
 @pytest.mark.deep
 @pytest.mark.parametrize("layers", [2, 5])
-def test_one_layers_moments_are_alive_at_a_time(layers):
+def test_moments_of_one_layer_are_in_memory_at_a_time(layers):
     p = gpt2_like(layers=layers)
     cal = sg.Calibration(np.random.default_rng(0).integers(0, 29, (40, 16)), 320)
     most = 0
@@ -102,11 +102,11 @@ def test_one_layers_moments_are_alive_at_a_time(layers):
         nonlocal most
         most = max(most, sum(type(o) is Gram for o in gc.get_objects()))
 
-    sg.prune(p, cal, sg.Ratio(0.3), recipe="units", timed=False, report=look)
+    sg.prune(p, sg.Ratio(0.3), cal, recipe="units", timed=False, report=look)
     assert most <= 2  # on learned and on held-out windows, of the layer before
 
 
-def test_moments_are_kept_for_the_program_that_they_are_of(llama, monkeypatch):
+def test_moments_are_cached_per_program(llama, monkeypatch):
     p = llama.program.fork()
     cal = sg.Calibration(IDS, 1024)
     made = []

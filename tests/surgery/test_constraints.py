@@ -50,15 +50,15 @@ def short_names(p):
 
 
 CASES = {
-    "residual": (surgery.Residual("x", "blocks.0.out"), branches,
-                 surgery.Residual("blocks.0.out", "blocks.1.out"), branches),
+    "residual": (surgery.ResidualPath("x", "blocks.0.out"), branches,
+                 surgery.ResidualPath("blocks.0.out", "blocks.1.out"), branches),
     "gradient_flow": (surgery.GradientFlow(), mlp, surgery.GradientFlow("0"), cut_gradient),
     "head_balance": (surgery.HeadBalance(8), lambda: random_decoder("llama"), surgery.HeadBalance(8), unbalanced),
     "reachable": (surgery.Reachable("x", "head"), branches, surgery.Reachable("head", "x"), branches),
     "no_path": (surgery.NoPath("head", "x"), branches, surgery.NoPath("x", "head"), branches),
     "budget": (surgery.Budget(parameters=1000), branches, surgery.Budget(parameters=23, flops=10, bytes=95), branches),
-    "uniform": (surgery.Uniform("layers.*.mlp.neurons"), lambda: random_decoder("llama"),
-                surgery.Uniform("layers.*.mlp.neurons"), narrowed),
+    "uniform": (surgery.EqualSizes("layers.*.mlp.neurons"), lambda: random_decoder("llama"),
+                surgery.EqualSizes("layers.*.mlp.neurons"), narrowed),
     "multiple_of": (surgery.MultipleOf("layers.*.mlp.neurons", 16), lambda: random_decoder("llama"),
                     surgery.MultipleOf("layers.*.mlp.neurons", 64), lambda: random_decoder("llama")),
     "max_depth": (surgery.MaxDepth(5), mlp, surgery.MaxDepth(4), mlp),
@@ -67,7 +67,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_each_constraint_knows_right_from_wrong(kind):
+def test_each_constraint_accepts_good_and_rejects_bad_programs(kind):
     holds, sound, breaks, broken = CASES[kind]
     assert holds.violations(sound()) == []
     found = breaks.violations(broken())
@@ -85,18 +85,18 @@ def test_every_constraint_has_a_case():
     assert set(KINDS) == set(CASES)
 
 
-def test_a_residual_elsewhere_does_not_count():
+def test_a_residual_path_elsewhere_does_not_count():
     p = branches()
-    assert not surgery.Residual("x", "blocks.0.out").violations(p)
-    assert surgery.Residual("blocks.0.out", "blocks.1.out").violations(p)
-    assert surgery.Residual("x", "blocks.1.out").violations(p)
+    assert not surgery.ResidualPath("x", "blocks.0.out").violations(p)
+    assert surgery.ResidualPath("blocks.0.out", "blocks.1.out").violations(p)
+    assert surgery.ResidualPath("x", "blocks.1.out").violations(p)
 
 
 @pytest.mark.parametrize("width", [4, 6])
-def test_a_residual_is_repaired_without_a_change_and_can_learn(width):
+def test_a_residual_path_is_repaired_without_a_change_and_can_be_trained(width):
     p = branches(width)
     before = outputs(p)
-    found = solve(p, [surgery.Residual("blocks.0.out", "blocks.1.out")])
+    found = solve(p, [surgery.ResidualPath("blocks.0.out", "blocks.1.out")])
     assert found, str(found)
     assert len(found.made) == 1
     after = outputs(p)
@@ -110,11 +110,11 @@ def test_a_residual_is_repaired_without_a_change_and_can_learn(width):
     assert not diagnose(p)
 
 
-def test_a_residual_into_an_op_gets_a_sum_behind_it():
+def test_a_residual_path_into_an_op_gets_a_sum_after_it():
     p = mlp()
     before = outputs(p)
-    assert solve(p, [surgery.Residual("0.act", "1.act")])
-    assert not surgery.Residual("0.act", "1.act").violations(p)
+    assert solve(p, [surgery.ResidualPath("0.act", "1.act")])
+    assert not surgery.ResidualPath("0.act", "1.act").violations(p)
     assert np.array_equal(outputs(p)["y"], before["y"])
     p.undo()
     assert len(p.journal) == 2
@@ -127,7 +127,7 @@ def test_three_violations_of_a_small_graph_are_solved_as_one_edit():
         e.insert("blocks.1.act -> blocks.1.out", "stop_gradient", name="stopped")
     keys = set(p.weights)
     wanted = [
-        surgery.Residual("blocks.0.out", "blocks.1.out"),
+        surgery.ResidualPath("blocks.0.out", "blocks.1.out"),
         surgery.GradientFlow(),
         surgery.MultipleOf("blocks.1.*", 4),
     ]
@@ -150,10 +150,13 @@ def test_three_violations_of_a_small_graph_are_solved_as_one_edit():
     assert set(p.weights) == keys
 
 
-def test_what_cannot_be_solved_leaves_every_bit_and_says_what_was_tried():
+def test_unsolvable_constraints_change_nothing_and_list_rejected_repairs():
     p = branches()
     before, entries = p.hash(), len(p.journal)
-    contradiction = [surgery.Residual("blocks.0.out", "blocks.1.out"), surgery.NoPath("blocks.0.out", "blocks.1.out")]
+    contradiction = [
+        surgery.ResidualPath("blocks.0.out", "blocks.1.out"),
+        surgery.NoPath("blocks.0.out", "blocks.1.out"),
+    ]
     found = solve(p, contradiction)
     assert not found
     assert (p.hash(), len(p.journal)) == (before, entries)
@@ -164,28 +167,28 @@ def test_what_cannot_be_solved_leaves_every_bit_and_says_what_was_tried():
     found = solve(p, [surgery.Budget(parameters=1)])
     assert not found
     assert "no repair" in str(found)
-    limited = solve(p, [surgery.Residual("blocks.0.out", "blocks.1.out")], max_edits=0)
+    limited = solve(p, [surgery.ResidualPath("blocks.0.out", "blocks.1.out")], max_edits=0)
     assert not limited
     assert p.hash() == before
 
 
-def test_a_repair_may_not_make_a_new_finding():
+def test_a_repair_must_not_cause_a_new_finding():
     p = branches()
     found = solve(p, [surgery.NoPath("blocks.0.out", "head")])  # cutting the only edge would leave a sum of nothing
     assert not found
     (why,) = [why for u in found.unsatisfied for _, why in u.tried]
-    assert why.startswith("it would make a new finding: ")
+    assert why.startswith("it would cause a new finding: ")
     assert "orphan_source" in why or "unreachable" in why
 
 
-def test_a_repair_that_makes_a_cycle_is_not_made():
+def test_a_repair_that_closes_a_cycle_is_rejected():
     p = branches()
     found = solve(p, [surgery.Reachable("head", "blocks.0.out")])
     assert not found
     assert not found.unsatisfied[0].tried
 
 
-def test_no_path_is_cut_where_sums_are():
+def test_no_path_is_repaired_by_cutting_edges_into_sums():
     p = branches()
     with p.edit("another way") as e:
         e.connect("x", "blocks.1.out")
@@ -198,7 +201,7 @@ def test_no_path_is_cut_where_sums_are():
 
 def test_an_enforced_violation_rolls_the_edit_back():
     p = branches()
-    rule = surgery.Residual("x", "blocks.0.out")
+    rule = surgery.ResidualPath("x", "blocks.0.out")
     p.constraints.add(rule, enforce=True)
     before = p.hash()
     with pytest.raises(gw.program.ConstraintViolated) as error, p.edit("cut it") as e:
@@ -215,7 +218,7 @@ def test_an_enforced_violation_rolls_the_edit_back():
         e.cut("x -> blocks.0.out")
     p.constraints.add(rule)
     assert [f.kind for f in p.constraints.violations(p)] == ["residual"]
-    with p.edit("only told") as e:
+    with p.edit("only result") as e:
         e.insert("blocks.1.out -> head", "tanh", name="t")
     assert solve(p)
     assert not p.constraints.violations(p)
@@ -223,7 +226,7 @@ def test_an_enforced_violation_rolls_the_edit_back():
 
 def test_constraints_survive_a_fork_and_a_save(tmp_path):
     p = branches()
-    held = [surgery.Residual("x", "blocks.0.out"), surgery.Budget(parameters=50), surgery.Custom("short names"),
+    held = [surgery.ResidualPath("x", "blocks.0.out"), surgery.Budget(parameters=50), surgery.Custom("short names"),
             surgery.MultipleOf("head.*", 2), surgery.GradientFlow("head", loss="y")]  # fmt: skip
     for at, rule in enumerate(held):
         p.constraints.add(rule, enforce=at == 0)
@@ -236,11 +239,11 @@ def test_constraints_survive_a_fork_and_a_save(tmp_path):
         e.cut("x -> blocks.0.out")
     p.constraints.add(surgery.Custom(lambda p: []))
     assert len(p.fork().constraints) == 6
-    with pytest.raises(gw.GraphwrightError, match="without a name"):
+    with pytest.raises(gw.GraphwrightError, match="unregistered function"):
         p.save(tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     with pytest.raises(gw.GraphwrightError, match="registered"):
-        surgery.Custom("nobody knows")
+        surgery.Custom("unknown")
 
 
 @pytest.mark.parametrize(

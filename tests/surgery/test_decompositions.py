@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright import surgery as sg
-from graphwright.surgery.factorise import allocate
+from graphwright.surgery.factorise.allocate import allocate
 from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
 from graphwright.surgery.factorise.factors import contraction_order, parameters, reconstruct, split, to_tensor
 from graphwright.surgery.factorise.methods import LowRankFit, RingMethod, Unfolding, ring, train
@@ -37,7 +37,7 @@ def relative(w: np.ndarray, new: np.ndarray) -> float:
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), st.integers(0, 1000))
-def test_the_error_of_an_svd_is_what_it_drops(m: int, n: int, rank: int, seed: int) -> None:
+def test_the_error_of_an_svd_is_the_norm_of_dropped_values(m: int, n: int, rank: int, seed: int) -> None:
     w = np.random.default_rng(seed).standard_normal((m, n))
     rank = min(rank, m, n)
     found = sg.svd(w, rank)
@@ -55,7 +55,7 @@ def test_a_matrix_of_rank_5_is_found_exactly() -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 400])  # fewer inputs than channels as well
-def test_asvd_loses_least_of_the_outputs(rows: int) -> None:
+def test_asvd_minimises_the_output_error(rows: int) -> None:
     rng = np.random.default_rng(rows)
     w = rng.standard_normal((20, 16))
     x = rng.standard_normal((rows, 16)) * np.geomspace(1, 0.01, 16)
@@ -93,7 +93,7 @@ def test_a_kronecker_product_is_a_train_of_rank_1() -> None:
     assert relative(matrices()["kronecker"], found.reconstruct()) < 1e-12
 
 
-def test_trains_and_rings_of_given_ranks_are_those_of_tensorly() -> None:
+def test_trains_and_rings_match_tensorly() -> None:
     tensor = np.random.default_rng(1).standard_normal((6, 7, 8))
     ours = train(Unfolding.of(tensor), ranks=(4, 5))
     theirs = tensorly.decomposition.tensor_train(tensor, [1, 4, 5, 1])
@@ -148,7 +148,7 @@ def test_planted_rings_are_recovered(shape: tuple[int, ...], ranks: tuple[int, .
     assert found >= 9
 
 
-def test_degenerate_tensors_are_refined_without_trouble() -> None:
+def test_degenerate_tensors_can_be_refined() -> None:
     zero = np.zeros((3, 4, 2))
     cores, errors = refine(zero, ring(Unfolding.of(zero)), 5)
     assert errors == [0.0]
@@ -160,7 +160,7 @@ def test_degenerate_tensors_are_refined_without_trouble() -> None:
 
 
 @given(st.integers(1, 700), st.integers(2, 4))
-def test_sizes_split_into_modes_or_are_padded_to_the_nearest_that_do(n: int, order: int) -> None:
+def test_sizes_split_into_modes_or_are_padded(n: int, order: int) -> None:
     def factorable(size: int) -> bool:
         count, rest, p = 0, size, 2
         while rest > 1:
@@ -173,7 +173,7 @@ def test_sizes_split_into_modes_or_are_padded_to_the_nearest_that_do(n: int, ord
     assert len(modes) == order
     assert prod(modes) >= n
     assert prod(modes) == next(size for size in itertools.count(n) if factorable(size))
-    with pytest.raises(ValueError, match="two or more"):
+    with pytest.raises(ValueError, match="at least two"):
         split(n, 1)
     if prod(modes) != n:
         with pytest.raises(sg.NotFactorable) as refused:
@@ -215,7 +215,7 @@ def lost(spectra: list[np.ndarray], ranks: list[int | None]) -> float:
     return sum(float((s[r:] ** 2).sum()) for s, r in zip(spectra, ranks, strict=True) if r is not None)
 
 
-def test_shared_out_parameters_lose_no_more_than_equal_shares() -> None:
+def test_allocated_ranks_lose_no_more_than_equal_shares() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
         shapes = [(int(m), int(n)) for m, n in rng.integers(8, 40, (6, 2))]
@@ -228,7 +228,7 @@ def test_shared_out_parameters_lose_no_more_than_equal_shares() -> None:
         assert lost(spectra, ranks) <= lost(spectra, uniform) + 1e-12
 
 
-def test_sharing_out_equals_brute_force_where_ranks_cost_alike() -> None:
+def test_allocation_matches_brute_force_for_equal_costs() -> None:
     rng = np.random.default_rng(0)
     for _ in range(10):
         spectra = [np.sort(rng.random(6))[::-1] for _ in range(3)]
@@ -243,8 +243,8 @@ def test_sharing_out_equals_brute_force_where_ranks_cost_alike() -> None:
     assert allocate([np.ones(8), np.full(8, 9.0)], [(8, 8)] * 2, 64 + 32) == [2, None]  # dense is no larger
 
 
-def test_a_train_begins_and_ends_with_rank_1() -> None:
+def test_a_train_needs_outer_ranks_1() -> None:
     cores = [np.ones((1, 2, 2, 3)), np.ones((3, 2, 2, 1))]
     assert sg.TensorTrain(cores, (4, 4)).ranks == (1, 3, 1)
-    with pytest.raises(ValueError, match="rank 1"):
+    with pytest.raises(ValueError, match="ranks 1"):
         sg.TensorTrain(cores[::-1], (4, 4))

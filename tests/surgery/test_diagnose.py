@@ -94,7 +94,7 @@ def close(ours, theirs, where):
 
 
 @pytest.mark.parametrize("kind", ["cycle", "orphan_source", "interface"])
-def test_what_did_not_run_is_mended_to_what_it_was(kind):
+def test_a_part_that_did_not_run_is_restored(kind):
     """Not by knowing what was there: the lost value is the one that nothing reads, or that the siblings read."""
     p = random_decoder("llama")
     sound, same = outputs(p), 0
@@ -122,7 +122,7 @@ def test_twelve_defects_at_once_are_twelve_findings():
 
 def test_a_cycle_names_its_shortest_path():
     p = mlp()
-    with p.edit("a place to enter") as e:
+    with p.edit("an entry") as e:
         j = e.insert("0 -> 0.act", "junction", name="j")
     with p.edit("a loop", check=False) as e:
         e.connect("0.act", j)
@@ -140,7 +140,7 @@ def test_an_interface_finding_names_edge_axis_and_sizes():
     assert (found.expected, found.got) == ("f32[20, 24]", "f32[20, 23]")
 
 
-def test_a_hand_made_list_of_defects():
+def test_a_manual_list_of_defects():
     p = mlp()
     with p.edit("three of them", check=False) as e:
         e.param("extra.weight", np.ones((3, 3), "f4"))
@@ -158,7 +158,7 @@ def test_a_hand_made_list_of_defects():
 
 
 @pytest.mark.parametrize(("loss", "squash"), [("cross_entropy", "softmax"), ("bce_with_logits", "sigmoid")])
-def test_a_loss_of_logits_fed_with_probabilities(loss, squash):
+def test_a_loss_of_logits_that_reads_probabilities(loss, squash):
     rng, results = np.random.default_rng(0), []
     for twice in (False, True):
         b = gw.Builder("classifier")
@@ -181,7 +181,7 @@ def test_a_loss_of_logits_fed_with_probabilities(loss, squash):
     assert doubled.run(feeds)["mean"].to_numpy() == plain.run(feeds)["mean"].to_numpy()
 
 
-def test_a_delayed_edge_is_no_cycle_and_a_zero_among_sums_can_go():
+def test_a_delayed_edge_is_no_cycle_and_a_zero_term_can_be_removed():
     b = gw.Builder("loop")
     x = b.input("x", (2, 3))
     b.output(b.junction(x, b.tanh(x, name="t"), name="j"), "y")
@@ -214,7 +214,7 @@ def test_a_frozen_zero_gate_blocks_and_a_trained_one_does_not():
             assert p.attrs(p.node("gate"))["trainable"]
 
 
-def test_a_closed_gate_blocks_what_lies_behind_it_alone():
+def test_a_closed_gate_blocks_only_the_weights_before_it():
     p = random_decoder("llama")
     with p.edit("a gate") as e:
         gate = e.gate("layers.1.mlp.down -> layers.1.out", "scale", init=0.5)
@@ -299,8 +299,8 @@ def test_a_dead_head_is_cut_without_a_change():
     assert not diagnose(p)
 
 
-def zeroed(w, places, dim):
-    np.moveaxis(w, dim, 0)[places] = 0
+def zeroed(w, indices, dim):
+    np.moveaxis(w, dim, 0)[indices] = 0
     return w
 
 
@@ -377,7 +377,7 @@ def test_the_report_as_json_has_a_fixed_form():
         json.dumps(diagnose(q).to_json(), allow_nan=False)
 
 
-def test_the_overlay_colours_what_is_named_and_tells_it_on_hovering():
+def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
     p = random_decoder("llama")
     planted = plant(p, "blocked_gradient", 2)
     found = diagnose(p)
@@ -397,7 +397,7 @@ def test_the_overlay_colours_what_is_named_and_tells_it_on_hovering():
         p.to_svg(overlay={**drawn, "lm_head": 1.0})
 
 
-def test_a_rule_of_ones_own():
+def test_a_custom_rule():
     from graphwright.surgery.findings import kinds
 
     @surgery.finding("long_name")
@@ -415,7 +415,7 @@ def test_a_rule_of_ones_own():
         with pytest.raises(gw.GraphwrightError, match="registered"):
             surgery.finding("long_name")(long_name)
     finally:
-        del kinds._kinds["long_name"]
+        del kinds._rules["long_name"]
 
 
 def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
@@ -435,12 +435,12 @@ def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog
 
     points = [Point("broken", lambda: 1 / 0), Point("good", good)]
     monkeypatch.setattr(kinds, "entry_points", lambda group: points if group == "graphwright.findings" else [])
-    monkeypatch.setattr(kinds, "_loaded", False)
+    monkeypatch.setattr(kinds, "_plugins_loaded", False)
     try:
         assert [f.kind for f in diagnose(mlp())] == ["from_a_package"]
         assert "'broken' was skipped" in caplog.text
     finally:
-        kinds._kinds.pop("from_a_package", None)
+        kinds._rules.pop("from_a_package", None)
 
 
 def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
@@ -485,7 +485,7 @@ def test_cancelling_and_wrong_use():
     plant(p, "dead_end", 0)
     found = diagnose(p)
     plant(p, "dead_end", 1)
-    with pytest.raises(gw.GraphwrightError, match="changed since"):
+    with pytest.raises(gw.GraphwrightError, match="changed after"):
         found.fix_all()
 
 

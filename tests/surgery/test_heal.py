@@ -18,7 +18,7 @@ def test_a_pruned_model_comes_nearer_to_its_teacher():
     p = gw.open(tiny_llama.directory("f32")).program
     teacher = p.fork()
     cal = sg.Calibration(LEARNED, 4096, held_out=HELD)
-    sg.prune(p, cal, sg.Ratio(0.5), method="magnitude", restore=False, timed=False, min_keep=0.05)
+    sg.prune(p, sg.Ratio(0.5), cal, method="magnitude", restore=False, timed=False, min_keep=0.05)
     pruned = p.hash()
     found = sg.heal(p, teacher, cal, 20, batch=16)
     assert found.after < 0.9 * found.before

@@ -67,5 +67,5 @@ def test_a_branch_at_the_end_and_what_is_refused() -> None:
     assert not np.array_equal(q.weights["fc.lora.inner.weight"].data.to_numpy(), a)
     with pytest.raises(ValueError, match="rank"):
         sg.lora(q, "fc", 0)
-    with pytest.raises(ValueError, match="several readers"):
+    with pytest.raises(ValueError, match="one linear map"):
         sg.lora(gw.open("bundled").program, "lm_head", 2)

@@ -13,8 +13,7 @@ import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
-from graphwright.surgery.orthogonal import gram_error
-from graphwright.surgery.orthogonal.methods import polar
+from graphwright.surgery.orthogonal.methods import gram_error, polar
 
 ATTENTION = "layers.*.attn.{q,k,v,o}"
 BOUND = {"float64": 1e-10, "float32": 1e-5, "float16": 1e-3, "bfloat16": 1e-2}
@@ -67,7 +66,7 @@ def test_what_is_selected_is_processed_or_skipped_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("per", ["matrix", "head"])
-def test_inserting_the_stretch_leaves_the_function_as_it_was(per: str) -> None:
+def test_inserting_the_second_factor_keeps_the_function(per: str) -> None:
     for dtype, bound in (("float64", 1e-8), ("float32", 1e-5)):
         model = opened(dtype, dtype)
         ids = tiny_llama.batch(3, 4)[0]
@@ -85,7 +84,7 @@ def test_inserting_the_stretch_leaves_the_function_as_it_was(per: str) -> None:
         assert model.program.hash() == start
 
 
-def test_a_bias_stays_behind_both_factors() -> None:
+def test_a_bias_stays_after_both_factors() -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((5, 6))
     for shape in ((4, 6), (9, 6)):
@@ -112,13 +111,13 @@ def test_heads_are_made_orthonormal_one_by_one() -> None:
         assert gram_error(now) > 1e-3  # the whole is not: a matrix of orthonormal tiles is no orthonormal matrix
 
 
-def test_one_head_leaves_the_bytes_of_the_others_alone() -> None:
+def test_one_head_keeps_the_bytes_of_the_others() -> None:
     p = opened().program
     before = {name: weight(p, f"layers.1.attn.{name}.weight") for name in "qkvo"}
     found = sg.orthogonalize(p, p.select("layers.1.attn").heads[3])
     assert len(found.rows) == 4
-    places = {"q": (0, range(48, 64)), "k": (0, range(16, 32)), "v": (0, range(16, 32)), "o": (1, range(48, 64))}
-    for name, (axis, mine) in places.items():
+    indices = {"q": (0, range(48, 64)), "k": (0, range(16, 32)), "v": (0, range(16, 32)), "o": (1, range(48, 64))}
+    for name, (axis, mine) in indices.items():
         was, now = before[name], weight(p, f"layers.1.attn.{name}.weight")
         others = [i for i in range(was.shape[axis]) if i not in mine]
         assert np.array_equal(np.take(was, others, axis), np.take(now, others, axis))
@@ -140,7 +139,7 @@ def test_absorbing_values_into_the_output_map_is_exact() -> None:
     with pytest.raises(sg.NotAbsorbable) as refused:
         model.orthogonalize("layers.*.attn.q", per="head", fold="absorb")
     assert refused.value.between == "rope layers.0.attn.rope_q"
-    with pytest.raises(sg.NotAbsorbable, match=r"stretch"):
+    with pytest.raises(sg.NotAbsorbable, match=r"factor P"):
         model.orthogonalize("layers.*.attn.{v,k}", per="head", fold="absorb")
 
 
@@ -177,7 +176,7 @@ def test_drift_is_predicted_and_measured(data: sg.Calibration) -> None:
     first = next(r for r in found.rows if r.path == "layers.0.attn.v.weight")  # nothing before it has changed
     assert first.measured is not None
     assert first.predicted == pytest.approx(first.measured.relative, rel=1e-6)
-    assert "logits moved" in str(found)
+    assert "logits differ" in str(found)
 
 
 def test_a_dry_run_reports_the_same_and_changes_nothing(data: sg.Calibration) -> None:
@@ -227,11 +226,11 @@ def test_every_option_changes_the_result() -> None:
     for options in others:
         other = sg.orthogonalize(p, square, dry_run=True, **options).rows[0]
         assert (other.distance, other.error) != (base.distance, base.error), options
-    turned, plain = (sg.orthogonalize(p, "layers.*.attn.{q,o}", special=s, dry_run=True).rows for s in (True, False))
-    assert [a.distance for a in turned] != [b.distance for b in plain]  # one of them has determinant -1
+    moved, plain = (sg.orthogonalize(p, "layers.*.attn.{q,o}", special=s, dry_run=True).rows for s in (True, False))
+    assert [a.distance for a in moved] != [b.distance for b in plain]  # one of them has determinant -1
 
 
-def test_what_is_refused_changes_nothing() -> None:
+def test_a_refused_call_changes_nothing() -> None:
     p = opened().program
     start = p.hash()
     with pytest.raises(EmptySelection):
@@ -240,7 +239,7 @@ def test_what_is_refused_changes_nothing() -> None:
         sg.orthogonalize(p, "norm")
     refused: list[tuple[dict[str, Any], str]]
     refused = [({"method": "svd"}, "method"), ({"per": "tile"}, "per"), ({"fold": "both"}, "fold")]
-    refused += [({"fold": "absorb"}, "head by head"), ({"fold": "insert", "inplace": True}, "inplace")]
+    refused += [({"fold": "absorb"}, "per head"), ({"fold": "insert", "inplace": True}, "inplace")]
     for options, text in refused:
         with pytest.raises(ValueError, match=text):
             sg.orthogonalize(p, ATTENTION, **options)
@@ -255,22 +254,22 @@ def test_what_is_refused_changes_nothing() -> None:
     assert p.hash() == start
 
 
-def test_an_interrupted_run_is_undone_or_kept_as_far_as_it_went() -> None:
+def test_an_interrupted_run_is_undone_or_partly_kept() -> None:
     p = opened().program
     start = p.hash()
 
     stop = interrupting(3)
     with pytest.raises(KeyboardInterrupt):
-        sg.orthogonalize(p, ATTENTION, progress=stop)
+        sg.orthogonalize(p, ATTENTION, report=stop)
     assert p.hash() == start
-    kept = sg.orthogonalize(p, ATTENTION, progress=stop, keep_partial=True)
+    kept = sg.orthogonalize(p, ATTENTION, report=stop, keep_partial=True)
     assert (len(kept.rows), kept.interrupted) == (3, True)
     assert len(kept.rows) + len(kept.skipped) == 8
     p.undo()
     assert p.hash() == start
 
 
-def test_whole_numbers_have_no_orthonormal_factor() -> None:
+def test_integers_have_no_orthonormal_factor() -> None:
     b = gw.Builder("ints")
     table = b.param("table.weight", np.arange(12).reshape(4, 3), trainable=False)
     b.output(b.embedding(table, b.input("ids", ("B",), "int64"), name="table"), "y")

@@ -15,10 +15,18 @@ from hypothesis import strategies as st
 
 from graphwright import surgery
 from graphwright.errors import ShapeError
-from graphwright.surgery import orthogonal
-from graphwright.surgery.orthogonal import condition, gain, gram_error, is_orthogonal, stretch
 from graphwright.surgery.orthogonal import methods as products
-from graphwright.surgery.orthogonal.methods import newton_schulz, orthonormal, polar, qr
+from graphwright.surgery.orthogonal.methods import (
+    condition,
+    gain,
+    gram_error,
+    is_orthogonal,
+    newton_schulz,
+    orthonormal,
+    polar,
+    qr,
+    second_factor,
+)
 
 SHAPES = [(1, 1), (5, 1), (1, 5), (7, 7), (40, 40), (90, 50), (50, 90), (64, 3), (3, 64), (128, 128)]
 DEGENERATE = {
@@ -50,7 +58,7 @@ def random(shape: tuple[int, int], seed: int, spread: float = 1.0) -> np.ndarray
 
 @pytest.mark.parametrize("spread", [1.0, 30.0, 3e3, 2e4, 1e8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_polar_is_scipys_and_no_orthonormal_matrix_is_nearer(shape: tuple[int, int], spread: float) -> None:
+def test_polar_matches_scipy_and_is_the_nearest_orthonormal_matrix(shape: tuple[int, int], spread: float) -> None:
     for seed in range(4):
         w = random(shape, seed, spread)
         q = polar(w)
@@ -59,13 +67,13 @@ def test_polar_is_scipys_and_no_orthonormal_matrix_is_nearer(shape: tuple[int, i
         wanted = scipy.linalg.polar(w, side="right" if shape[0] >= shape[1] else "left")
         assert np.abs(q - wanted[0]).max() <= 1e-14 * max(spread, 30) * 10
         assert np.linalg.norm(w - q) <= np.linalg.norm(w - qr(w)) * (1 + 1e-12)
-        p = stretch(w, q)
+        p = second_factor(w, q)
         assert np.abs((q @ p if shape[0] >= shape[1] else p @ q) - w).max() <= 1e-12
         assert np.abs(p - p.T).max() <= 1e-11
 
 
 @pytest.mark.parametrize("n", [50, 100])
-def test_the_quick_way_to_the_polar_factor_is_as_accurate_as_an_svd(n: int) -> None:
+def test_the_gram_method_is_as_accurate_as_an_svd(n: int) -> None:
     for spread in (1e2, 1e4, 9e5):
         u, _, vt = np.linalg.svd(random((n, n), n))
         w = (u * np.geomspace(1, 1 / spread, n)) @ vt
@@ -73,7 +81,7 @@ def test_the_quick_way_to_the_polar_factor_is_as_accurate_as_an_svd(n: int) -> N
 
 
 @pytest.mark.parametrize("shape", [(320, 320), (640, 240)])
-def test_beside_the_result_few_matrices_are_held(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_a_few_matrices_besides_the_result(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "ROWS", 8)
     w, one = random(shape, 0), 8 * min(shape) ** 2
     for call, most in ((polar, 3), (newton_schulz, 2), (qr, 2 * shape[0] / shape[1])):
@@ -86,7 +94,7 @@ def test_beside_the_result_few_matrices_are_held(shape: tuple[int, int], monkeyp
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_qr_has_a_positive_diagonal_and_keeps_what_is_orthonormal(shape: tuple[int, int]) -> None:
+def test_qr_has_a_positive_diagonal_and_keeps_orthonormal_matrices(shape: tuple[int, int]) -> None:
     w = random(shape, 1)
     q = qr(w)
     r = q.T @ w if shape[0] >= shape[1] else (w @ q.T).T
@@ -107,7 +115,7 @@ def test_degenerate_matrices_get_a_full_orthonormal_factor(name: str, method: st
 
 @pytest.mark.parametrize("call", [polar, qr, newton_schulz, lambda w: surgery.svd(w, 1)])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_is_named_with_its_place(call: Any, value: float) -> None:
+def test_non_finite_entries_are_refused_with_their_index(call: Any, value: float) -> None:
     w = random((40, 36), 0)
     w[3, 5] = w[4, 0] = value
     with pytest.raises(surgery.NonFiniteWeight, match=r"w\[3, 5\]: the weight is not finite"):
@@ -144,14 +152,14 @@ def test_the_nearest_rotation_beats_every_other_choice_of_signs(n: int, seed: in
             assert np.linalg.norm(w - q) <= np.linalg.norm(w - other) + 1e-9
 
 
-def test_a_rotation_is_asked_of_a_square_polar_factor_only() -> None:
+def test_special_needs_a_square_polar_factor() -> None:
     with pytest.raises(ShapeError, match="square"):
         orthonormal(np.ones((3, 2)), "polar", special=True)
     with pytest.raises(ShapeError, match="polar"):
         orthonormal(np.ones((3, 3)), "qr", special=True)
 
 
-def test_condition_and_gain_of_what_is_and_is_not_orthogonal() -> None:
+def test_condition_and_gain_of_orthogonal_and_other_matrices() -> None:
     assert condition(np.diag([1.0, 1e-8])) == pytest.approx(1e8, rel=1e-6)  # not seen from the largest value alone
     assert condition(np.ones((4, 4))) == np.inf
     for shape in SHAPES:
@@ -182,49 +190,49 @@ def test_the_logarithm_of_a_rotation(n: int) -> None:
         planes = scipy.linalg.block_diag(*([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]] for t in angles),
                                          *([[1.0]] if n % 2 else []))  # fmt: skip
         q = basis @ planes @ basis.T
-        a = orthogonal.lie_log(q)
+        a = surgery.lie_log(q)
         assert np.abs(a + a.T).max() == 0, name
-        assert np.abs(orthogonal.lie_exp(a) - q).max() <= 1e-10, name
+        assert np.abs(surgery.lie_exp(a) - q).max() <= 1e-10, name
         found = np.sort(np.abs(np.linalg.eigvals(a).imag))[n % 2 :: 2]
         assert np.abs(found - np.sort(np.abs(angles))).max() <= 1e-6, name  # the shortest one
     if n % 2 == 0:
-        assert np.abs(orthogonal.lie_exp(orthogonal.lie_log(-np.eye(n))) + np.eye(n)).max() <= 1e-12
+        assert np.abs(surgery.lie_exp(surgery.lie_log(-np.eye(n))) + np.eye(n)).max() <= 1e-12
 
 
 @given(st.integers(1, 12), st.integers(0, 1000), st.floats(0.01, 60))
-def test_exp_is_scipys_and_its_inverse_is_that_of_the_negative(n: int, seed: int, size: float) -> None:
-    a = orthogonal.skew(random((n, n), seed)) * size
-    q = orthogonal.lie_exp(a)
+def test_exp_matches_scipy_and_exp_of_the_negative_is_its_inverse(n: int, seed: int, size: float) -> None:
+    a = surgery.skew(random((n, n), seed)) * size
+    q = surgery.lie_exp(a)
     assert np.abs(q - scipy.linalg.expm(a)).max() <= 1e-11 * max(size, 1)
-    assert np.abs(q @ orthogonal.lie_exp(-a) - np.eye(n)).max() <= 1e-11 * max(size, 1)
+    assert np.abs(q @ surgery.lie_exp(-a) - np.eye(n)).max() <= 1e-11 * max(size, 1)
     assert np.linalg.det(q) == pytest.approx(1.0)
 
 
 def test_cayley_agrees_with_exp_to_third_order() -> None:
-    a = orthogonal.skew(random((6, 6), 0))
-    errors = [np.abs(orthogonal.cayley(h * a) - orthogonal.lie_exp(h * a)).max() for h in (0.1, 0.05, 0.025)]
+    a = surgery.skew(random((6, 6), 0))
+    errors = [np.abs(surgery.cayley(h * a) - surgery.lie_exp(h * a)).max() for h in (0.1, 0.05, 0.025)]
     assert [errors[0] / errors[1], errors[1] / errors[2]] == pytest.approx([8, 8], rel=0.1)
-    assert gram_error(orthogonal.cayley(50 * a)) <= 1e-12
-    turn = orthogonal.lie_exp(0.3 * orthogonal.so_generator(4, 1, 3))
+    assert gram_error(surgery.cayley(50 * a)) <= 1e-12
+    turn = surgery.lie_exp(0.3 * surgery.so_generator(4, 1, 3))
     assert turn[:, 1] @ np.eye(4)[3] == pytest.approx(np.sin(0.3))  # axis 1 goes towards axis 3
 
 
-def test_what_has_no_logarithm_and_what_is_no_generator() -> None:
-    with pytest.raises(orthogonal.NotRotation, match="reflection"):
-        orthogonal.lie_log(np.diag([1.0, 1.0, -1.0]))
-    with pytest.raises(orthogonal.NotRotation, match="not orthogonal"):
-        orthogonal.lie_log(np.eye(3) * 1.1)
-    with pytest.raises(orthogonal.NotRotation, match="not orthogonal"):
-        orthogonal.lie_log(np.full((2, 2), np.nan))
-    for refused in (orthogonal.cayley, orthogonal.lie_exp):
+def test_reflections_and_matrices_that_are_not_skew_are_refused() -> None:
+    with pytest.raises(surgery.NotRotation, match="reflection"):
+        surgery.lie_log(np.diag([1.0, 1.0, -1.0]))
+    with pytest.raises(surgery.NotRotation, match="not orthogonal"):
+        surgery.lie_log(np.eye(3) * 1.1)
+    with pytest.raises(surgery.NotRotation, match="not orthogonal"):
+        surgery.lie_log(np.full((2, 2), np.nan))
+    for refused in (surgery.cayley, surgery.lie_exp):
         with pytest.raises(ValueError, match="not skew"):
             refused(np.eye(2))
         with pytest.raises(ValueError, match="not skew"):
             refused(np.full((2, 2), np.nan))
         with pytest.raises(ShapeError):
             refused(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match="two axes"):
-        orthogonal.so_generator(3, 1, 1)
+    with pytest.raises(ValueError, match="axes of the plane"):
+        surgery.so_generator(3, 1, 1)
 
 
 @pytest.mark.parametrize("by", ["qr", "polar", "cayley"])
@@ -235,13 +243,13 @@ def test_retraction_descends_to_the_known_optimum(shape: tuple[int, int], by: st
         a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else -a[:, ::-1] if shape[0] % 2 == 0 else -a
         a = a if np.linalg.det(a) * np.linalg.det(w) > 0 else a * np.where(np.arange(shape[1]) == 0, -1, 1)
     for _ in range(3000):
-        w = orthogonal.retract(w, -a, 0.1, by)  # of -tr(AᵀW)
+        w = surgery.retract(w, -a, 0.1, by)  # of -tr(AᵀW)
         assert gram_error(w) <= 1e-10
     assert np.vdot(a, w) == pytest.approx(np.linalg.svd(a, compute_uv=False).sum(), abs=1e-6)
 
 
-def test_a_retraction_needs_a_way_and_a_gradient_of_its_shape() -> None:
-    with pytest.raises(ValueError, match="no such"):
-        orthogonal.retract(np.eye(3), np.eye(3), 0.1, "exp")
+def test_a_retraction_needs_a_known_method_and_a_fitting_gradient() -> None:
+    with pytest.raises(ValueError, match="unknown by"):
+        surgery.retract(np.eye(3), np.eye(3), 0.1, "exp")
     with pytest.raises(ShapeError):
-        orthogonal.retract(np.eye(3), np.eye(2), 0.1)
+        surgery.retract(np.eye(3), np.eye(2), 0.1)

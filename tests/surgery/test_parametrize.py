@@ -9,8 +9,7 @@ import scipy.linalg
 import graphwright as gw
 from graphwright import surgery as sg
 from graphwright.program import EmptySelection, Program
-from graphwright.surgery.orthogonal import gram_error, stretch
-from graphwright.surgery.orthogonal.methods import polar
+from graphwright.surgery.orthogonal.methods import gram_error, polar, second_factor
 
 MAPS = ("cayley", "exp", "householder")
 
@@ -36,7 +35,7 @@ def test_the_start_is_the_polar_factor_times_the_scale(map: str, scale: str, sha
     start = p.hash()
     assert sg.parametrize(p, "fc", map, scale) == ["fc.orthogonal"]
     q, k = polar(w), min(shape)
-    s = stretch(w, q)
+    s = second_factor(w, q)
     d = np.diagonal(s)[None, :] if shape[0] >= shape[1] else np.diagonal(s)[:, None]
     wanted = {"none": q, "scalar": q * np.trace(s) / k, "spd": w, "diag": q * d}[scale]
     assert np.abs(matrix(p) - wanted).max() <= 1e-12
@@ -46,7 +45,7 @@ def test_the_start_is_the_polar_factor_times_the_scale(map: str, scale: str, sha
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (6, 4), (4, 6)])
-def test_the_maps_are_those_of_scipy(shape: tuple[int, int]) -> None:
+def test_the_maps_match_scipy(shape: tuple[int, int]) -> None:
     n, rng = max(shape), np.random.default_rng(1)
     x = rng.standard_normal((n, n)) * 0.3
     a = x - x.T
@@ -68,7 +67,7 @@ def test_the_maps_are_those_of_scipy(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("map", MAPS)
-def test_training_stays_orthonormal_reaches_its_aim_and_goes_on_when_resumed(map: str, tmp_path) -> None:
+def test_training_stays_orthonormal_converges_and_can_be_resumed(map: str, tmp_path) -> None:
     rng = np.random.default_rng(3)
     p = built((8, 5), "float32")
     aim = sg.lie_exp(0.8 * sg.skew(rng.standard_normal((8, 8)))) @ polar(p.weights["fc.weight"].data.to_numpy())
@@ -103,36 +102,36 @@ def test_baked_and_dense_are_edits_of_the_same_function() -> None:
     sg.parametrize(p, "fc", scale="spd")
     with p.edit("train") as e:
         e.set_weight("fc.generator.weight", rng.standard_normal((6, 6)))
-    turned, start = p(x=x)["y"].numpy(), p.hash()
+    moved, start = p(x=x)["y"].numpy(), p.hash()
     assert sg.bake(p) == ["fc.weight"]
     assert not p.weights["fc.weight"].requires_grad
-    assert np.abs(p(x=x)["y"].numpy() - turned).max() <= 1e-12
+    assert np.abs(p(x=x)["y"].numpy() - moved).max() <= 1e-12
     with pytest.raises(EmptySelection):
         sg.bake(p)
     assert sg.unbake(p) == ["fc.orthogonal"]
     assert p.hash() == start
-    assert np.array_equal(p(x=x)["y"].numpy(), turned)
+    assert np.array_equal(p(x=x)["y"].numpy(), moved)
     sg.bake(p)
-    assert sg.settle(p) == ["fc.weight"]
+    assert sg.make_dense(p) == ["fc.weight"]
     assert [q.name for q in p.parameters()] == ["fc.weight"]
-    assert np.abs(p(x=x)["y"].numpy() - turned).max() <= 1e-12
+    assert np.abs(p(x=x)["y"].numpy() - moved).max() <= 1e-12
     assert p.structure_hash() == built().structure_hash()
     p.undo(2)
     assert p.hash() == start
-    sg.settle(p)
+    sg.make_dense(p)
     assert p.structure_hash() == built().structure_hash()
     with pytest.raises(EmptySelection):
         sg.unbake(p)
 
 
-def test_a_model_trains_on_generators_and_leaves_as_it_came() -> None:
+def test_a_model_trains_on_generators_and_is_exported() -> None:
     model = gw.open("bundled", dtype="float32")
     p = model.program
     ids = [[84, 104, 101, 32]]
     before = model.logits(ids)
     sg.parametrize(p, "layers.0.attn.{v,o}", "exp", "spd")
     assert np.abs(model.logits(ids) - before).max() <= 1e-3
-    sg.settle(p)
+    sg.make_dense(p)
     assert p.structure_hash() == gw.open("bundled", dtype="float32").program.structure_hash()
     for options, text in (({"map": "log"}, "map"), ({"scale": "full"}, "scale")):
         with pytest.raises(ValueError, match=text):

@@ -16,7 +16,7 @@ from graphwright.surgery.calibration import Stream
 from graphwright.surgery.errors import NothingToPrune, StaleStep
 from graphwright.surgery.matrices import NonFiniteWeight
 from graphwright.surgery.measure import nats
-from graphwright.surgery.pruning.prunable import scope
+from graphwright.surgery.pruning.prunable import scope_nodes
 from graphwright.surgery.pruning.restore import Gram, error_of
 
 LEARNED, HELD = tiny_llama.batch(11, 128)[0], tiny_llama.batch(12, 64)[0]
@@ -35,7 +35,7 @@ def pruned() -> tuple[gw.Model, gw.Program, sg.PruneReport]:
     """The model, 30 % of its layers' parameters gone; the program before; the report."""
     model = opened()
     before = model.program.fork()
-    return model, before, sg.prune(model, data(), sg.Ratio(0.3))
+    return model, before, sg.prune(model, sg.Ratio(0.3), data())
 
 
 def test_a_trained_model_keeps_its_accuracy_without_training(pruned):
@@ -60,14 +60,14 @@ def test_plain_scores_lose_more_even_when_restored():
     for method in ("greedy", "magnitude", "random"):
         scope = None if method == "greedy" else "layer"
         p = model.program.fork()
-        sg.prune(p, cal, sg.Ratio(0.4), method=method, scope=scope, recipe="units", timed=False)
+        sg.prune(p, sg.Ratio(0.4), cal, method=method, scope=scope, recipe="units", timed=False)
         found[method] = nats(Stream(p, cal.feeds(p, held=True)))
     assert found["greedy"] < 0.95 * min(found["magnitude"], found["random"])
 
 
 def test_a_share_is_reached_within_one_unit(pruned):
     model, before, report = pruned
-    counts = [sum(p.spec(n).size for n in p.params() if n in scope(p)) for p in (before, model.program)]
+    counts = [sum(p.spec(n).size for n in p.params() if n in scope_nodes(p)) for p in (before, model.program)]
     assert (report.reached["before"], report.reached["after"]) == tuple(counts)
     assert 0.7 * counts[0] - 3 * 64 < counts[1] <= 0.7 * counts[0]
 
@@ -82,7 +82,7 @@ def test_every_number_of_the_report_can_be_recomputed(pruned):
         assert facts["nats"] == pytest.approx(tiny_all(_logits(p, HELD), HELD), rel=1e-5)
         assert facts["perplexity"] == pytest.approx(math.exp(facts["nats"]))
         assert facts["tokens_per_s"] == pytest.approx(1e3 / facts["ms_per_token"])
-    assert report.rung == (1, model.export_plan().level)
+    assert report.export_level == (1, model.export_plan().level)
     assert report.journal == model.program.journal.hash
     assert report.calibration["tokens"] == 8192
     for step in report.steps:
@@ -95,7 +95,7 @@ def tiny_all(logits: np.ndarray, ids: np.ndarray) -> float:
     return tiny_llama.loss(logits, ids, np.ones((len(ids), ids.shape[1] - 1), bool))
 
 
-def test_the_errors_of_a_step_are_those_of_the_two_programs(pruned):
+def test_the_errors_of_a_step_match_the_two_programs(pruned):
     """The last step: layers before it are as they are in the pruned program, its own product as it was."""
     model, before, report = pruned
     step = report.steps[-1]
@@ -137,7 +137,7 @@ def test_undo_brings_back_every_byte_and_the_model_runs_on(pruned):
     assert model.program.hash() == after
 
 
-def test_nothing_is_no_edit():
+def test_an_empty_pruning_makes_no_edit():
     model = opened()
     report = model.prune(sg.Ratio(0.0), data(512), timed=False)
     assert report.empty
@@ -146,10 +146,10 @@ def test_nothing_is_no_edit():
     assert report.after == report.before
 
 
-def test_steps_one_by_one_are_all_at_once_and_a_plan_changes_nothing():
+def test_steps_one_by_one_match_the_whole_plan_and_a_plan_changes_nothing():
     one, two = opened().program, opened().program
     before = one.hash()
-    plan = sg.prune(one, data(2048), sg.Ratio(0.25), dry_run=True, timed=False)
+    plan = sg.prune(one, sg.Ratio(0.25), data(2048), dry_run=True, timed=False)
     assert one.hash() == before
     assert len(one.journal) == 0
     assert len(plan.steps) >= 2
@@ -164,9 +164,9 @@ def test_steps_one_by_one_are_all_at_once_and_a_plan_changes_nothing():
     assert plan.report.to_json()["layers"][0]["name"] == plan.steps[0].name
 
 
-def test_a_step_whose_group_was_edited_is_refused_and_nothing_happens():
+def test_a_step_whose_group_was_edited_is_refused():
     p = opened().program
-    plan = sg.prune(p, data(1024), sg.Ratio(0.25), dry_run=True, timed=False)
+    plan = sg.prune(p, sg.Ratio(0.25), data(1024), dry_run=True, timed=False)
     with p.edit("meanwhile") as e:
         e.set_weight("layers.1.mlp.up.weight", lambda w: 1.01 * w)
     before = p.hash()
@@ -175,8 +175,8 @@ def test_a_step_whose_group_was_edited_is_refused_and_nothing_happens():
     assert p.hash() == before
 
 
-def test_layers_are_scored_on_what_the_pruned_ones_before_them_give():
-    plans = [sg.prune(opened().program, data(2048), sg.Ratio(0.3), dry_run=True, timed=False, recipe="units",
+def test_layers_are_scored_on_the_outputs_of_pruned_layers():
+    plans = [sg.prune(opened().program, sg.Ratio(0.3), data(2048), dry_run=True, timed=False, recipe="units",
                       scope="layer", method="obs", sequential=s) for s in (True, False)]  # fmt: skip
     assert [s.name for s in plans[0].steps] == ["layers.0.mlp.neurons", "layers.1.mlp.neurons"]
     assert plans[0].steps[0].units == plans[1].steps[0].units
@@ -189,7 +189,7 @@ def test_layers_are_scored_on_what_the_pruned_ones_before_them_give():
 
 def test_restoring_is_never_worse_in_any_layer():
     plan = sg.prune(
-        opened().program, data(2048), sg.Ratio(0.4), dry_run=True, timed=False, recipe="units", method="magnitude"
+        opened().program, sg.Ratio(0.4), data(2048), dry_run=True, timed=False, recipe="units", method="magnitude"
     )
     for step in plan.steps:
         assert step.error is not None
@@ -200,13 +200,13 @@ def test_restoring_is_never_worse_in_any_layer():
 
 
 @pytest.mark.deep
-def test_each_option_changes_what_is_done():
+def test_each_option_changes_the_plan():
     """Every public argument but the seed of a method that draws nothing."""
 
     def made(**options: Any) -> tuple[Any, ...]:
         given = {"recipe": "units", **options}
         plan = sg.prune(
-            opened().program, data(1024), given.pop("target", sg.Ratio(0.25)), dry_run=True, timed=False, **given
+            opened().program, given.pop("target", sg.Ratio(0.25)), data(1024), dry_run=True, timed=False, **given
         )
         return tuple(
             (s.name, s.units, tuple(sorted((k, a.tobytes()) for k, a in s.weights.items()))) for s in plan.steps
@@ -227,46 +227,46 @@ def test_each_option_changes_what_is_done():
 def test_sizes_are_multiples_and_protected_layers_stay():
     p = opened().program
     plan = sg.prune(
-        p, data(1024), sg.Ratio(0.25), round_to=16, dry_run=True, timed=False, recipe="units", protect="layers.0"
+        p, sg.Ratio(0.25), data(1024), round_to=16, dry_run=True, timed=False, recipe="units", protect="layers.0"
     )
     (step,) = plan.steps
     assert step.name == "layers.1.mlp.neurons"
     assert (step.size - len(step.units)) % 16 == 0
-    same = sg.prune(p, data(1024), sg.Ratio(0.2), uniform=True, dry_run=True, timed=False, recipe="units")
+    same = sg.prune(p, sg.Ratio(0.2), data(1024), uniform=True, dry_run=True, timed=False, recipe="units")
     assert len({len(s.units) for s in same.steps}) == 1
 
 
 @pytest.mark.parametrize(
     ("kind", "ragged"), [("kv_groups", False), ("queries", False), ("heads", True), ("head_dim", False)]
 )
-def test_heads_go_whole_equally_or_singly(kind, ragged):
+def test_heads_are_cut_by_group_equally_or_singly(kind, ragged):
     model = opened()
-    report = sg.prune(model, data(1024), sg.Ratio(0.06), kinds=(kind,), recipe="units", timed=False)
+    report = sg.prune(model, sg.Ratio(0.06), data(1024), kinds=(kind,), recipe="units", timed=False)
     assert report.steps
     assert all(s.ragged is ragged and s.weights for s in report.steps)
     assert model.generate(HELD[0, :8], 4).ids[0] == int(model.logits(HELD[0, :8])[-1].argmax())
 
 
-def test_a_target_out_of_reach_says_how_far_one_gets():
+def test_an_unreachable_target_reports_the_nearest_figure():
     p = opened().program
     with pytest.raises(sg.BudgetUnreachable) as caught:
-        sg.prune(p, data(512), sg.Ratio(0.9), timed=False)
+        sg.prune(p, sg.Ratio(0.9), data(512), timed=False)
     assert caught.value.best > caught.value.asked
     assert len(p.journal) == 0
 
 
-def test_what_cannot_be_pruned_is_refused_before_anything_runs():
+def test_invalid_requests_are_refused_before_anything_runs():
     p = opened().program
     with pytest.raises(NothingToPrune):
-        sg.prune(p, data(512), sg.Ratio(0.1), where="embed")
+        sg.prune(p, sg.Ratio(0.1), data(512), where="embed")
     with pytest.raises(sg.MissingCalibration):
-        sg.prune(p, target=sg.Ratio(0.1))
+        sg.prune(p, sg.Ratio(0.1))
     with pytest.raises(sg.CalibrationTooSmall, match="noise"):
-        sg.prune(p, sg.Calibration(LEARNED[:4], 64, held_out=HELD[:1]), sg.Ratio(0.1), timed=False)
+        sg.prune(p, sg.Ratio(0.1), sg.Calibration(LEARNED[:4], 64, held_out=HELD[:1]), timed=False)
     with p.edit("broken") as e:
         e.set_weight("layers.1.mlp.up.weight", lambda w: np.where(np.arange(w.size).reshape(w.shape) == 70, np.nan, w))
     with pytest.raises(NonFiniteWeight) as caught:
-        sg.prune(p, data(512), sg.Ratio(0.1), timed=False)
+        sg.prune(p, sg.Ratio(0.1), data(512), timed=False)
     assert caught.value.index == (1, 6)
     assert len(p.journal) == 1
 
@@ -280,17 +280,17 @@ def test_an_interruption_loses_nothing():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sg.prune(p, data(512), sg.Ratio(0.3), timed=False, report=stop)
+        sg.prune(p, sg.Ratio(0.3), data(512), timed=False, report=stop)
     assert p.hash() == before
     assert p.history.open is None
 
 
 def test_few_rows_are_a_warning_and_a_ridge_allows_fewer():
     cal = sg.Calibration(LEARNED[:4], 192, held_out=HELD[:1])
-    report = sg.prune(opened().program, cal, sg.Ratio(0.1), timed=False, recipe="units")
+    report = sg.prune(opened().program, sg.Ratio(0.1), cal, timed=False, recipe="units")
     assert any("few" in w for w in report.warnings)
     small = sg.Calibration(LEARNED[:4], 64, held_out=HELD[:1])
-    assert sg.prune(opened().program, small, sg.Ratio(0.1), timed=False, ridge=0.1, recipe="units").steps
+    assert sg.prune(opened().program, sg.Ratio(0.1), small, timed=False, ridge=0.1, recipe="units").steps
 
 
 def test_an_exported_model_loads_in_transformers_with_equal_logits(pruned, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from graphwright.errors import UsageError
 from graphwright.surgery.pruning import allocate as allocation
 from graphwright.surgery.pruning.allocate import Curve, smallest
+from graphwright.surgery.pruning.prune import PruneOptions
 
 
 def curves(seed: int, sizes=(5, 4, 6), costs=(1.0, 1.0, 1.0), kinds=("a", "a", "b")) -> list[Curve]:
@@ -36,7 +37,7 @@ def lost(found: list[Curve], kept: Mapping[str, int]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_with_equal_costs_it_is_the_best_of_all(seed):
+def test_allocation_is_optimal_for_equal_costs(seed):
     found = curves(seed)
     kept = allocate(found, budget(found, 8), min_keep=0.0)
     best = min(
@@ -61,7 +62,7 @@ def test_the_budget_is_met_and_one_block_less_does_not_meet_it(scope, round_to):
     assert taken > 50 - max(c.cost for c in found) * round_to * (1 if round_to == 1 else 2)
 
 
-def test_a_layer_is_cut_in_the_share_of_all_and_a_kind_in_that_of_its_kind():
+def test_scopes_layer_and_kind_cut_equal_shares():
     found = curves(0, (100, 50, 40))
     kept = allocate(found, budget(found, 95), scope="layer")
     shares = [kept[c.axis] / c.size for c in found]
@@ -78,10 +79,10 @@ def test_equal_axes_stay_equal():
     assert allocate(found, budget(found, 40))["axis0"] != allocate(found, budget(found, 40))["axis1"]
 
 
-def test_what_cannot_be_met_is_none():
+def test_an_unreachable_budget_gives_none():
     found = curves(1)
     assert allocation.allocate(found, lambda kept: False) is None
     assert smallest(found, 1, 0.5) == {"axis0": 3, "axis1": 2, "axis2": 3}
     assert allocate(found, lambda kept: True) == {c.axis: c.size for c in found}
     with pytest.raises(UsageError):
-        allocate(found, lambda kept: True, scope="everything")
+        PruneOptions(scope="everything")

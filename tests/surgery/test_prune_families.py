@@ -16,7 +16,7 @@ from graphwright.program.axes.units import Units
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
 from graphwright.surgery.pruning.allocate import Footprint, trimmed
-from graphwright.surgery.pruning.modules import cheapest, modules, remove_module
+from graphwright.surgery.pruning.branches import cheapest, remove_branch, residual_branches
 from graphwright.surgery.pruning.prunable import prunable
 from models.checkpoints import make
 
@@ -43,9 +43,9 @@ def family(name: str, qwen, kind: str):
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("f8", 1e-10), ("f4", 1e-5)])
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_units_that_were_pruned_are_as_if_they_were_zero(name, kind, tolerance, qwen):
+def test_pruned_units_equal_zeroed_units(name, kind, tolerance, qwen):
     p, cal, feeds = family(name, qwen, kind)
-    plan = sg.prune(p, cal, sg.Ratio(0.25), restore=False, recipe="units", timed=False, dry_run=True)
+    plan = sg.prune(p, sg.Ratio(0.25), cal, restore=False, recipe="units", timed=False, dry_run=True)
     assert plan.steps
     units = Units(p, {s.name: s.units for s in plan.steps}, {s.name: s.size for s in plan.steps})
     expected = outputs(masked(p, units), feeds)
@@ -57,14 +57,14 @@ def test_units_that_were_pruned_are_as_if_they_were_zero(name, kind, tolerance, 
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_restored_weights_and_biases_bring_the_outputs_nearer(name, qwen):
+def test_restored_weights_and_biases_reduce_the_output_error(name, qwen):
     p, cal, _ = family(name, qwen, "f4")
     feeds = cal.feeds(p, held=True)[0]
     dense, errors = outputs(p, feeds), []
     for restore in (True, False):
         q = p.fork()
         report = sg.prune(
-            q, cal, sg.Ratio(0.2), restore=restore, recipe="units", timed=False, method="wanda", scope="layer"
+            q, sg.Ratio(0.2), cal, restore=restore, recipe="units", timed=False, method="wanda", scope="layer"
         )
         errors.append(float(((outputs(q, feeds) - dense) ** 2).mean()))
         assert all(bool(s.weights) is restore for s in report.steps)
@@ -74,7 +74,7 @@ def test_restored_weights_and_biases_bring_the_outputs_nearer(name, qwen):
 
 
 @pytest.mark.parametrize("name", ["qwen2", "gpt2", "cnn"])
-def test_sizes_are_counted_before_the_cut_as_they_are_after_it(name, qwen):
+def test_predicted_sizes_match_the_cut_program(name, qwen):
     p, _, _ = family(name, qwen, "f4")
     rng = np.random.default_rng(0)
     kinds = ("neurons", "channels", "kv_groups", "head_dim") if name == "qwen2" else ("neurons", "channels")
@@ -94,14 +94,14 @@ def test_a_budget_of_the_whole_program_is_met_within_one_unit(target):
     whole = Footprint(p).of()
     name = {"Params": "params", "Bytes": "bytes", "Flops": "flops"}[target]
     most = int(0.85 * getattr(whole, name))
-    report = sg.prune(p, sg.Calibration(IDS, 512), getattr(sg, target)(most), recipe="units", timed=False)
+    report = sg.prune(p, getattr(sg, target)(most), sg.Calibration(IDS, 512), recipe="units", timed=False)
     left = getattr(Footprint(p).of(), name)
     unit = {"params": 2 * 16 + 1, "bytes": 4 * 33, "flops": 2 * 2 * 16 + 8 + 33}[name]
     assert most - unit <= left <= most
     assert report.reached["after"] == left
 
 
-def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
+def test_a_latency_budget_is_measured_on_cut_programs(monkeypatch):
     from graphwright.surgery.pruning import allocate as goal
 
     asked = []
@@ -112,14 +112,14 @@ def test_a_budget_of_time_is_asked_of_programs_that_were_cut(monkeypatch):
 
     monkeypatch.setattr(goal, "speed", ms)
     p = gpt2_like()
-    sg.prune(p, sg.Calibration(IDS, 512), sg.Latency(6.5), recipe="units", timed=False)
+    sg.prune(p, sg.Latency(6.5), sg.Calibration(IDS, 512), recipe="units", timed=False)
     assert 6.4 <= ms(p, {})["ms_per_token"] <= 6.5
     assert len(asked) > 3
 
 
-def test_modules_are_the_branches_of_the_residual_path(qwen):
+def test_modules_are_branches_of_the_residual_path(qwen):
     p = gw.open(qwen).program
-    found = modules(p)
+    found = residual_branches(p)
     assert [(m.name, m.kind) for m in found] == [
         ("layers.0.attn.o -> layers.0.mid", "attention"), ("layers.0.mlp.down -> layers.0.out", "mlp"),
         ("layers.1.attn.o -> layers.1.mid", "attention"), ("layers.1.mlp.down -> layers.1.out", "mlp"),
@@ -129,29 +129,29 @@ def test_modules_are_the_branches_of_the_residual_path(qwen):
     assert keys == own
 
 
-def test_the_first_module_to_go_is_the_best_of_all(monkeypatch):
+def test_the_first_removed_module_is_the_best_one(monkeypatch):
     p = gpt2_like(layers=6, seed=4)
     feeds = sg.Calibration(IDS, 256).feeds(p)
-    found = modules(p)
+    found = residual_branches(p)
     assert len(found) == 12
     losses = {}
     for module in found:
         twin = p.fork()
         with twin.edit("without") as e:
-            remove_module(e, module)
+            remove_branch(e, module)
         losses[module.name] = nats(Stream(twin, feeds))
-    monkeypatch.setattr("graphwright.surgery.pruning.modules.SHORTLIST", 12)
+    monkeypatch.setattr("graphwright.surgery.pruning.branches.SHORTLIST", 12)
     best, value = cheapest(p, found, Stream(p, feeds))
     assert best.name == min(losses, key=losses.__getitem__)
     assert value == pytest.approx(losses[best.name], rel=1e-6)
 
 
-def test_the_shortlist_turns_the_stream_least():
-    from graphwright.surgery.pruning.modules import turning
+def test_the_shortlist_rotates_the_stream_least():
+    from graphwright.surgery.pruning.branches import rotation
 
     p = gpt2_like(layers=2)
     feeds = sg.Calibration(IDS, 256).feeds(p)
-    for module, value in turning(p, modules(p), Stream(p, feeds)).items():
+    for module, value in rotation(p, residual_branches(p), Stream(p, feeds)).items():
         with p.run(feeds[0]) as run:
             after = run.value(p.graph.target(module.edge)).to_numpy("float64").reshape(-1, 16)
             before = after - run.value(p.edge_value(module.edge)).to_numpy("float64").reshape(-1, 16)
@@ -162,7 +162,7 @@ def test_the_shortlist_turns_the_stream_least():
 def test_modules_leave_the_program_and_its_files():
     p = gpt2_like(layers=3)
     whole = set(p.weights)
-    report = sg.prune(p, sg.Calibration(IDS, 512), sg.Ratio(0.4), recipe="modules", timed=False)
+    report = sg.prune(p, sg.Ratio(0.4), sg.Calibration(IDS, 512), recipe="modules", timed=False)
     gone = whole - set(p.weights)
     assert gone
     assert {k for s in report.steps for k in s.shapes} == gone
@@ -174,7 +174,7 @@ def test_modules_leave_the_program_and_its_files():
 def test_all_pairs_of_modules_are_independent_steps():
     """What one step needs does not depend on another having been applied."""
     p = gpt2_like(layers=2)
-    plan = sg.prune(p, sg.Calibration(IDS, 512), sg.Ratio(0.5), recipe="modules", timed=False, dry_run=True)
+    plan = sg.prune(p, sg.Ratio(0.5), sg.Calibration(IDS, 512), recipe="modules", timed=False, dry_run=True)
     for pair in combinations(plan.steps, 2):
         hashes = set()
         for order in (pair, pair[::-1]):

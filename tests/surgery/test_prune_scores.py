@@ -12,7 +12,7 @@ from graphwright import surgery as sg
 from graphwright.errors import NonFinite, UsageError
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
-from graphwright.surgery.pruning import criteria as formulas
+from graphwright.surgery.pruning import scores as formulas
 from graphwright.surgery.pruning.prunable import prunable
 from graphwright.surgery.pruning.restore import Gram, error_of, regularised, restored
 
@@ -40,29 +40,29 @@ def refitted(a: np.ndarray, matrix: np.ndarray, gone: np.ndarray, bias: bool = F
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("bias", [False, True])
-def test_obs_is_the_true_growth_of_the_error_with_the_best_refit(width, bias):
+def test_obs_is_the_error_growth_of_the_best_refit(width, bias):
     a, matrix, columns = toy(width=width)
-    got = formulas.of_units(matrix, columns, Gram.of([a]), "obs", bias=bias, ridge=0.0)
+    got = formulas.unit_scores(matrix, columns, Gram.of([a]), "obs", bias=bias, ridge=0.0)
     expected = [refitted(a, matrix, columns[j], bias) for j in range(len(columns))]
     np.testing.assert_allclose(got, expected, rtol=1e-8)
 
 
-def test_wanda_and_magnitude_are_their_loops():
+def test_wanda_and_magnitude_match_loops():
     a, matrix, columns = toy(width=2)
     gram = Gram.of([a[:100], a[100:]])
     added = [((a[:, j] @ matrix[:, j].T) ** 2).sum(1).mean() for j in columns]
-    np.testing.assert_allclose(formulas.of_units(matrix, columns, gram, "wanda"), added, rtol=1e-10)
+    np.testing.assert_allclose(formulas.unit_scores(matrix, columns, gram, "wanda"), added, rtol=1e-10)
     squares = [sum(w**2 for row in matrix[:, j] for w in row) for j in columns]
-    np.testing.assert_allclose(formulas.of_units(matrix, columns, None, "magnitude"), squares, rtol=1e-12)
-    one = formulas.of_units(matrix, columns, None, "random", seed=(1,))
-    assert not np.array_equal(one, formulas.of_units(matrix, columns, None, "random", seed=(2,)))
+    np.testing.assert_allclose(formulas.unit_scores(matrix, columns, None, "magnitude"), squares, rtol=1e-12)
+    one = formulas.unit_scores(matrix, columns, None, "random", seed=(1,))
+    assert not np.array_equal(one, formulas.unit_scores(matrix, columns, None, "random", seed=(2,)))
 
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_greedy_removes_what_a_search_over_all_refits_would(width):
     a, matrix, columns = toy(3, units=7, width=width)
     order, growth, first = formulas.greedy(matrix, columns, Gram.of([a]).second, ridge=0.0)
-    np.testing.assert_allclose(first, formulas.of_units(matrix, columns, Gram.of([a]), "obs", ridge=0.0), rtol=1e-9)
+    np.testing.assert_allclose(first, formulas.unit_scores(matrix, columns, Gram.of([a]), "obs", ridge=0.0), rtol=1e-9)
     gone: list[int] = []
     for unit, grown in zip(order, growth, strict=True):
         left = [j for j in range(7) if j not in gone]
@@ -73,7 +73,7 @@ def test_greedy_removes_what_a_search_over_all_refits_would(width):
         gone.append(int(unit))
 
 
-def test_greedy_is_below_one_shot_is_below_magnitude_in_the_mean():
+def test_greedy_beats_one_shot_beats_magnitude_on_average():
     found = {"greedy": 0.0, "obs": 0.0, "magnitude": 0.0}
     for seed in range(20):
         rng = RNG(seed)
@@ -83,7 +83,7 @@ def test_greedy_is_below_one_shot_is_below_magnitude_in_the_mean():
             if method == "greedy":
                 gone = formulas.greedy(matrix, columns, gram.second, most=24)[0]
             else:
-                gone = np.argsort(formulas.of_units(matrix, columns, gram, method))[:24]
+                gone = np.argsort(formulas.unit_scores(matrix, columns, gram, method))[:24]
             keep = np.delete(np.arange(48), gone)
             found[method] += restored(matrix, gram, keep).error
     assert found["greedy"] <= found["obs"] <= found["magnitude"]
@@ -97,7 +97,7 @@ def test_greedy_in_rounds_removes_each_unit_once():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_predicted_error_is_the_measured_one(bias):
+def test_the_predicted_error_matches_the_measured_one(bias):
     a, matrix, _ = toy(4)
     gram, keep = Gram.of([a]), np.array([0, 2, 3, 7, 8, 11])
     found = restored(matrix, gram, keep, bias=bias, ridge=0.0)
@@ -108,11 +108,11 @@ def test_the_predicted_error_is_the_measured_one(bias):
     assert found.error == pytest.approx(refitted(a, matrix, gone, bias) / (y**2).sum(1).mean(), rel=1e-6)
     plain = ((a[:, keep] @ matrix[:, keep].T - y) ** 2).sum(1).mean() / (y**2).sum(1).mean()
     assert found.plain == pytest.approx(plain, rel=1e-9)
-    assert found.worth
+    assert found.improves
     assert error_of(matrix, matrix, gram, np.arange(12)) == 0
 
 
-def test_a_ridge_grows_until_there_is_a_factor():
+def test_a_ridge_grows_until_a_cholesky_factor_exists():
     x = RNG(0).normal(size=(50, 6))
     _, plain = regularised(x.T @ x / 50)
     assert plain == 1e-4
@@ -145,7 +145,7 @@ def test_taylor_is_the_derivative_by_the_scale_of_a_unit():
         assert got[unit] == pytest.approx(slope**2, rel=2e-3, abs=1e-8)
 
 
-def test_scores_of_a_program_are_those_of_its_stored_activations():
+def test_scores_match_stored_activations():
     p = convolutional("f8")
     cal = sg.Calibration(images(64, dtype="f8"), 32)
     (end,) = next(a for a in prunable(p) if a.name == "first.channels").consumers
@@ -168,19 +168,19 @@ def test_restoring_halves_the_error_of_magnitude_on_correlated_units():
     dense, errors = outputs(p, check), {}
     for name, options in (("ours", {}), ("magnitude", {"method": "magnitude", "restore": False})):
         q = p.fork()
-        report = sg.prune(q, cal, sg.Ratio(0.5), timed=False, **options)
+        report = sg.prune(q, sg.Ratio(0.5), cal, timed=False, **options)
         assert len(report.steps[0].units) == 24
         errors[name] = ((outputs(q, check) - dense) ** 2).mean()
     assert errors["magnitude"] >= 2 * errors["ours"]
 
 
-def test_what_a_score_needs_is_asked_for(tmp_path):
+def test_scores_require_their_inputs(tmp_path):
     p = correlated()
     axis = p.axes()["up.neurons"]
     assert sg.scores(axis, method="magnitude").shape == (48,)
     with pytest.raises(sg.MissingCalibration):
         sg.scores(axis)
-    with pytest.raises(UsageError, match="no such score"):
+    with pytest.raises(UsageError, match="unknown method"):
         sg.scores(axis, method="best")
     with pytest.raises(sg.MissingCalibration, match="next tokens"):
         sg.scores(axis, sg.Calibration({"x": np.ones((8, 20))}), "taylor")

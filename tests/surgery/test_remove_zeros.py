@@ -21,7 +21,7 @@ def zeroed(w: np.ndarray, units, axis: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("where", ["gate", "up", "down"])
-def test_neurons_with_zeros_before_or_behind_them_go(where):
+def test_neurons_with_zero_weights_before_or_after_are_removed(where):
     p = gw.open(tiny_llama.directory("f32"), dtype="float64", compute="float64").program
     units = [0, 3, 4, 77, 127]
     with p.edit("zero") as e:
@@ -34,7 +34,7 @@ def test_neurons_with_zeros_before_or_behind_them_go(where):
     assert p.weights["model.layers.0.mlp.up_proj.weight"].shape == (128, 64)
 
 
-def test_what_was_cut_and_filled_up_with_zeros_comes_back_cut():
+def test_zero_padding_of_a_cut_model_is_removed():
     p = gw.open(tiny_llama.directory("f32")).program
     cut = p.fork()
     cut.select("layers.1.mlp").neurons[::3].prune()
@@ -50,7 +50,7 @@ def test_what_was_cut_and_filled_up_with_zeros_comes_back_cut():
     np.testing.assert_allclose(outputs(p, FEEDS), before, rtol=0, atol=2e-5)
 
 
-def test_a_bias_is_not_nothing():
+def test_units_with_a_bias_stay():
     """GELU of a bias is something: rows of zeros alone do not make an idle unit; with the bias zero they do."""
     p = gpt2_like()
     with p.edit("rows") as e:
@@ -71,7 +71,7 @@ def test_channels_and_values():
     np.testing.assert_allclose(outputs(p, images(5)), before, rtol=0, atol=1e-6)
 
 
-def test_what_no_output_needs_goes_and_nothing_is_no_edit():
+def test_unneeded_nodes_are_removed_and_an_empty_removal_makes_no_edit():
     p = gpt2_like()
     with p.edit("cut a branch") as e:
         e.cut("h.0.attn.o -> h.0.mid")
@@ -83,7 +83,7 @@ def test_what_no_output_needs_goes_and_nothing_is_no_edit():
     assert len(p.journal) == edits + 1
 
 
-def test_of_an_axis_of_which_nothing_matters_one_unit_stays():
+def test_one_unit_of_a_zero_axis_stays():
     p = gpt2_like()
     with p.edit("nothing") as e:
         e.set_weight("h.1.mlp.proj.weight", lambda w: 0 * w)

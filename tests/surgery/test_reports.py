@@ -14,7 +14,7 @@ import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import ShapeError, UsageError
-from graphwright.surgery.reports import Moments
+from graphwright.surgery.error_report import Moments
 
 LEARNED, HELD = tiny_llama.batch(21, 48)[0], tiny_llama.batch(22, 8)[0]
 numbers = st.lists(st.floats(-1e3, 1e3), max_size=12)
@@ -30,7 +30,7 @@ def close(found: Moments, values: list[float]) -> None:
 
 @settings(deadline=None)
 @given(numbers, numbers)
-def test_moments_join_as_if_the_numbers_did(a, b):
+def test_merged_moments_match_moments_of_all_numbers(a, b):
     close(Moments.of(a), a)
     close(Moments.of(a) | Moments.of(b), a + b)
 
@@ -63,7 +63,7 @@ def test_a_report_lists_the_worst_first_and_shows_ten():
     assert "4 more layers" in shown
 
 
-def test_two_programs_compared_are_as_a_slow_comparison_says():
+def test_compare_matches_a_slow_comparison():
     a = gw.open(tiny_llama.directory("f32"))
     b = gw.open(tiny_llama.directory("f32"))
     key = "model.layers.1.mlp.up_proj.weight"
@@ -93,7 +93,7 @@ def test_two_programs_compared_are_as_a_slow_comparison_says():
     json.dumps(found.to_json())
 
 
-def test_activations_take_what_is_alive_at_once_and_less_after_a_cut():
+def test_activation_memory_is_the_live_values_and_falls_after_a_cut():
     rng, b = np.random.default_rng(0), gw.Builder("wide")
     up, down = (b.param(n, rng.normal(size=s).astype("f4")) for n, s in (("up", (512, 8)), ("down", (8, 512))))
     b.output(b.linear(b.tanh(b.linear(b.input("x", ("B", 8)), up, name="h")), down), "y")
@@ -129,10 +129,10 @@ def test_programs_without_a_common_weight_are_not_equal():
 @pytest.mark.parametrize(
     "options", [{"recipe": "units"}, {"recipe": "modules"}, {"kinds": ("kv_groups",), "recipe": "units"}]
 )
-def test_the_figures_come_back_from_the_journal(options):
+def test_figures_are_recomputed_from_the_journal(options):
     p = gw.open(tiny_llama.directory("f32")).program
     cal = sg.Calibration(LEARNED, 1024, held_out=HELD)
-    report = sg.prune(p, cal, sg.Ratio(0.1), timed=False, **options)
+    report = sg.prune(p, sg.Ratio(0.1), cal, timed=False, **options)
     with p.edit("something else") as e:
         e.set_weight("norm.weight", lambda w: 1.0 * w)
     again = sg.optimise_report(p, sg.Calibration(LEARNED, 1024, held_out=HELD))

@@ -55,9 +55,9 @@ def compress(
     allowed = budget_of(budget)
     model = opened(directory, out, dry_run, overwrite)
     data = calibration(model, tokens, context, text, seed)
-    with bar(quiet or as_json) as progress:
+    with bar(quiet or as_json) as report:
         found = run(
-            model.program,
+            model,
             where,
             method,
             allowed,
@@ -66,6 +66,6 @@ def compress(
             min_dim=min_dim,
             calibration=data,
             dry_run=dry_run,
-            progress=progress,
+            report=report,
         )
     finish(model, found, out, dry_run, overwrite, as_json)

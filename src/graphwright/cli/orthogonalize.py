@@ -38,9 +38,9 @@ def orthogonalize(
     set_threads(threads)
     model = opened(directory, out, dry_run, overwrite)
     data = calibration(model, tokens, context, text, seed)
-    with bar(quiet or as_json) as progress:
+    with bar(quiet or as_json) as report:
         found = run(
-            model.program,
+            model,
             where,
             method,
             per=per,
@@ -48,6 +48,6 @@ def orthogonalize(
             special=special,
             calibration=data,
             dry_run=dry_run,
-            progress=progress,
+            report=report,
         )
     finish(model, found, out, dry_run, overwrite, as_json)

@@ -70,7 +70,7 @@ def prune(
     names = tuple(k.strip() for k in kinds.split(",") if k.strip())
     with bar(quiet or as_json) as report:
         plan = run(
-            model, data, goal, dry_run=True, recipe=recipe, method=method, kinds=names, where=where,
+            model, goal, data, dry_run=True, recipe=recipe, method=method, kinds=names, where=where,
             round_to=round_to, seed=seed, timed=time, report=report,
         )  # fmt: skip
         receipt = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import copy
 from html import escape
 from pathlib import Path
@@ -41,11 +41,23 @@ if TYPE_CHECKING:
     from graphwright.models.inspect import Inspection
     from graphwright.models.metrics import BitsPerByte
     from graphwright.models.tokenizer import Tokenizer
-    from graphwright.program import AssemblyReport, Program
+    from graphwright.program import AssemblyReport, Program, Selection, Units
     from graphwright.program.editing.journal import Entry
     from graphwright.progress import Report
     from graphwright.safetensors import Checkpoint
-    from graphwright.surgery import Findings
+    from graphwright.surgery import (
+        Calibration,
+        CompressionReport,
+        Findings,
+        Limits,
+        OrthoReport,
+        PrunePlan,
+        PruneReport,
+    )
+    from graphwright.surgery.budgets import MatrixBudget, SizeBudget
+    from graphwright.surgery.factorise.compress import CompressKeywords
+    from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeKeywords
+    from graphwright.surgery.pruning.prune import PruneKeywords
 
 
 class PagedOptions(TypedDict, total=False):
@@ -328,42 +340,64 @@ class Model:
         """Store matrices as int8 with a scale per group, in one edit that can be undone; see `models.quantize`."""
         return quantize(self, kind, where)
 
-    def orthogonalize(self, where: Any, method: str = "polar", **options: Any) -> Any:
-        """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`. Gives its `OrthoReport`."""
-        from graphwright.surgery.orthogonal.orthogonalize import orthogonalize_model
+    def orthogonalize(
+        self, where: str | Selection | Units, method: str = "polar", *, calibration: Calibration | None = None,
+        dry_run: bool = False, keep_partial: bool = False, report: Report | None = None,
+        **options: Unpack[OrthogonalizeKeywords],
+    ) -> OrthoReport:  # fmt: skip
+        """Make matrices orthonormal in one edit; see `graphwright.surgery.orthogonalize`."""
+        from graphwright.surgery import orthogonalize
 
-        return orthogonalize_model(self, where, method, **options)
+        return orthogonalize(self, where, method, calibration=calibration, dry_run=dry_run, keep_partial=keep_partial,
+                             report=report, **options)  # fmt: skip
 
-    def compress(self, where: Any, method: str = "best", budget: Any = None, **options: Any) -> Any:
-        """Matrices as factors in one edit; see `graphwright.surgery.compress`. Gives its `CompressionReport`."""
-        from graphwright.surgery.factorise.compress import compress_model
+    def compress(
+        self, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
+        calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+        report: Report | None = None, **options: Unpack[CompressKeywords],
+    ) -> CompressionReport:  # fmt: skip
+        """Replace matrices by smaller factors in one edit; see `graphwright.surgery.compress`."""
+        from graphwright.surgery import compress
 
-        return compress_model(self, where, method, budget, **options)
+        return compress(self, where, method, budget, calibration=calibration, dry_run=dry_run,
+                        keep_partial=keep_partial, report=report, **options)  # fmt: skip
 
-    def prune(self, target: Any, calibration: Any = None, **options: Any) -> Any:
-        """Take away the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`.
-
-        Args:
-            target: `surgery.Ratio(0.3)`, or another budget of size.
-            calibration: data; by default the bundled text.
-            options: keywords of `surgery.prune`.
-        Returns: a `PruneReport`; with `dry_run=True` a `PrunePlan`.
-        """
+    @overload
+    def prune(
+        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[False] = False,
+        report: Report | None = None, **options: Unpack[PruneKeywords],
+    ) -> PruneReport: ...  # fmt: skip
+    @overload
+    def prune(
+        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: Literal[True],
+        report: Report | None = None, **options: Unpack[PruneKeywords],
+    ) -> PrunePlan: ...  # fmt: skip
+    def prune(
+        self, target: SizeBudget, calibration: Calibration | None = None, *, dry_run: bool = False,
+        report: Report | None = None, **options: Unpack[PruneKeywords],
+    ) -> PruneReport | PrunePlan:  # fmt: skip
+        """Remove the units that matter least, in one edit that can be undone; see `graphwright.surgery.prune`."""
         from graphwright.surgery import prune
 
-        return prune(self, calibration, target, **options)
+        if dry_run:
+            return prune(self, target, calibration, dry_run=True, report=report, **options)
+        return prune(self, target, calibration, report=report, **options)
 
-    def diagnose(self, text: str | None = None, **options: Any) -> Findings:
-        """What is wrong with the program, its weights, and what contradicts its config: `Findings`.
+    def diagnose(
+        self, text: str | None = None, kinds: Sequence[str] | None = None,
+        limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> Findings:  # fmt: skip
+        """Find defects of the program and its weights, and contradictions to the config.
 
         Args:
-            text: runs it as a probe, with the cross-entropy of the next token as the loss.
-            options: `kinds`, `limits`, `report`, `cancel`; see `graphwright.surgery.diagnose`.
+            text: run as a probe, with the cross-entropy of the next token as the loss.
+            kinds, limits, report, cancel: see `graphwright.surgery.diagnose`.
         Raises: UsageError for unknown kinds or limits, and while an edit is open.
         """
-        from graphwright.surgery.diagnose import diagnose_model
+        from graphwright.surgery import diagnose_model
 
-        return diagnose_model(self, text, **options)
+        return diagnose_model(self, text, kinds, limits, report=report, cancel=cancel)
 
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:

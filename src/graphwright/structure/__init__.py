@@ -1,4 +1,4 @@
-"""Structure that is trained like a weight: gates, relaxations, losses, policies and the joint optimizer."""
+"""Structure trained like weights: gates, relaxations, losses, policies, the joint optimizer, and search."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from graphwright.structure.losses import (
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import Policy, Proposal, ThresholdPolicy, TopPolicy
 from graphwright.structure.pricing import latency
-from graphwright.structure.protection import Kept
+from graphwright.structure.protection import ProtectedElement
 from graphwright.structure.relaxation import init_for
 from graphwright.structure.report import Discretized, StepReport
-from graphwright.structure.schedule import Schedule
+from graphwright.structure.schedule import TemperatureSchedule
 from graphwright.structure.searching import SearchResult, ops, search, skips, widths
 
 __all__ = [
@@ -51,17 +51,17 @@ __all__ = [
     "GatesCannotClose",
     "GatesUnused",
     "JointOptimizer",
-    "Kept",
     "Learned",
     "NoTaskTerm",
     "NotScalar",
     "Penalty",
     "Policy",
     "Proposal",
-    "Schedule",
+    "ProtectedElement",
     "SearchResult",
     "SoftGates",
     "StepReport",
+    "TemperatureSchedule",
     "Terms",
     "ThresholdPolicy",
     "TopPolicy",

@@ -1,6 +1,6 @@
-"""Edges that are not there, ranked by what they would gain: one backward scores all of them, nothing is inserted.
+"""Absent edges ranked by their gain: one backward pass scores all of them, without inserting any.
 
-An edge u -> v that carries y_u into junction v changes the loss at first order by n = Σ <dL/dy_v, y_u>; its gain is -n.
+An edge u -> v that adds y_u to junction v changes the loss to first order by n = Σ ⟨dL/dy_v, y_u⟩; its gain is -n.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from graphwright.structure.losses import Terms
 
 _STEP = 1e-2
-"""Share of a message by which it is moved for a second difference: its square is well above rounding of float32."""
+"""Relative step of the second difference along a message; its square is well above float32 rounding."""
 
 
 def absent(p: Program) -> list[tuple[Value, Value]]:
-    """(source, junction) of the same spec without an edge between them, where one would close no cycle.
+    """(source, junction) pairs of equal spec without an edge, where an edge would close no cycle.
 
-    Sources are inputs and what ops compute, products with gates left out.
+    Sources are inputs and results of ops, except products with gates.
     """
     order = {node: i for i, node in enumerate(p.order())}
     there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
@@ -52,10 +52,10 @@ def absent(p: Program) -> list[tuple[Value, Value]]:
 def gains(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, newton: bool = False
 ) -> list[tuple[str, float]]:
-    """(edge, gain) of all absent edges, the largest first; in units of the loss.
+    """(edge, gain) of all absent edges, the largest first, in units of the loss.
 
     Args:
-        newton: n²/(2d) for n < 0, d the second difference of the loss along the edge: second order.
+        newton: gains to second order: n²/(2d) for n < 0, with d the second difference of the loss along the edge.
     """
     p = view.program
     pairs = absent(p)
@@ -65,7 +65,7 @@ def gains(
     dims = check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
     junctions, sources = (list(dict.fromkeys(ends)) for ends in zip(*((j, s) for s, j in pairs), strict=True))
     probed = p.fork()
-    with probed.edit("a zero into every junction: the gradient by it is that by the sum") as e:
+    with probed.edit("a zero input for every junction, to take gradients of the sums") as e:
         probes = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
         for j, probe in probes.items():
             e.connect(probe, j.node)
@@ -101,7 +101,7 @@ def gains(
 def additions(
     view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, least: float = 0.0, newton: bool = False
 ) -> list[Proposal]:
-    """Absent edges that would gain more than `least`, the best first: a ranking, to be tried before it is believed."""
+    """Absent edges with a gain above `least`, the best first; a ranking to verify by trials."""
     return [
         Proposal("add", name, 0.0, f"gains {gain:.3g}", None, -gain)
         for name, gain in gains(view, task, batch, newton=newton)

@@ -1,4 +1,4 @@
-"""What can be opened or cut, one by one: the elements of all gates of a program at one moment, with their numbers."""
+"""The elements of all gates of a program (edges, units, layers, nodes, options) with their current numbers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,10 @@ from graphwright.structure.relaxation import decision, open_probability
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
     from graphwright.program import Program
-    from graphwright.program.gates import (
-        Gate,
-    )
+    from graphwright.program.gates import Gate
 
 Key = tuple[int, int, int]
-"""Handle of its product (index and generation) and which element it is: never given to another one."""
+"""Handle of the product (index and generation) and number of the element; never reused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +40,22 @@ class Element:
 
     Attributes:
         name: unique among those of the program.
-        gate, index: whose, and which one of its elements by now.
-        site: the product that tells it from all others: an option's own, else the gate's handle.
-        place: of its logit in the vector.
+        gate, index: the gate, and the current number of the element in it.
+        site: the product that identifies it: an option's own product, else the gate's handle.
+        offset: of its logit in the vector.
         z: the logit.
         p: decision probability, at temperature 1.
-        p_now: the probability that it is open at the present temperature.
+        p_now: open probability at the current temperature.
         temperature: of its group.
         state: `soft`, `open`, `closed` or `frozen`.
-        cost: what it costs when open.
+        cost: of the open element.
     """
 
     name: str
     gate: Gate
     index: int
     site: NodeId
-    place: int
+    offset: int
     z: float
     p: float
     p_now: float
@@ -76,19 +74,9 @@ class Element:
         return self.gate.over
 
     def to_json(self) -> dict[str, Any]:
-        """The row of the table."""
-        return {
-            "name": self.name,
-            "over": self.over,
-            "kind": self.gate.kind,
-            "group": self.gate.group,
-            "state": self.state,
-            "z": self.z,
-            "p": self.p,
-            "p_now": self.p_now,
-            "temperature": self.temperature,
-            "cost": self.cost,
-        }
+        """A row of the table of elements."""
+        names = ("name", "over", "state", "z", "p", "p_now", "temperature", "cost")
+        return {n: getattr(self, n) for n in names} | {"kind": self.gate.kind, "group": self.gate.group}
 
 
 def elements(p: Program) -> list[Element]:
@@ -105,17 +93,17 @@ def elements(p: Program) -> list[Element]:
         if gate.over == "choice":
             mine = [s for s in gate.sites if _option(p, s) == i]
             if not mine:
-                continue  # an option that was cut: its logit lies idle until the choice is given back
+                continue  # an option that was cut: its logit is unused until the choice is released
             site = mine[0]
         state, price = STATES[table[at, STATE]], int(table[at, COST])
         found.append(Element(name, gate, i, site, at, logit, p_here, p_now, t, state, price))
-    return sorted(found, key=lambda e: e.place)
+    return sorted(found, key=lambda e: e.offset)
 
 
 def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Of the whole vector of a program with gates: table, logits, decision probability, the present one, temperature.
+    """Table, logits, decision probabilities, open probabilities and temperatures of all slots.
 
-    Slots that are free have probability 0.
+    Free slots have probability 0.
     """
     table, z = p.weights[TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
     warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, GROUP]]
@@ -134,7 +122,7 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 
 
 def edge_of(p: Program, element: Element) -> EdgeId | None:
-    """The junction edge that an edge or an option stands for."""
+    """The junction edge of an edge or option element."""
     if element.over == "edges":
         return junction_edge(p, element.gate.sites[0])
     if element.over == "choice":
@@ -143,7 +131,7 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 
 
 def sites_of(p: Program, element: Element) -> list[NodeId]:
-    """The products that an element stands in by now; of an option its own one."""
+    """The existing products of an element; for an option its own one."""
     there = [site for site in element.gate.sites if site in p.graph]
     if element.over != "choice":
         return there
@@ -151,7 +139,7 @@ def sites_of(p: Program, element: Element) -> list[NodeId]:
 
 
 def _option(p: Program, site: NodeId) -> int:
-    """Which option of its choice a product is."""
+    """Number of the option that a product belongs to."""
     node = p.operands(site)[1].node
     while not traits(p.op(node)).slices:
         node = p.operands(node)[0].node

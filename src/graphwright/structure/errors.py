@@ -1,4 +1,4 @@
-"""What can go wrong with a structure that is trained, and what is probably not meant."""
+"""Errors and warnings of trained structure, and checks of numeric settings."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from graphwright.errors import ComputeError, UsageError
 
 
 class NotScalar(UsageError):
-    """A loss that is not one number."""
+    """The loss is not a scalar."""
 
 
 class GatesUnused(UsageError):
-    """A loss to which no gate makes a difference."""
+    """The loss does not depend on any gate."""
 
 
 class WouldDisconnect(UsageError):
-    """Cuts that would leave an output without any input."""
+    """Cuts would disconnect an output from all inputs."""
 
 
 class Diverged(ComputeError):
-    """Steps in a row whose loss or gradients were not finite."""
+    """Loss or gradients were not finite in several consecutive steps."""
 
 
 class NoTaskTerm(UserWarning):
-    """An objective of penalties alone: its optimum is to cut everything."""
+    """The objective has penalties only: its optimum is to cut everything."""
 
 
 class GatesCannotClose(UserWarning):
-    """So few steps, or so small a rate, that no gate can get from its start to closed."""
+    """Steps or learning rate are too small for any gate to close."""
 
 
 class ClippedStart(UserWarning):
-    """A start so near to 0 or 1 that it was moved."""
+    """An initial probability close to 0 or 1 was clipped."""
 
 
 def within(where: str, value: Any, low: float = -inf, high: float = inf, *, above: bool = False) -> None:
-    """A finite number from `low` to `high`; with `above` not `low` itself. Raises: UsageError."""
+    """Check for a finite number from `low` to `high`; with `above` excluding `low`. Raises: UsageError."""
     x = float(value) if isinstance(value, Real) else nan
     _needs(abs(x) < inf and low <= x <= high and not (above and x == low), where, value, _range(low, high, above))
 
 
 def whole(where: str, value: Any, low: int = 0) -> None:
-    """An integer, `low` or more. Raises: UsageError."""
+    """Check for an integer >= `low`. Raises: UsageError."""
     fits = isinstance(value, Integral) and int(value) >= low
-    _needs(fits, where, value, f"a whole number, {low} or more")
+    _needs(fits, where, value, f"an integer >= {low}")
 
 
 def _range(low: float, high: float, above: bool) -> str:
@@ -54,9 +54,9 @@ def _range(low: float, high: float, above: bool) -> str:
         return "a finite number"
     if high < inf:
         return f"a number from {low:g} to {high:g}"
-    return f"a number above {low:g}" if above else f"a finite number, {low:g} or more"
+    return f"a number > {low:g}" if above else f"a finite number >= {low:g}"
 
 
 def _needs(fits: bool, where: str, value: Any, expected: str) -> None:
     if not fits:
-        raise UsageError("a setting is out of its range", where=where, expected=expected, got=repr(value))
+        raise UsageError(f"{where} is out of range", where=where, expected=expected, got=repr(value))

@@ -1,4 +1,4 @@
-"""DifferentiableGraph: a view of the gates of a program. It holds no graph and no logits of its own."""
+"""DifferentiableGraph: a view of a program's gates, without a graph or logits of its own."""
 
 from __future__ import annotations
 
@@ -25,59 +25,59 @@ from graphwright.structure.losses import Objective, Terms, captures
 from graphwright.structure.policy import Policy, ThresholdPolicy
 from graphwright.structure.protection import protect
 from graphwright.structure.report import Discretized, ungated
-from graphwright.structure.schedule import Schedule
+from graphwright.structure.schedule import TemperatureSchedule
 
 if TYPE_CHECKING:
     from graphwright.structure.elements import Element
     from graphwright.structure.policy import Proposal, Proposes
 
 Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
-"""A scalar output by name, a function of (outputs, batch), or a penalty that stands for a task, as `distill`."""
+"""Name of a scalar output, a function of (outputs, batch), or an objective such as `distill`."""
 
 
 class DifferentiableGraph:
-    """The gates of a program as a structure that is trained.
+    """The gates of a program as trained structure.
 
     Args:
-        program: the gates are its own, so that every edit, by whomever, is seen here at once.
-        seed: of the noise of gates in training.
-        schedule: of the temperature, for all groups or by name of the group; without one they stay as they are.
+        program: owns the gates; every edit of it is visible here.
+        seed: of the gates' noise in training.
+        schedule: of the temperature, for all groups or by group name; None keeps temperatures.
 
     Attributes:
-        step: training steps made: the second part of the noise's key.
+        step: number of training steps, also part of the noise's key.
     """
 
     def __init__(
-        self, program: Program, seed: int = 0, schedule: Schedule | Mapping[str, Schedule] | None = None
+        self,
+        program: Program,
+        seed: int = 0,
+        schedule: TemperatureSchedule | Mapping[str, TemperatureSchedule] | None = None,
     ) -> None:
         if not isinstance(program, Program):
-            raise UsageError("gates are those of a program", where="program", got=type(program).__name__)
+            raise UsageError("program is invalid", expected="a Program", got=type(program).__name__)
         whole("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
         if program.gates():
             self._set_run("eval")
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------------------------------
     def elements(self) -> list[Element]:
-        """What can be opened or cut, in order of the logits."""
+        """All elements, in order of the logits."""
         return elements(self.program)
 
     def table(self) -> list[dict[str, Any]]:
-        """A row per element, as JSON can have it."""
+        """A row per element, as plain values."""
         return [e.to_json() for e in self.elements()]
 
     def probabilities(self, at: float | str = 1.0) -> dict[str, float]:
-        """Name -> probability that the element is open: at temperature 1 that by which it is decided, or at `"T"` now.
-
-        Raises: UsageError for another temperature.
-        """
+        """Name -> decision probability (at temperature 1), or with `at="T"` the current open probability."""
         if at not in (1.0, "T"):
-            raise UsageError(f'at is {at!r}: expected 1.0 or "T"')
+            raise UsageError("unknown temperature", where="at", expected='1.0 or "T"', got=at)
         return {e.name: e.p if at == 1.0 else e.p_now for e in self.elements()}
 
     def matrix(self) -> dict[tuple[str, str], list[float]]:
-        """(source, target) -> probabilities of the gated edges between them, a parallel edge an entry of its own."""
+        """(source, target) -> probabilities of the gated edges between them, one entry per parallel edge."""
         found: dict[tuple[str, str], list[float]] = {}
         for e in self.elements():
             if e.over == "edges":
@@ -86,7 +86,7 @@ class DifferentiableGraph:
         return found
 
     def adjacency(self, threshold: float = 0.5) -> dict[tuple[str, str], int]:
-        """(source, target) -> how many gated edges between them are open."""
+        """(source, target) -> number of open gated edges between them."""
         return {ends: sum(p >= threshold for p in ps) for ends, ps in self.matrix().items()}
 
     def overlay(self) -> dict[str, float]:
@@ -112,9 +112,9 @@ class DifferentiableGraph:
 
     @contextmanager
     def using(self, mode: str) -> Iterator[None]:
-        """Every run of the program inside takes gates in this mode: `train`, `eval`, `soft`, `hard` or `open`."""
+        """Run gates in a mode inside the with-block: `train`, `eval`, `soft`, `hard` or `open`."""
         if mode not in MODES:
-            raise UsageError("no such mode of gates", expected=", ".join(MODES), got=mode)
+            raise UsageError("unknown mode of gates", expected=", ".join(MODES), got=mode)
         if not self.program.gates():
             yield
             return
@@ -127,18 +127,20 @@ class DifferentiableGraph:
                 self.program.weights[RUN].assign(Tensor(from_numpy(before)))
 
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
-        """The outputs of the program with its gates in a mode, on tensors."""
+        """Outputs of the program with its gates in a mode, as tensors."""
         with self.using(gates):
             return self.program(**{**(feeds or {}), **named})
 
     def anneal(self, step: int | None = None) -> dict[str, float]:
-        """Set the temperatures of a step by the schedule, the present one by default; logits stay as they are."""
+        """Set the temperatures of a step (by default the current one) by the schedule."""
         step = self.step if step is None else step
         if self.schedule is not None and self.program.gates():
             now = self.temperatures
             for group in now:
-                mine = self.schedule if isinstance(self.schedule, Schedule) else self.schedule.get(group)
-                if mine is not None and (group != "hard_concrete" or not isinstance(self.schedule, Schedule)):
+                mine = self.schedule if isinstance(self.schedule, TemperatureSchedule) else self.schedule.get(group)
+                if mine is not None and (
+                    group != "hard_concrete" or not isinstance(self.schedule, TemperatureSchedule)
+                ):
                     now[group] = mine.at(step)
             held = self.program.weights[TEMPERATURE]
             fresh = np.array(list(now.values()), held.dtype.numpy)
@@ -155,14 +157,14 @@ class DifferentiableGraph:
         keep: Sequence[Value] = (),
         trained: bool = False,
     ) -> tuple[Tensor, list[Tensor], Terms]:
-        """The task's loss (0 without one), each penalty, and what they looked at; in the present mode, on tensors.
+        """The task's loss (0 without a task), each penalty, and their `Terms`, in the current mode of gates.
 
-        Without gates a penalty is 0, unless it captures nodes or stands for the task.
+        Without gates a penalty is 0, unless it captures nodes or is an objective.
 
         Args:
             step: number of the step as a tensor; by default that of the view.
-            keep: results of nodes that `Terms.values` is to have too.
-            trained: gradients by weights are wanted too.
+            keep: more values for `Terms.values`.
+            trained: whether gradients with respect to weights are needed.
         Raises: NotScalar.
         """
         p = self.program
@@ -190,7 +192,7 @@ class DifferentiableGraph:
     def gradients(
         self, task: Task, feeds: Mapping[str, Any], penalties: Sequence[Any] = (), gates: str = "train"
     ) -> np.ndarray:
-        """d(task + penalties) / d logits, float [N]; no step is made."""
+        """d(task + penalties) / d logits, float [N], without a step."""
         if not self.program.gates():
             return np.zeros(0)
         with self.using(gates), enable_grad():
@@ -200,29 +202,9 @@ class DifferentiableGraph:
             (found,) = grad(loss, [self.program.weights[LOGITS]], allow_unused=True)
         return np.zeros(len(self.program.gates().logits())) if found is None else found.numpy().copy()
 
-    def update(self, grads: np.ndarray, lr: float = 0.01) -> None:
-        """Plain descent on the logits, for teaching and tests."""
-        held = self.program.weights[LOGITS]
-        if np.shape(grads) != held.shape:
-            raise UsageError("a gradient has an entry per logit", expected=held.shape, got=np.shape(grads))
-        held.assign(Tensor(from_numpy((held.data.to_numpy() - lr * np.asarray(grads)).astype(held.dtype.numpy))))
-
-    # -- losses by name ----------------------------------------------------------------------------------------------
     def penalty(self, penalty: Any) -> Tensor:
-        """A penalty's value for the present logits, differentiable by them; it sees no values of nodes."""
+        """A penalty of the current logits, differentiable with respect to them; it gets no values of nodes."""
         return penalty(Terms(self.program, self.elements(), {}, {}, _number(self.step)))
-
-    def sparsity_loss(self, lam: float = 1.0) -> Tensor:
-        """`sparsity(lam)` now."""
-        from graphwright.structure.losses import sparsity
-
-        return self.penalty(sparsity(lam))
-
-    def entropy_loss(self, weight: float = 1.0) -> Tensor:
-        """`gate_entropy(weight)` now."""
-        from graphwright.structure.losses import gate_entropy
-
-        return self.penalty(gate_entropy(weight))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
     def propose(
@@ -234,15 +216,15 @@ class DifferentiableGraph:
         add_gain: float | None = None,
         newton: bool = False,
     ) -> list[Proposal]:
-        """What a policy would cut and, with `add_gain`, which absent edges would help; nothing is changed.
+        """Cuts that a policy proposes and, with `add_gain`, absent edges that would help; nothing is changed.
 
         Args:
-            task, batch: gradients are given beside, and needed for additions.
-            add_gain: least gain of an absent edge, in units of the loss; see `additions`.
+            task, batch: to add gradients to the proposals; required for additions.
+            add_gain: smallest gain of an absent edge, in units of the loss; see `additions`.
             newton: gains to second order.
         """
         if add_gain is not None and (task is None or batch is None):
-            raise UsageError("gains are gradients of a task", expected="propose(task=..., batch=..., add_gain=...)")
+            raise UsageError("add_gain needs a task and a batch", fix="propose(task=..., batch=..., add_gain=...)")
         found = list((policy or Policy(patience=1)).propose(self))
         if task is not None and batch is not None:
             found = self._with_gradients(found, task, batch)
@@ -252,12 +234,12 @@ class DifferentiableGraph:
 
     def _with_gradients(self, proposals: Sequence[Proposal], task: Task, batch: Mapping[str, Any]) -> list[Proposal]:
         slopes = self.gradients(task, batch, gates="eval")
-        return [q if q.element is None else replace(q, gradient=float(slopes[q.element.place])) for q in proposals]
+        return [q if q.element is None else replace(q, gradient=float(slopes[q.element.offset])) for q in proposals]
 
     def apply(self, proposals: Sequence[Proposal], why: str = "a policy of gates") -> list[str]:
-        """Make proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns what was cut.
+        """Apply proposals as one edit of author `gate`; additions get a `sigmoid` gate. Returns the names of cuts.
 
-        The entry has a remark on each: step, probability, gradient and reason (`program.blame(name)` finds it).
+        The journal entry has a remark on each: step, probability, gradient and reason (see `program.blame(name)`).
         """
         cuts = [q for q in proposals if q.action == "cut" and q.element is not None]
         adds = [q for q in proposals if q.action == "add"]
@@ -281,26 +263,25 @@ class DifferentiableGraph:
         copy: bool = False,
         protection: str = "keep",
     ) -> Discretized:
-        """Cut what is closed and take the gates out, as one edit, with a remark on each cut: see `apply`.
+        """Cut closed elements and remove all gates, as one edit, with a remark on each cut: see `apply`.
 
         Args:
             by: a threshold of the decision probability, or a policy.
-            to: what open gates become: `one`, `fold` (into the weights beside them; a frozen scale where there are
-                none), or `auto`: 1 for hard and concrete kinds, folded for `sigmoid` and `scale`.
-            probe: inputs (and what the task needs) on which the loss before and after is compared, and gradients are
-                taken for the journal.
-            task: as of a `JointOptimizer`; by default the first scalar output.
-            copy: leave the program as it is and harden a fork of it.
-            protection: `keep` puts back what must stay; `strict` raises instead.
+            to: replacement of open gates: `one`, `fold` (into adjacent weights; a frozen scale without them), or
+                `auto`: 1 for hard and concrete kinds, folded for `sigmoid` and `scale`.
+            probe: inputs (and data of the task) for the loss before and after, and for gradients in the journal.
+            task: as in `JointOptimizer`; by default the first scalar output.
+            copy: harden a fork; leave the program unchanged.
+            protection: `keep` keeps protected elements; `strict` raises instead.
         Raises: WouldDisconnect, BudgetUnreachable; then nothing has changed.
         """
         if to not in ("auto", "one", "fold"):
-            raise UsageError("open gates become 1 or are folded", expected="auto, one, fold", got=to)
+            raise UsageError("unknown replacement of open gates", where="to", expected="auto, one, fold", got=to)
         view = DifferentiableGraph(self.program.fork(), self.seed, self.schedule) if copy else self
         p = view.program
         policy = ThresholdPolicy(by) if isinstance(by, int | float) else by
         if not hasattr(policy, "propose"):
-            raise UsageError("what goes is said by a threshold or a policy", where="by", got=repr(by))
+            raise UsageError("by is invalid", expected="a number, or an object with propose(view)", got=repr(by))
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
@@ -314,12 +295,12 @@ class DifferentiableGraph:
         values = view._values()
         with p.edit("harden gates", author="gate") as e:
             done = harden.cut(e, [q for q in proposed if q.name in gone], view.step)
-            harden.settle(e, list(p.gates().values()), to, view._values(among, values))
+            harden.remove_gates(e, list(p.gates().values()), to, view._values(among, values))
         after = view._probe(probe, task)
         return Discretized(p, among, done, kept, shape, ungated(p), before, after, p.journal[-1])
 
     def _values(self, before: Sequence[Element] = (), values: np.ndarray | None = None) -> np.ndarray:
-        """What each gate gives in evaluation, by place; with `before`, the values from before some units were cut."""
+        """Gate values in evaluation mode, by offset; with `before`, mapped from the elements before some cuts."""
         if values is None:
             p = self.program
             if not p.gates():
@@ -327,10 +308,10 @@ class DifferentiableGraph:
             with self.using("eval"):
                 found = [v.numpy() for _, v in _parts(p)]
             return np.concatenate(found).astype(np.float64)
-        known = {e.key: values[e.place] for e in before}
+        known = {e.key: values[e.offset] for e in before}
         found = np.zeros(len(self.program.gates().logits()))
         for e in self.elements():
-            found[e.place] = known[e.key]
+            found[e.offset] = known[e.key]
         return found
 
     def _probe(self, probe: Mapping[str, Any] | None, task: Task | None) -> float | None:
@@ -341,25 +322,25 @@ class DifferentiableGraph:
         return loss.item()
 
     def _task(self, task: Task | None) -> Task:
-        """By default the first scalar output. Raises: NotScalar."""
+        """The task, by default the first scalar output. Raises: NotScalar."""
         p = self.program
         scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
         found = task or next(scalars, None)
         if found is None:
-            raise NotScalar("no output is one number", where=p.name, fix="discretize(..., task=...)")
+            raise NotScalar("the program has no scalar output", where=p.name, fix="discretize(..., task=...)")
         return found
 
 
 def check_task(p: Program, task: Task | None) -> None:
-    """Raises: UsageError for what is no task of a program; NotScalar for an output that is not one number."""
+    """Raises: UsageError for an invalid task; NotScalar for an output that is no scalar."""
     if isinstance(task, str):
         outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
         if task not in outputs:
-            raise UsageError("no such output", where=p.name, expected=", ".join(outputs), got=task)
+            raise UsageError("the program has no such output", where=p.name, expected=", ".join(outputs), got=task)
         if p.spec(outputs[task]).shape != ():
-            raise NotScalar("a loss is one number", where=task, got=p.spec(outputs[task]))
+            raise NotScalar("the loss is no scalar", where=task, got=p.spec(outputs[task]))
     elif task is not None and not callable(task):
-        raise UsageError("no task", expected="a scalar output by name, or a function of (outputs, batch)",
+        raise UsageError("not a task", expected="a scalar output by name, or a function of (outputs, batch)",
                          got=repr(task))  # fmt: skip
 
 
@@ -374,11 +355,11 @@ def _number(value: float) -> Tensor:
 
 
 def as_tensor(value: Any) -> Tensor:
-    """A tensor as it is, an array as one."""
+    """A tensor unchanged, or an array as a tensor."""
     return value if isinstance(value, Tensor) else Tensor(from_numpy(np.asarray(value)))
 
 
 def _scalar(value: Tensor, what: Any) -> Tensor:
     if not isinstance(value, Tensor) or value.shape != ():
-        raise NotScalar("a loss is one number", where=str(what)[:60], got=getattr(value, "spec", type(value).__name__))
+        raise NotScalar("the loss is no scalar", where=str(what)[:60], got=getattr(value, "spec", type(value).__name__))
     return value

@@ -1,7 +1,7 @@
-"""Soft gates become ordinary edits: what is closed is cut, what is open stays at 1 or goes into a weight.
+"""Hardening: closed gates become cuts, open gates become 1 or are folded into weights.
 
-Coarse before fine: layers and nodes, then edges and options, then units, then what nothing needs any more. The caller
-opens the edit, so that all of it is one entry of the journal.
+Coarse elements are cut before fine ones: layers and nodes, edges and options, units, then unneeded nodes. The caller
+opens the edit, so that everything is one journal entry.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")
 ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
-"""Kinds whose open gate becomes 1; that of the others is folded."""
+"""Kinds whose open gates become 1; gates of other kinds are folded."""
 
 
 def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
-    """Cut what is closed, coarse before fine, with a remark on each; returns the names of what was cut by itself."""
+    """Cut closed elements, coarse before fine, with a journal remark on each; return the names of directly cut ones."""
     p, done = e.program, list[str]()
     elements = [q.element for q in proposals if q.element is not None]
     for over in ORDER:
@@ -44,7 +44,7 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
         done += _cut_units(e, mine) if over == "units" else []
         for x in mine if over != "units" else ():
             sites = sites_of(p, x)
-            if sites:  # else it went with something coarser
+            if sites:  # else a coarser cut removed it
                 if over == "choice":
                     e.set_gate(p.gates().at(x.gate.port).handle, "closed", [x.index])
                 for site in sites:
@@ -59,13 +59,13 @@ def cut(e: Transaction, proposals: Sequence[Proposal], step: int) -> list[str]:
 
 
 def remark(e: Transaction, q: Proposal, step: int) -> None:
-    """Why, for the journal."""
+    """Record the reason of a proposal in the journal."""
     warm = {} if q.element is None else {"z": q.element.z, "temperature": q.element.temperature}
     e.annotate(q.name, decision=q.action, step=step, p=q.p, gradient=q.gradient, reason=q.reason, **warm)
 
 
 def _close(e: Transaction, site: NodeId) -> None:
-    """What a site multiplies is zero from here on."""
+    """Replace the product of a site by zero."""
     p = e.program
     for edge in p.out_edges(site):
         reader = p.graph.target(edge)
@@ -104,7 +104,7 @@ def _cut_units(e: Transaction, elements: Sequence[Element]) -> list[str]:
 
 
 def remove_dead(e: Transaction) -> list[str]:
-    """Remove what no output needs any more, but for inputs; gates that stood there are given back."""
+    """Remove nodes that no output needs, except inputs, and release their gates; return the names."""
     p = e.program
     needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
@@ -119,17 +119,17 @@ def remove_dead(e: Transaction) -> list[str]:
 
 
 def _gates(p: Program) -> set[NodeId]:
-    """The nodes of the gates themselves: they go with the last gate."""
+    """The nodes of the gates themselves, which are removed with the last gate."""
     return {n for gate in p.of_kind("gate") for n in (gate, *p.producers(gate))}
 
 
-# -- what stays --------------------------------------------------------------------------------------------------------
-def settle(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndarray) -> None:
-    """Take out the gates that stay: as 1, or with their values in the weights next to them.
+# -- open gates --------------------------------------------------------------------------------------------------------
+def remove_gates(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndarray) -> None:
+    """Remove open gates: replace them by 1, or fold their values into adjacent weights; else freeze them.
 
     Args:
         to: `auto` (by kind), `one` or `fold`.
-        values: what each gate gives in evaluation, float64 by place.
+        values: of each slot in evaluation mode, float64.
     """
     for gate in gates:
         one = to == "one" or (to == "auto" and gate.kind in ONE)
@@ -140,7 +140,7 @@ def settle(e: Transaction, gates: Iterable[Gate], to: str, values: np.ndarray) -
 
 
 def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Multiply the weights beside a gate by its values; False, and nothing is changed, if there are none."""
+    """Multiply the weights beside a gate by its values; False, without a change, if there are none."""
     if (values == 1).all():
         return True
     p = e.program
@@ -158,7 +158,7 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
-    """Keys of the weight and bias of the linear that makes a value for one reader; none if there is no such."""
+    """Keys of weight and bias of the linear map that computes a value for these readers only; empty without one."""
     node = value.node
     while p.op(node) not in KINDS and (get(p.op(node)).view is not None or get(p.op(node)).traits.convert):
         if set(p.consumers(node)) != readers:
@@ -175,7 +175,7 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
 
 
 def _alone(p: Program, weight: NodeId | None) -> bool:
-    """Whether a param is read once, behind casts of it."""
+    """Whether a param is read once, through casts."""
     while weight is not None and p.graph.out_degree(weight) == 1:
         reader = p.consumers(weight)[0]
         if p.op(reader) in KINDS or not get(p.op(reader)).traits.convert:
@@ -185,10 +185,10 @@ def _alone(p: Program, weight: NodeId | None) -> bool:
 
 
 def _fold_units(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
-    """Into the columns of the weights that sum over the units, if nothing else reads those."""
+    """Fold into the columns of the weights that sum over the units, if there are such weights."""
     p, group = e.program, axis_of(e.program, gate)
     if any(traits(p.op(site)).sums for site in gate.sites):
-        return False  # a logarithm on scores is in no column
+        return False  # a logarithm added to scores has no column
     axes = group.axes
     found: dict[str, np.ndarray] = {}
     sums = dict.fromkeys(s for atom in group.atoms for s in axes.solution.notes[atom].summed)

@@ -1,21 +1,21 @@
-"""Learning what a model can do without: gates on its units, trained on text against the model itself, then hardened.
+"""Learned pruning of a model: train gates on its units by distillation from the model itself, then harden them.
 
-One edit puts the gates in, another one hardens them, both of author `gate`, and weights that are trained beside gates
-are a third one between; undo brings the model back. The teacher is the model as it was, the price a budget that falls
-to the target over the first third of the steps (`losses.budget`).
+The journal gets two entries of author `gate`, adding and hardening the gates, and one in between if weights are trained
+too. The penalty is a budget that falls to the target over the first third of the steps (`losses.budget`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.progress import Progress
+from graphwright.report import ReportBase
 from graphwright.structure.errors import whole, within
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
@@ -31,40 +31,30 @@ if TYPE_CHECKING:
 
 KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
 _EVERY = 5  # steps between two rows of the history
-_ROWS = 24  # of the live table: what a terminal shows
+_ROWS = 24  # of the live table in a terminal
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Learned:
-    """What was learned, and what hardening did.
+class Learned(ReportBase):
+    """Report on learned pruning.
 
     Attributes:
-        units, target: as asked for: kinds of units, and the share of their parameters that stays.
+        units, target: kinds of units, and the share of their parameters that should stay.
         history: every few steps {step, loss, distill, open, expected_cost}.
-        probabilities: float32 [rows, elements], of all elements at those steps; names: of the elements.
-        hardened: the report of the cut, with the hardening gap.
+        probabilities, names: of all elements at those steps, float32 [rows, elements].
+        hardened: report on the cut, with the hardening gap.
         before, after: {parameters, bits_per_byte} on held-out text.
     """
 
     units: tuple[str, ...]
     target: float
-    history: list[dict[str, float]] = field(repr=False)
-    probabilities: np.ndarray = field(repr=False)
-    names: list[str] = field(repr=False)
+    history: list[dict[str, float]]
+    probabilities: np.ndarray
+    names: list[str]
     hardened: Discretized
     before: dict[str, float]
     after: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """All but the probabilities."""
-        return {
-            "units": list(self.units),
-            "target": self.target,
-            "history": self.history,
-            "hardened": self.hardened.to_json(),
-            "before": self.before,
-            "after": self.after,
-        }
+    HIDDEN: ClassVar = ("probabilities", "names")
 
     def __str__(self) -> str:
         a, b = self.before, self.after
@@ -72,8 +62,6 @@ class Learned:
         lines += [f"  {line}" for line in str(self.hardened).splitlines()]
         lines.append(f"  bits per byte {a['bits_per_byte']:.4f} -> {b['bits_per_byte']:.4f} on held-out text")
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def learn(
@@ -92,24 +80,24 @@ def learn(
     seed: int = 0,
     report: Report | None = None,
 ) -> Learned:
-    """Learn which units a model needs, cut the others.
+    """Learn which units a model needs, and cut the others.
 
     Args:
         model: with a tokenizer; edited in place.
         units: kinds of units with gates: heads, kv_groups, neurons, experts, layers.
-        target: share of the gated parameters that stays, above 0 and below 1.
-        text: to learn on; by default the bundled one. held_out: to measure on; by default that of the bundled one, or
-            the last tenth of the text.
-        steps, batch, window: of training.
-        gates, params: learning rates of the logits, and of the weights (0 leaves them as they are).
-        round_to: of an axis with more units a multiple stays: products of such sizes waste no part of a vector.
+        target: share of the gated parameters that stays, 0 < target < 1.
+        text: to learn on; by default the bundled text.
+        held_out: to measure on; by default that of the bundled text, or the last tenth of `text`.
+        steps, batch, window: number of steps, windows per step, tokens per window.
+        gates, params: learning rates of the logits, and of the weights (0 keeps them).
+        round_to: axes with more units keep a multiple of it, for efficient vector code.
         seed: of windows and noise.
-        report: called with `Progress`; its table is how open the gates of each axis are.
-    Raises: UsageError for kinds, targets and texts that cannot be; BudgetUnreachable; Diverged. After any of them the
-        model is as before.
+        report: called with `Progress`; its table has the gate probabilities of each axis.
+    Raises: UsageError for invalid kinds, targets or texts; BudgetUnreachable; Diverged. After any error the model is as
+        before.
     """
     if not 0 < target < 1:
-        raise UsageError("a share of the gated parameters stays", where="target", expected="0 to 1", got=target)
+        raise UsageError("the target is out of range", where="target", expected="0 < target < 1", got=target)
     for name, number, low in ("steps", steps, 1), ("batch", batch, 1), ("window", window, 2), ("seed", seed, 0), \
                              ("round_to", round_to, 1):  # fmt: skip
         whole(name, number, low)
@@ -117,10 +105,10 @@ def learn(
     within("gates", gates, 0, above=True)
     unknown = [kind for kind in units if kind not in KINDS]
     if unknown or not units:
-        raise UsageError("no such units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
+        raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
     p = model.program
-    learnt, held = _texts(model, text, held_out)
-    ids = _ids(model, learnt)
+    learned, held = _texts(model, text, held_out)
+    ids = _ids(model, learned)
     if len(ids) < window + 1:
         raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
     before = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
@@ -128,7 +116,7 @@ def learn(
     try:
         _gate(model, units)
         view, final = DifferentiableGraph(p, seed=seed), TopPolicy(target, of="params", round_to=round_to)
-        final.propose(view)  # a target that can't be met is refused before training
+        final.propose(view)  # raise for an unreachable target before training
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         with p.edit("train weights beside gates", author="gate") if params else nullcontext():
@@ -172,7 +160,7 @@ def _train(
 
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
-    """How open the gates of each axis are; with many axes those of each kind of units."""
+    """Gate probabilities of each axis; with many axes of each kind of units."""
     owners = [e.gate.owner for e in among]
     if len(set(owners)) > _ROWS:
         owners = [owner.rpartition(".")[2] for owner in owners]
@@ -184,7 +172,7 @@ def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
 
 
 def _gate(model: Model, units: Sequence[str]) -> None:
-    """Gates on all units of the kinds, by one edit."""
+    """Add gates on all units of the kinds, in one edit."""
     p = model.program
     with p.edit(f"gates on {', '.join(units)}", author="gate") as e:
         found = 0
@@ -214,8 +202,8 @@ def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, s
     from graphwright.models.bundled import pydoc_split
 
     if text is None:
-        learnt, held = pydoc_split()
-        return learnt, held_out or held[:8000]
+        learned, held = pydoc_split()
+        return learned, held_out or held[:8000]
     cut = len(text) * 9 // 10
     return (text, held_out) if held_out else (text[:cut], text[cut:])
 

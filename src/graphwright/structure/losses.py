@@ -1,6 +1,6 @@
-"""What open gates cost: penalties on probabilities, added to the task's loss. All of them are ordinary tensor code.
+"""Penalties on the probabilities of gates, which are added to the task's loss, and distillation; plain tensor code.
 
-A penalty is any function of `Terms`; those here are frozen values, so that a report can name them.
+A penalty is any function of `Terms`; the ones here are frozen dataclasses, so that reports can name them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from graphwright.autograd import Tensor, Variable, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import Program
+from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds, tensors
 from graphwright.structure.errors import whole, within
 from graphwright.structure.harden import maker
-from graphwright.structure.pricing import above, check_cost, prices
-from graphwright.structure.probability import probabilities
+from graphwright.structure.pricing import above, check_cost, element_costs
+from graphwright.structure.relaxation import probabilities
 
 if TYPE_CHECKING:
     from graphwright.program import Value
@@ -33,15 +34,15 @@ TINY = 1e-12
 
 @dataclass(eq=False)
 class Terms:
-    """What a penalty may look at, inside a step.
+    """The arguments of a penalty, inside a step.
 
     Attributes:
-        program: whose gates.
-        elements: what can be opened, in order.
-        values: results of the program's nodes in this step: all of its outputs, and those that penalties capture.
+        program: the program with the gates.
+        elements: of its gates, in order.
+        values: of all outputs, and of the nodes that penalties capture, in this step.
         feeds: the inputs by name.
-        step: number of the step, counted from the end of the warm-up, 0-d float.
-        task: the task's loss in this step, a constant; None where nothing was run.
+        step: number of the step after the warm-up, 0-d float.
+        task: the task's loss in this step, detached; None if the program was not run.
     """
 
     program: Program
@@ -53,16 +54,16 @@ class Terms:
 
     @cached_property
     def open(self) -> Tensor:
-        """Probability that each element is open, floating [n]; without gates a single 0."""
+        """Open probability of each element, floating [n]; a single 0 without gates."""
         return probabilities(self.program, self.elements) if self.elements else Tensor(from_numpy(np.zeros(1)))
 
     def constant(self, values: Any) -> Tensor:
-        """Numbers as a tensor of the dtype of `open`."""
+        """Numbers as a tensor with the dtype of `open`."""
         return Tensor(from_numpy(np.asarray(values, self.open.dtype.numpy)))
 
     @property
     def cost(self) -> np.ndarray:
-        """What each element costs, float64 [n]."""
+        """Cost of each element, float64 [n]."""
         return np.array([e.cost for e in self.elements], np.float64)
 
     def value(self, name: str) -> Tensor:
@@ -73,44 +74,44 @@ class Terms:
 
 
 class Objective:
-    """A penalty that can stand for the task: what it asks for does not get better by cutting everything."""
+    """A penalty that can replace the task: cutting everything does not minimise it."""
 
     def __call__(self, terms: Terms) -> Tensor:
-        """One number."""
+        """A scalar."""
         raise NotImplementedError
 
 
 class Penalty(Protocol):
-    """A term of the objective. `captures` names nodes that it reads; `carried` is state, next `climb`."""
+    """A term of the objective; optional: `captures` (nodes that it reads), `carried` (state), `climb` (its update)."""
 
     def __call__(self, terms: Terms) -> Tensor:
-        """One number."""
+        """A scalar."""
         ...
 
 
 def captures(penalty: Any) -> tuple[str, ...]:
-    """Names of the nodes that a penalty looks at."""
+    """Names of the nodes that a penalty reads."""
     return tuple(getattr(penalty, "captures", ()))
 
 
 def carried(penalty: Any) -> dict[str, Variable]:
-    """Variables that a penalty keeps from step to step."""
+    """State variables of a penalty."""
     return getattr(penalty, "carried", {})
 
 
 def label(penalty: Any) -> str:
-    """What a report calls a penalty."""
+    """Name of a penalty in reports."""
     return getattr(penalty, "name", None) or getattr(penalty, "__name__", type(penalty).__name__.lower())
 
 
 @dataclass(frozen=True)
 class sparsity:
-    """λ Σ c·P / Σ c: a price. A gate closes if its removal costs the task less than λ·c/Σc.
+    """λ Σ c·P / Σ c. A gate closes if its removal increases the task's loss by less than λ·c/Σc.
 
     Attributes:
-        lam: in units of the loss; with `relative` in units of what all gates are worth to the task: its loss with all
-            of them closed less that with all open, on the batch at which they begin to be trained.
-        weighted: by what an element costs; else all count as one.
+        lam: in units of the loss; with `relative` in units of the gain of all gates: the task's loss with all gates
+            closed less that with all open, on the first batch that trains gates.
+        weighted: by cost; otherwise every element counts as one.
     """
 
     lam: float
@@ -122,13 +123,13 @@ class sparsity:
     def __post_init__(self) -> None:
         within("lam", self.lam, 0)
         if self.relative and not self.carried:
-            self.carried["worth"] = Variable(np.zeros((), np.float64), name=f"{self.name}.worth")
+            self.carried["gain"] = Variable(np.zeros((), np.float64), name=f"{self.name}.gain")
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class; with `relative` 0 until gates begin."""
+        """See the class; with `relative` 0 until gates are trained."""
         c = terms.cost if self.weighted else np.ones(len(terms.elements))
         share = (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
-        return share * self.carried["worth"].to(share.dtype) if self.relative else share
+        return share * self.carried["gain"].to(share.dtype) if self.relative else share
 
 
 def expected_l0(lam: float, relative: bool = False) -> sparsity:
@@ -156,13 +157,13 @@ class density:
 
 @dataclass(frozen=True)
 class budget:
-    """λ₁·d + 10·d², d = E[cost]/total - target, an upper bound: λ₁ climbs by rate·d a step and stays >= 0.
+    """λ₁·d + 10·d² with d = E[cost]/total - target, an upper bound: λ₁ increases by rate·d per step and stays >= 0.
 
     Attributes:
         target: share that may stay open, in [0, 1], or a number of elements above 1.
-        of: `count`, or what `cost` takes.
-        steps: of the run; from where gates begin to be trained, the target falls from 1 to its value over 30 % of them.
-        rate: of λ₁. The gap of the fall sums up in it: at 0.5 hard gates that carry signal close with the others
+        of: `count`, or a cost as in `cost`.
+        steps: of the run; after the warm-up the target falls from 1 to its value over 30 % of them.
+        rate: of λ₁, which sums the gap while the target falls: at 0.5 gates with signal close with the others
             (`tests/structure/test_losses.py`).
     """
 
@@ -181,11 +182,11 @@ class budget:
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
-        """E[cost] / total, less the target at this step."""
+        """E[cost] / total less the target of this step."""
         if isinstance(self.of, str) and self.of == "count":
             share = terms.open.mean()
         else:
-            whole = float(prices(terms.program, terms.elements, self.of).sum())
+            whole = float(element_costs(terms.program, terms.elements, self.of).sum())
             share = _expected(terms, terms.open, self.of) / whole
         target = self.target / len(terms.elements) if self.target > 1 else self.target
         if not self.steps:
@@ -194,7 +195,7 @@ class budget:
         return share - (1.0 - fallen * (1.0 - target)).to(share.dtype)
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class; the multiplier takes its step when the optimizer does."""
+        """See the class; the optimizer's step updates the multiplier."""
         gap = self.gap(terms)
         return self.multiplier.to(gap.dtype) * gap + gap * gap * 10.0
 
@@ -204,14 +205,14 @@ class budget:
         return self.carried["budget.multiplier"]
 
     def climb(self, terms: Terms) -> Tensor:
-        """The multiplier after this step: the gap is the slope of the penalty by it."""
+        """The multiplier after this step; the gap is the penalty's derivative with respect to it."""
         with no_grad():
             return call("maximum", self.multiplier + self.gap(terms).to(self.multiplier.dtype) * self.rate, 0.0)
 
 
 def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
-    """Σ own price times the probabilities of an element and of all gates above it."""
-    own = prices(terms.program, terms.elements, of)
+    """Σ own cost · probabilities of the element and of all gates that enclose it."""
+    own = element_costs(terms.program, terms.elements, of)
     parents = above(terms.program, terms.elements)
     whole = p
     for depth in range(max((len(chain) for chain in parents), default=0)):
@@ -224,12 +225,12 @@ def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
 
 @dataclass(frozen=True)
 class cost:
-    """λ · E[cost] under nesting: a head inside a gated layer costs P_layer · P_head · c.
+    """λ · E[cost] with nesting: a head in a gated layer costs P_layer · P_head · c.
 
     Attributes:
-        of: `params`, `bytes`, `flops`; `table` for the numbers that the gates were given; or a number per node by path,
-            as `latency` measures them in nanoseconds.
-        relative: divide by the cost of everything open.
+        of: `params`, `bytes`, `flops`; `table` for the costs given to `e.gate`; or a number per node path, as `latency`
+            measures in nanoseconds.
+        relative: divide by the total cost.
     """
 
     lam: float = 1.0
@@ -243,7 +244,7 @@ class cost:
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
-        total = prices(terms.program, terms.elements, self.of).sum() if self.relative else 1.0
+        total = element_costs(terms.program, terms.elements, self.of).sum() if self.relative else 1.0
         return _expected(terms, terms.open, self.of) * (self.lam / max(total, TINY))
 
 
@@ -282,7 +283,7 @@ class edge_entropy:
         """See the class."""
         rows, count = _ends(terms)[1]
         if not count:
-            raise UsageError("no edge has a gate", where=terms.program.name)
+            raise UsageError("the program has no gated edge", where=terms.program.name)
         there = np.flatnonzero(rows >= 0)
         p = terms.open[there]
         sums = _by_row(p, rows[there], count)
@@ -291,7 +292,7 @@ class edge_entropy:
 
 
 def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]:
-    """Per element the number of its source and of its target among gated edges, -1 for what is no edge; the counts."""
+    """Per element the numbers of its source and target, -1 if it is no edge; with the counts of sources and targets."""
     p, graph = terms.program, terms.program.graph
     ends: list[tuple[dict[Any, int], list[int]]] = [({}, []), ({}, [])]
     for e in terms.elements:
@@ -313,8 +314,8 @@ def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
 class smoothness:
     """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
 
-    Per node: deg·Σp² - (Σp)² = deg·Σ(p - p̄)²; the latter loses nothing at a hub whose gates are nearly alike. The mean
-    is taken again of what is left, as 10^5 float32 values summed in a row lose it (Chan, Golub and LeVeque 1983).
+    Per node: deg·Σp² - (Σp)² = deg·Σ(p - p̄)²; the latter is accurate for a hub with nearly equal gates. The mean is
+    subtracted twice, since a float32 sum of 10^5 values is inexact (Chan, Golub and LeVeque 1983).
     """
 
     mu: float
@@ -331,19 +332,19 @@ class smoothness:
             if len(there):
                 p, mine = terms.open[there], rows[there]
                 degree = np.bincount(mine, minlength=count)
-                apart, at = p, Tensor(from_numpy(mine))
+                centred, at = p, Tensor(from_numpy(mine))
                 for _ in range(2):
-                    mean = _by_row(apart, mine, count) * terms.constant(1 / degree)
-                    apart = apart - call("index", mean, at, axis=0)
-                total = total + (apart * apart * terms.constant(degree[mine])).sum()
+                    mean = _by_row(centred, mine, count) * terms.constant(1 / degree)
+                    centred = centred - call("index", mean, at, axis=0)
+                total = total + (centred * centred * terms.constant(degree[mine])).sum()
         return total * self.mu
 
 
 @dataclass(frozen=True)
 class attention_entropy:
-    """weight · mean over batch, heads and queries with a key of -Σ a ln a, of softmax nodes by name.
+    """weight · mean over batch, heads and queries of -Σ a ln a, for softmax nodes by name.
 
-    A row that sees no key counts as no row; keys with weight 0 add nothing.
+    Rows that attend to no key are not counted; keys with weight 0 contribute nothing.
     """
 
     nodes: tuple[str, ...]
@@ -353,13 +354,11 @@ class attention_entropy:
     def __post_init__(self) -> None:
         within("weight", self.weight)
         if isinstance(self.nodes, str) or not self.nodes:
-            raise UsageError(
-                "entropy is that of some nodes", where="nodes", expected="a tuple of names", got=self.nodes
-            )
+            raise UsageError("nodes is no tuple of names", where="nodes", got=self.nodes)
 
     @property
     def captures(self) -> tuple[str, ...]:
-        """The nodes."""
+        """The softmax nodes."""
         return self.nodes
 
     def __call__(self, terms: Terms) -> Tensor:
@@ -375,9 +374,9 @@ class attention_entropy:
 
 @dataclass(frozen=True)
 class reachability:
-    """-weight · Σ over outputs of ln r, r the probability that some path of open edges comes from an input.
+    """-weight · Σ over outputs of ln r, with r the probability that open edges connect the output to an input.
 
-    r of an input is 1; r_v = 1 - Π (1 - P_e·r_u) at a junction; other ops pass on the least of what they read.
+    r of an input is 1; r_v = 1 - Π (1 - P_e·r_u) at a junction; other ops take the minimum of their operands.
     """
 
     weight: float = 1.0
@@ -395,7 +394,7 @@ class reachability:
         for node in (n for n in p.order() if n in needed):
             reads = [reach[v.node] for v in p.operands(node)]
             live = [r for r in reads if r is not None]
-            if p.op(node) == "input":
+            if p.op(node) == INPUT:
                 reach[node] = one
             elif p.is_junction(node):
                 missed = one
@@ -418,13 +417,13 @@ class reachability:
 
 @dataclass(frozen=True)
 class distill(Objective):
-    """KL(teacher || student)·τ² over the last axis of an output, mean over the other ones; optionally hidden states.
+    """KL(teacher ‖ student)·τ² over the last axis of an output, averaged over the others; optionally hidden states.
 
     Attributes:
-        teacher: a program with the inputs that the student has; run beside it, without gradient.
+        teacher: a program with the student's inputs; run without gradient.
         tau: temperature of both.
         hidden: weight of the mean squared difference of the nodes `match`.
-        output: name of the logits; the first output by default.
+        output: name of the logits; by default the first output.
     """
 
     teacher: Program
@@ -438,12 +437,12 @@ class distill(Objective):
         within("tau", self.tau, 0, above=True)
         within("hidden", self.hidden, 0)
         if not isinstance(self.teacher, Program):
-            raise UsageError("a teacher is a program", where="teacher", got=type(self.teacher).__name__)
+            raise UsageError("the teacher is no program", where="teacher", got=type(self.teacher).__name__)
         if self.output is not None and self.output not in self.teacher.output_names():
-            raise UsageError("no such output", where=self.teacher.name, expected=", ".join(self.teacher.output_names()),
-                             got=self.output)  # fmt: skip
+            raise UsageError("the teacher has no such output", where=self.teacher.name, got=self.output,
+                             expected=", ".join(self.teacher.output_names()))  # fmt: skip
         if self.hidden and not self.match:
-            raise UsageError("hidden states are those of some nodes", where="match", fix="match=(names of nodes)")
+            raise UsageError("hidden needs the names of nodes to match", where="match", fix="match=(names of nodes)")
 
     @property
     def captures(self) -> tuple[str, ...]:
@@ -471,11 +470,11 @@ class distill(Objective):
 KIND = "sigmoid"
 
 
-class Scales:
-    """The norms that weights behind gates may have at most.
+class NormLimits:
+    """Upper limits of the norms of weights before `sigmoid` gates, so that a gate is not traded for larger weights.
 
     Args:
-        program: what is trained; of gates on edges, nodes and layers, the linear that makes their message is held.
+        program: the trained program; for gates on edges, nodes and layers, the linear map of their message is limited.
     """
 
     def __init__(self, program: Program) -> None:
@@ -485,7 +484,7 @@ class Scales:
         self.sync()
 
     def sync(self) -> None:
-        """Follow the edits since the last time: what is new may be as large as it is."""
+        """Follow the edits since the last call; new weights have no limit."""
         p = self.program
         if self._seen == p.version:
             return
@@ -497,13 +496,13 @@ class Scales:
                       for key, held in there.items()}  # fmt: skip
 
     def begin(self) -> None:
-        """Norms are held from here on, but for those of weights that are 0, and of what is added later."""
+        """Limit norms to their current values, except for zero weights and weights added later."""
         for keys, most in self._most.items():
             now = np.sqrt(sum(float((self.program.weights[k].numpy("float64") ** 2).sum()) for k in keys))
             most.assign(Tensor(from_numpy(np.asarray(now or np.inf))))
 
     def hold(self) -> None:
-        """Part of a step: what has grown too large is made smaller, in the same direction."""
+        """Rescale weights whose norm exceeds its limit; part of a step."""
         for keys, most in self._most.items():
             weights = [self.program.weights[k] for k in keys]
             parts = [(w * w).sum().to("float64") for w in weights]
@@ -513,5 +512,5 @@ class Scales:
                 w.assign(w * factor.to(w.dtype))
 
     def variables(self) -> dict[str, Variable]:
-        """The norms, by name."""
+        """The limits by name."""
         return {v.name: v for v in self._most.values()}

@@ -1,6 +1,6 @@
-"""Which elements go: online by bands and patience, at the end by a threshold or a target. A policy proposes, no more.
+"""Policies that propose cuts: online by bands and patience, at the end by a threshold or a target.
 
-A policy of one's own implements `propose(view)` and returns proposals; the view is a `DifferentiableGraph`.
+A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.structure.errors import whole, within
-from graphwright.structure.pricing import above, check_cost, prices
-from graphwright.structure.protection import Kept, protect
+from graphwright.structure.pricing import above, check_cost, element_costs
+from graphwright.structure.protection import protect
 
 if TYPE_CHECKING:
     from graphwright.structure.elements import Element, Key
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One edit that a policy would make.
+    """One proposed edit.
 
     Attributes:
         action: `cut` or `add`.
         name: of the element, or of the edge to add: `source -> junction`.
-        element: what goes; None for an addition.
-        p: decision probability before.
-        gradient: of the loss by the logit, or by a gate on an absent edge; None if it was not asked for.
-        reason: why.
+        element: to cut; None for an addition.
+        p: decision probability.
+        gradient: of the loss with respect to the logit, or to a gate on an absent edge; None if not computed.
+        reason: for the journal.
     """
 
     action: str
@@ -49,22 +49,21 @@ class Proposal:
 
 
 class Proposes(Protocol):
-    """Anything that says what is to go."""
+    """A policy."""
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Edits; nothing is changed."""
+        """Proposed edits; nothing is changed."""
         ...
 
 
 @dataclass(slots=True)
 class Policy:
-    """Online: an element goes after `patience` checks below `remove_below`; one above `keep_above` begins anew.
+    """Online: cut an element after `patience` checks below `remove_below`; reset its count above `keep_above`.
 
     Attributes:
-        max_fraction: of all elements, that may go in one check, at least one.
-        min_in: see `protect`.
-        protect: names that stay; see `protect`.
-        counts: checks below, by element; kept from call to call.
+        max_fraction: largest share of all elements that one check cuts; at least one element.
+        min_in, protect: see `protection.protect`.
+        counts: element -> number of checks below, updated by each call.
     """
 
     keep_above: float = 0.5
@@ -83,7 +82,7 @@ class Policy:
         whole("min_in", self.min_in)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Counts one check; the lowest first."""
+        """Count one check and propose the due cuts, the least probable first."""
         among = view.elements()
         alive = {e.key for e in among}
         self.counts = {k: n for k, n in self.counts.items() if k in alive}
@@ -95,7 +94,7 @@ class Policy:
             elif e.p > self.keep_above:
                 self.counts.pop(e.key, None)
         due = [e for e in among if self.counts.get(e.key, 0) >= self.patience]
-        due = sorted(due, key=lambda e: (e.p, e.place))[: max(1, int(self.max_fraction * len(among)))]
+        due = sorted(due, key=lambda e: (e.p, e.offset))[: max(1, int(self.max_fraction * len(among)))]
         cuts, _ = protect(view.program, due, among, min_in=self.min_in, keep=self.protect)
         why = f"below {self.remove_below} in {self.patience} checks"
         return [Proposal("cut", e.name, e.p, why, e) for e in cuts]
@@ -103,7 +102,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdPolicy:
-    """At the end: everything below a probability goes."""
+    """At the end: cut all elements below a probability."""
 
     threshold: float = 0.5
     min_in: int = 1
@@ -113,7 +112,7 @@ class ThresholdPolicy:
         within("threshold", self.threshold, 0, 1)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """In order of their logits; of a choice all options but the most probable one."""
+        """Cuts in order of the logits; of a choice all options but the most probable one."""
         among = view.elements()
         best: dict[int, Element] = {}
         for e in among:
@@ -125,12 +124,12 @@ class ThresholdPolicy:
 
 @dataclass(frozen=True, slots=True)
 class TopPolicy:
-    """At the end: the lowest go until the target is met, in elements or in cost; what protection keeps is passed over.
+    """At the end: cut the least probable unprotected elements until the target is met, in elements or in cost.
 
     Attributes:
         target: elements that stay if above 1, else their share.
-        of: `count`, or what `cost` takes.
-        round_to: of an axis with more units than this a multiple stays: they go in blocks, the block of the lowest mean
+        of: `count`, or a cost as in `cost`.
+        round_to: axes with more units keep a multiple of it: units are cut in blocks, the block with the lowest mean
             first. The target is met within one block.
     """
 
@@ -147,9 +146,9 @@ class TopPolicy:
         check_cost(self.of, counted=True)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
-        """Raises: BudgetUnreachable if protection keeps more than the target."""
+        """Propose cuts. Raises: BudgetUnreachable if protection keeps more than the target."""
         among = view.elements()
-        price, parents = _prices(view, among, self.of), above(view.program, among)
+        price, parents = _costs(view, among, self.of), above(view.program, among)
         target = self.target if self.target > 1 else self.target * float(price.sum())
         nested = not (isinstance(self.of, str) and self.of == "count")
         below: list[list[int]] = [[] for _ in among]
@@ -157,12 +156,12 @@ class TopPolicy:
             for j in chain:
                 below[j].append(i)
         waiting = iter(self._blocks(among))
-        places = {e.key: i for i, e in enumerate(among)}
+        index = {e.key: i for i, e in enumerate(among)}
         cuts: list[Element] = []
-        while True:  # all that the target asks for at once; what protection puts back is made up for in another round
+        while True:  # cut up to the target at once; another round makes up for protected elements
             there = np.ones(len(among), bool)
             for e in cuts:
-                there[[places[e.key], *below[places[e.key]]]] = False
+                there[[index[e.key], *below[index[e.key]]]] = False
             left, more = float(price[there].sum()), len(cuts)
             while left > target and (block := next(waiting, None)) is not None:
                 gone = [k for i in block for k in (i, *below[i]) if there[k]]
@@ -173,29 +172,26 @@ class TopPolicy:
             cuts, _ = protect(view.program, cuts, among, min_in=self.min_in, keep=self.protect)
         if left > target and len(cuts) < len(among):
             raise BudgetUnreachable("protection keeps more than the target", asked=target, best=left)
-        what = self.of if isinstance(self.of, str) else "what was measured"
-        return [Proposal("cut", e.name, e.p, f"lowest beyond {self.target:g} of {what}", e) for e in cuts]
+        what = self.of if isinstance(self.of, str) else "the measured cost"
+        return [Proposal("cut", e.name, e.p, f"among the lowest beyond {self.target:g} of {what}", e) for e in cuts]
 
     def _blocks(self, among: Sequence[Element]) -> list[tuple[int, ...]]:
-        """Places of what goes at once, the lowest first: one element, or units so many that a multiple stays."""
-        lowest = sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].place))
+        """Indices of elements that are cut together, the least probable first: one element, or a block of units."""
+        lowest = sorted(range(len(among)), key=lambda i: (among[i].p, among[i].z, among[i].offset))
         gates: dict[int, list[int]] = {}
         for i in lowest:
             e = among[i]
             whole = e.over == "units" and e.gate.length > self.round_to
             gates.setdefault(id(e.gate) if whole else -1 - i, []).append(i)
         blocks = []
-        for places in gates.values():
-            step = self.round_to if len(places) > 1 else 1
-            ends = [0, *range(len(places) % step or step, len(places) + 1, step)]
-            blocks += [tuple(places[a:b]) for a, b in pairwise(ends)]
+        for members in gates.values():
+            step = self.round_to if len(members) > 1 else 1
+            ends = [0, *range(len(members) % step or step, len(members) + 1, step)]
+            blocks += [tuple(members[a:b]) for a, b in pairwise(ends)]
         rank = {i: n for n, i in enumerate(lowest)}
         return sorted(blocks, key=lambda b: (*(np.mean([(among[i].p, among[i].z) for i in b], axis=0)), rank[b[0]]))
 
 
-def _prices(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
+def _costs(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
     counting = isinstance(of, str) and of == "count"
-    return np.ones(len(among)) if counting else prices(view.program, among, of)
-
-
-__all__ = ["Kept", "Policy", "Proposal", "Proposes", "ThresholdPolicy", "TopPolicy"]
+    return np.ones(len(among)) if counting else element_costs(view.program, among, of)

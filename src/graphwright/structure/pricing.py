@@ -1,4 +1,4 @@
-"""What elements cost, and which gates stand above others: an edge that goes takes all gates behind it along."""
+"""Costs of elements, and nesting of gates: cutting an edge also removes the gates after it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]
-"""What is counted: one of `OF`, or a number per node by path, as `latency` measures."""
+"""The counted quantity: one of `OF`, or a number per node path, as `latency` measures."""
 
 
 def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, float]:
-    """Nanoseconds per node of a compiled run on these inputs, by path: the measured cost for `cost` and `budget`.
+    """Measure nanoseconds per node path of a compiled run on these inputs, for `cost` and `budget`.
 
-    An instruction that runs several nodes is entered under the one that names it. Raises: as `Plan.profile`.
+    An instruction that runs several nodes counts for the node that names it. Raises: as `Plan.profile`.
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
     found: dict[str, float] = {}
@@ -41,14 +41,14 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
-    """Nodes that go with an element; of units none, since the op that makes them stays."""
+    """Nodes that are removed with an element; none for units, since their op stays."""
     if element.over == "units":
         return set()
     return removed_with(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
-    """Per element the places of those that take it along when they go, itself left out."""
+    """Per element the indices of other elements whose removal removes it too."""
     known_above: dict[int, tuple[int, ...]] = {}
     taken = [_carried(p, e) for e in among]
     chains = []
@@ -65,17 +65,17 @@ def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
 
 
 def check_cost(of: Cost, counted: bool = False) -> None:
-    """With `counted`, elements may be counted too. Raises: UsageError for another cost than those of `OF`."""
+    """Check a cost; with `counted` also allow `count`. Raises: UsageError for an unknown cost."""
     known = ("count", *OF) if counted else OF
     if of not in known if isinstance(of, str) else not isinstance(of, Mapping):
-        raise UsageError("no such cost", expected=f"{', '.join(known)}, or numbers by path", got=of)
+        raise UsageError("unknown cost", expected=f"{', '.join(known)}, or numbers by path", got=of)
 
 
-def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
-    """What each element costs by itself, without the elements below it, float64 [n].
+def element_costs(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndarray:
+    """The cost of each element without the elements nested in it, float64 [n].
 
-    Params and bytes are those of weights that go with it, flops those of ops with all named sizes at 1; of an op that
-    stays every unit has its part. Raises: UsageError for another cost than those of `OF`.
+    Params and bytes count the removed weights, flops the removed ops with all named sizes 1; units share the cost of an
+    op that stays. Raises: UsageError for an unknown cost.
     """
     check_cost(of)
     if of == "table":
@@ -96,7 +96,7 @@ def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndar
     own = whole.copy()
     chains = above(p, among)
     for i, chain in enumerate(chains):
-        # counted by the nearest one above alone: those further up hold it already
+        # subtract from the nearest enclosing element only: outer ones contain it already
         nearest = [j for j in chain if not any(j in chains[k] for k in chain if k != j)]
         for j in nearest:
             own[j] -= whole[i]
@@ -104,13 +104,13 @@ def prices(p: Program, among: Sequence[Element], of: Cost = "params") -> np.ndar
 
 
 def _stored(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Param -> what one of its entries counts."""
+    """Param -> cost of one entry."""
     trained = (n for n in p.params() if p.key(n) not in RESERVED)
     return {n: float(p.spec(n).dtype.itemsize if of == "bytes" else 1) for n in trained}
 
 
 def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
-    """Op -> what a run of it counts; what gates add is not counted, as it goes with them."""
+    """Op -> cost of a run; ops that belong to gates are not counted."""
     own = {n for g in p.gates().values() for site in g.sites for n in (site, *between(p, site))}
     ops = [n for n in p.nodes() if p.op(n) not in KINDS and not traits(p.op(n)).gates and n not in own]
     if isinstance(of, str):
@@ -120,7 +120,7 @@ def _computed(p: Program, of: Cost) -> dict[NodeId, float]:
 
 
 def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.ndarray:
-    """Each unit's part of the ops that have the axis in an operand or a result, float64 [size]."""
+    """Each unit's share of the ops with the axis in an operand or result, float64 [size]."""
     mine = set(group.atoms)
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0

@@ -1,4 +1,4 @@
-"""What must not be cut: every output keeps a path from an input, every axis a unit, every choice an option."""
+"""Protection from cuts: every output keeps a path from an input, every axis a unit, every choice an option."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """An element that was to go and stays.
+class ProtectedElement:
+    """An element whose proposed cut was not made.
 
     Attributes:
         name: of the element.
-        reason: what it is needed for.
+        reason: why it is needed.
     """
 
     name: str
@@ -38,18 +38,18 @@ def protect(
     min_in: int = 1,
     keep: Collection[str] = (),
     strict: bool = False,
-) -> tuple[list[Element], list[Kept]]:
-    """The cuts that may be made, and what was put back.
+) -> tuple[list[Element], list[ProtectedElement]]:
+    """The allowed cuts, and the protected elements.
 
-    A violated output gets back the path whose smallest p is largest, ties by the order of edges.
+    A disconnected output gets back the path whose smallest p is largest, ties by the order of edges.
 
     Args:
-        min_in: units that each gated axis keeps, options that each choice keeps.
-        keep: names of elements that stay, and of nodes that keep a path from an input.
-        strict: raise instead of putting back.
+        min_in: smallest number of units per gated axis, and of options per choice.
+        keep: names of protected elements, and of nodes that keep a path from an input.
+        strict: raise instead of protecting.
     Raises: WouldDisconnect.
     """
-    back: dict[str, str] = {e.name: "it is protected" for e in cuts if e.name in keep}
+    back: dict[str, str] = {e.name: "protected by name" for e in cuts if e.name in keep}
     going = {e.name: e for e in cuts if e.name not in back}
     for gate in {id(e.gate): e.gate for e in among}.values():
         mine = [e for e in among if e.gate is gate]
@@ -68,18 +68,18 @@ def protect(
             if path is None:
                 break
             for name in path:
-                back[name] = f"{p.path(node)} would not be reached"
+                back[name] = f"{p.path(node)} would be unreachable"
                 going.pop(name, None)
             if not path:
                 break
     if back and strict:
         names = ", ".join(back)
-        raise WouldDisconnect("cuts that protection forbids", where=p.name, got=names, fix='protect="keep"')
-    return list(going.values()), [Kept(name, reason) for name, reason in back.items()]
+        raise WouldDisconnect("protection forbids these cuts", where=p.name, got=names, fix='protection="keep"')
+    return list(going.values()), [ProtectedElement(name, reason) for name, reason in back.items()]
 
 
 def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
-    """Edges and sites that would carry nothing."""
+    """Edges and sites that the cuts would close."""
     found: dict[EdgeId | NodeId, Element] = {}
     for e in going:
         if e.over in ("edges", "choice"):
@@ -92,10 +92,10 @@ def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Eleme
 
 
 def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -> list[str] | None:
-    """Names on the path from an input whose smallest p is largest; None if an open path is there, or none at all.
+    """Names on the widest path from an input: the one whose smallest p is largest; None if it is open or missing.
 
-    One sweep in topological order, (width, edge before) per node; an open edge has no bound. Of edges that make equally
-    wide paths the likelier one is taken, then the first.
+    One sweep in topological order stores (width, previous edge) per node; open edges have infinite width. Ties prefer
+    the more probable edge, then the first.
     """
     best: dict[NodeId, tuple[float, EdgeId | None]] = {}
     needed = p.reachable([target])
@@ -121,6 +121,6 @@ def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -
     node: NodeId | None = target
     while node is not None:
         edge = best[node][1]
-        names |= {closed[place].name: None for place in (edge, node) if place is not None and place in closed}
+        names |= {closed[at].name: None for at in (edge, node) if at is not None and at in closed}
         node = None if edge is None else p.graph.source(edge)
     return list(names)

@@ -1,9 +1,9 @@
-"""What a step and a hardening did, as values that print and go to JSON."""
+"""Reports on a training step and on hardening, and a picture of probabilities over training."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,28 +14,29 @@ from graphwright.program.draw.charts import HEIGHT, chart, legend, lines
 from graphwright.program.draw.shapes import label
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
+from graphwright.report import ReportBase, plain
 
 if TYPE_CHECKING:
     from graphwright.program import Entry, Program
     from graphwright.program.cost import ModelSize
     from graphwright.structure.elements import Element
-    from graphwright.structure.protection import Kept
+    from graphwright.structure.protection import ProtectedElement
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class StepReport(ReportBase):
     """One step of training.
 
     Attributes:
-        step: its number, from 0.
-        loss: task and penalties together.
-        task: the task's loss.
+        step: number from 0.
+        loss: task plus penalties.
+        task: loss of the task.
         penalties: value by name.
         temperature: by group, in this step.
-        open: elements whose decision probability is at least 1/2, after it.
-        expected_cost: Σ cost · probability over Σ cost, after it.
+        open: number of elements with a decision probability >= 1/2, after the step.
+        expected_cost: Σ cost · probability / Σ cost, after the step.
         edits: names of elements that the policy cut.
-        skipped: whether loss or gradients were not finite, so that nothing changed.
+        skipped: loss or gradients were not finite, so nothing changed.
     """
 
     step: int
@@ -48,36 +49,32 @@ class StepReport:
     edits: tuple[str, ...] = ()
     skipped: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self)
-
 
 def ungated(p: Program) -> ModelSize:
-    """What a program takes without its gates and their logits."""
+    """Size of a program without its gates and their logits."""
     gates = {n for n in p.nodes() if traits(p.op(n)).gates or (p.op(n) == PARAM and p.key(n) in RESERVED)}
     return size(p, [n for n in p.nodes() if n not in gates])
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Discretized:
-    """What hardening did.
+class Discretized(ReportBase):
+    """Report on hardening.
 
     Attributes:
         program: the hardened one.
-        elements: as they were before.
-        cut: names of the elements that were cut; those that went with something coarser are not among them.
-        kept_back: what was to go and stays, with the reason.
+        elements: before hardening.
+        cut: names of the elements that were cut; elements removed with a coarser one are not listed.
+        kept_back: proposed cuts that were not made, with the reason.
         before, after: sizes without gates.
-        loss_before: with gates in evaluation; None without a probe.
-        loss_after: of the hardened program, before any further step.
+        loss_before: with gates in evaluation mode; None without a probe.
+        loss_after: of the hardened program.
         entry: of the journal.
     """
 
-    program: Program = field(repr=False)
+    program: Program
     elements: list[Element]
     cut: list[str]
-    kept_back: list[Kept]
+    kept_back: list[ProtectedElement]
     before: ModelSize
     after: ModelSize
     loss_before: float | None
@@ -91,12 +88,12 @@ class Discretized:
 
     @property
     def num_pruned_edges(self) -> int:
-        """Edges and options among what was cut."""
+        """Number of edges and options that were cut."""
         gone = set(self.cut)
         return sum(e.name in gone and e.over in ("edges", "choice") for e in self.elements)
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """What was gated -> how many elements there were, and how many stay."""
+        """Kind of element -> numbers before and after."""
         gone, found = set(self.cut), {}
         for e in self.elements:
             there, stay = found.get(e.over, (0, 0))
@@ -107,7 +104,7 @@ class Discretized:
         """Numbers and names."""
         return {
             "cut": self.cut,
-            "kept_back": [asdict(k) for k in self.kept_back],
+            "kept_back": plain(self.kept_back),
             "counts": {over: {"before": a, "after": b} for over, (a, b) in self.counts().items()},
             "num_pruned_edges": self.num_pruned_edges,
             "params": [self.before.params, self.after.params],
@@ -126,17 +123,17 @@ class Discretized:
         rows += [f"kept     {k.name}: {k.reason}" for k in self.kept_back]
         return "\n".join(rows)
 
-    __repr__ = __str__
 
-
-_FEW = 64  # gates that get a line each
+_FEW = 64  # gates with a line each
 
 
 def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool], last: int) -> str:
-    """A line per element, blue if it was kept, red if it was cut; with many of them the mean probability per group.
+    """An SVG with a line per element, blue if kept, red if cut; with many elements the mean probability per group.
 
     Args:
-        values: float [rows, elements]; names: of the elements; kept: which of them stayed; last: step of the last row.
+        values: float [rows, elements].
+        names, kept: of the elements.
+        last: step of the last row.
     """
     few = len(names) <= _FEW
     groups: dict[str, list[int]] = {}

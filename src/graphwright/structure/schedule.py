@@ -1,4 +1,4 @@
-"""How a temperature falls: T(0) = start, T(steps) = end, monotone, and end from there on."""
+"""Temperature schedules, the warm-up on weights alone, and the gain of all gates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FORMS = ("exponential", "linear", "cosine")
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
-    """A temperature over steps; with 0 steps it stays at the start.
+class TemperatureSchedule:
+    """A temperature that falls monotonically over steps; with 0 steps it stays at the start.
 
     Attributes:
         start, end: temperatures > 0, end <= start.
-        steps: after which the end is reached.
+        steps: until the end is reached.
         form: `exponential`, `linear` or `cosine`.
     Raises: UsageError.
     """
@@ -42,9 +42,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.form not in FORMS:
-            raise UsageError(f"the form is {self.form!r}: expected one of {', '.join(FORMS)}")
+            raise UsageError("unknown form of schedule", expected=", ".join(FORMS), got=self.form)
         if not 0 < self.end <= self.start:
-            raise UsageError(f"from {self.start} to {self.end}: expected 0 < end <= start")
+            raise UsageError("the temperatures are out of range", expected="0 < end <= start",
+                             got=(self.start, self.end))  # fmt: skip
         whole("steps", self.steps)
 
     def at(self, step: int) -> float:
@@ -60,19 +61,20 @@ class Schedule:
 
 
 LEVEL = 0.05
-"""A loss that falls by less than this share from one window to the next has levelled off."""
+"""Share of the loss; a smaller decrease from one window to the next counts as levelled off."""
 
 
-class Wait:
-    """Steps on weights alone at first.
+class WarmUp:
+    """The first steps, which train weights alone.
 
     Args:
-        most: that are waited, at most; levels: whether less will do, once the loss has levelled off.
+        most: largest number of steps.
+        levels: whether it ends as soon as the loss has levelled off.
         steps: of the run; a window is a fifteenth of them, from 10 to 50.
 
     Attributes:
-        until: the step at which gates begin, by now.
-        losses: of the task while waiting; after that, none.
+        until: the step at which gates start, as currently known.
+        losses: of the task during the warm-up; empty afterwards.
     """
 
     def __init__(self, most: int, levels: bool, steps: int) -> None:
@@ -80,7 +82,7 @@ class Wait:
         self.losses: list[float] = []
 
     def saw(self, step: int, loss: float) -> None:
-        """The loss of a step, which is over."""
+        """Record the task's loss of a finished step."""
         if not self.levels or step >= self.until:
             self.losses.clear()
             return
@@ -92,17 +94,18 @@ class Wait:
                 self.until = step + 1
 
 
-def worth(view: DifferentiableGraph, loss: Callable[[], float], limit: float) -> float:
-    """The loss with all soft gates closed, less that with all open; where that is no gain, the size of the latter.
+def gates_gain(view: DifferentiableGraph, loss: Callable[[], float], limit: float) -> float:
+    """The loss with all soft gates closed less that with all open; |loss with gates open| if that is not positive.
 
     Args:
-        loss: of the program as it is; limit: size of the logits at which gates are closed.
+        loss: computes the loss of the program.
+        limit: size of the logits at which gates are closed.
     """
     with view.using("open"):
-        opened = loss()
+        value_with_gates_open = loss()
     with view.using("hard"), _closed(view, limit):
-        gained = loss() - opened
-    return gained if np.isfinite(gained) and gained > 0 else abs(opened)
+        gain = loss() - value_with_gates_open
+    return gain if np.isfinite(gain) and gain > 0 else abs(value_with_gates_open)
 
 
 @contextmanager
@@ -112,7 +115,7 @@ def _closed(view: DifferentiableGraph, limit: float) -> Iterator[None]:
     low = np.full(held.shape, -limit, held.dtype.numpy)
     for e in view.elements():
         if e.gate.kind == "scale":
-            low[e.place] = 0
+            low[e.offset] = 0
     held.assign(Tensor(from_numpy(low)))
     try:
         yield

@@ -1,64 +1,40 @@
-"""Surgery: what is wrong with a model, what it can do without, and what an operation cost it."""
+"""Surgery: finding defects of a model, making it smaller, and measuring what that costs."""
 
 from __future__ import annotations
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.constraints import (
-    Budget,
-    Constraint,
-    Custom,
-    GradientFlow,
-    HeadBalance,
-    MaxDepth,
-    MultipleOf,
-    NoPath,
-    Reachable,
-    Residual,
-    Uniform,
-    constraint,
-)
+from graphwright.surgery.compare import Comparison, compare
+from graphwright.surgery.constraints.constraint import Constraint, Custom, constraint
+from graphwright.surgery.constraints.paths import NoPath, Reachable, ResidualPath
+from graphwright.surgery.constraints.sizes import Budget, EqualSizes, GradientFlow, HeadBalance, MaxDepth, MultipleOf
 from graphwright.surgery.diagnose import diagnose, diagnose_model
-from graphwright.surgery.factorise import (
-    CompressionReport,
-    CompressionWouldGrow,
-    LowRank,
-    NotFactorable,
-    TensorRing,
-    TensorTrain,
-    asvd,
-    compress,
-    compression_ratio,
-    curve,
-    lora,
-    merge_lora,
-    svd,
-)
+from graphwright.surgery.error_report import ErrorReport
+from graphwright.surgery.errors import CompressionWouldGrow, NotAbsorbable, NotFactorable, NotRotation
 from graphwright.surgery.factorise.chain import densify
-from graphwright.surgery.findings import Diagnosis, Finding, Findings, Fix, Limits, Severity, finding
+from graphwright.surgery.factorise.compress import CompressOptions, compress, curve
+from graphwright.surgery.factorise.factors import LowRank, TensorRing, TensorTrain, compression_ratio
+from graphwright.surgery.factorise.lora import lora, merge_lora
+from graphwright.surgery.factorise.methods import asvd, svd
+from graphwright.surgery.factorise.report import CompressionReport
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Limits, Severity
+from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.report import Findings
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
-from graphwright.surgery.orthogonal import (
-    NotAbsorbable,
-    NotRotation,
-    OrthoReport,
-    bake,
-    cayley,
-    is_orthogonal,
-    lie_exp,
-    lie_log,
-    orthogonalize,
-    parametrize,
-    settle,
-    skew,
-    so_generator,
-    unbake,
-)
-from graphwright.surgery.orthogonal.methods import newton_schulz, polar, qr
-from graphwright.surgery.orthogonal.parametrize import retract
-from graphwright.surgery.pruning import Healing, PrunePlan, PruneReport, heal, prune, remove_zeros, scores
-from graphwright.surgery.reports import Comparison, ErrorReport, activation_memory, compare, optimise_report
-from graphwright.surgery.solve import Solution, Unsatisfied, solve
+from graphwright.surgery.measure import activation_memory
+from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, retract, skew, so_generator
+from graphwright.surgery.orthogonal.methods import is_orthogonal, newton_schulz, polar, qr
+from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeOptions, OrthoReport, orthogonalize
+from graphwright.surgery.orthogonal.parametrize import bake, make_dense, parametrize, unbake
+from graphwright.surgery.pruning.heal import Healing, heal
+from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
+from graphwright.surgery.pruning.prune import PruneOptions, prune
+from graphwright.surgery.pruning.recompute import optimise_report
+from graphwright.surgery.pruning.scores import scores
+from graphwright.surgery.pruning.zeros import remove_zeros
+from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
     "Budget",
@@ -68,13 +44,16 @@ __all__ = [
     "CalibrationLeak",
     "CalibrationTooSmall",
     "Comparison",
+    "CompressOptions",
     "CompressionReport",
     "CompressionWouldGrow",
     "Constraint",
+    "ConstraintSolution",
     "Custom",
     "Diagnosis",
     "DtypeUnsupported",
     "Energy",
+    "EqualSizes",
     "Error",
     "ErrorReport",
     "Finding",
@@ -96,17 +75,17 @@ __all__ = [
     "NotFactorable",
     "NotRotation",
     "OrthoReport",
+    "OrthogonalizeOptions",
     "Params",
+    "PruneOptions",
     "PrunePlan",
     "PruneReport",
     "Ratio",
     "Reachable",
-    "Residual",
+    "ResidualPath",
     "Severity",
-    "Solution",
     "TensorRing",
     "TensorTrain",
-    "Uniform",
     "Unsatisfied",
     "activation_memory",
     "asvd",
@@ -126,6 +105,7 @@ __all__ = [
     "lie_exp",
     "lie_log",
     "lora",
+    "make_dense",
     "merge_lora",
     "newton_schulz",
     "optimise_report",
@@ -137,7 +117,6 @@ __all__ = [
     "remove_zeros",
     "retract",
     "scores",
-    "settle",
     "skew",
     "so_generator",
     "solve",

@@ -1,7 +1,8 @@
-"""Budgets: what an operation may cost in accuracy, or what must be left of the model afterwards, as values.
+"""Budgets: how much accuracy an operation may cost, or how large the model may be afterwards.
 
-A size budget (`Ratio`, `Params`, `Flops`, `Bytes`, `Latency`) bounds what is left; a quality budget (`Error`, `Energy`)
-bounds what is lost. The operation that takes one says what it counts: prune the blocks, compress the selected weights.
+A size budget (`Ratio`, `Params`, `Flops`, `Bytes`, `Latency`) bounds what remains; a quality budget (`Error`, `Energy`)
+bounds what is lost. The operation that takes a budget defines what it counts: prune the blocks, compress the selected
+weights.
 """
 
 from __future__ import annotations
@@ -17,30 +18,30 @@ COUNTED: tuple[Counted, ...] = ("params", "flops", "bytes")
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Take away at least this share: `Ratio(0.3)` leaves 70 %.
+    """Remove at least this share: `Ratio(0.3)` leaves 70 %.
 
     Attributes:
-        share: 0 <= share < 1 of what is there before; 0.75 is what others call "4x".
-        of: what is counted: `params`, `flops` (of one token, or of one sample) or `bytes` (as stored).
+        share: 0 <= share < 1 of the size before; 0.75 is also called "4x".
+        of: `params`, `flops` (of one token or sample) or `bytes` (as stored).
     """
 
     share: float
     of: Counted = "params"
 
     def __post_init__(self) -> None:
-        _need(0 <= self.share < 1, "a share to take away", "0 <= share < 1", self.share)
-        _need(self.of in COUNTED, "no such thing to count", ", ".join(COUNTED), self.of)
+        _check(0 <= self.share < 1, "the share to remove is out of range", "0 <= share < 1", self.share)
+        _check(self.of in COUNTED, "unknown quantity to count", ", ".join(COUNTED), self.of)
 
 
 @dataclass(frozen=True, slots=True)
 class AtMost:
-    """A budget of so much and no more, of what `of` says."""
+    """An upper limit of the quantity `of`."""
 
     most: int | float
     of: ClassVar[Counted]
 
     def __post_init__(self) -> None:
-        _need(self.most >= 0, f"{self.of} to leave", "a number >= 0", self.most)
+        _check(self.most >= 0, f"the limit of {self.of} is negative", "a number >= 0", self.most)
 
 
 class Params(AtMost):
@@ -51,7 +52,7 @@ class Params(AtMost):
 
 
 class Flops(AtMost):
-    """Leave at most `most` floating point operations for one token (or one sample)."""
+    """Leave at most `most` floating point operations per token (or sample)."""
 
     __slots__ = ()
     of: ClassVar[Counted] = "flops"
@@ -66,22 +67,22 @@ class Bytes(AtMost):
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Leave at most `ms` milliseconds per token, as measured on this machine."""
+    """Leave at most `ms` milliseconds per token, measured on this machine."""
 
     ms: float
 
     def __post_init__(self) -> None:
-        _need(self.ms > 0, "milliseconds per token", "a number > 0", self.ms)
+        _check(self.ms > 0, "the time per token is not positive", "milliseconds > 0", self.ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Error:
-    """Lose at most this relative error (Frobenius; of outputs where calibration data are given), `most` >= 0."""
+    """Allow a relative Frobenius error of at most `most` >= 0 (of outputs where calibration data are given)."""
 
     most: float
 
     def __post_init__(self) -> None:
-        _need(self.most >= 0, "a relative error", "a number >= 0", self.most)
+        _check(self.most >= 0, "the relative error is negative", "a number >= 0", self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +92,14 @@ class Energy:
     share: float = 0.99
 
     def __post_init__(self) -> None:
-        _need(0 < self.share <= 1, "a share of energy", "0 < share <= 1", self.share)
+        _check(0 < self.share <= 1, "the share of energy is out of range", "0 < share <= 1", self.share)
 
 
 SizeBudget = Ratio | Params | Flops | Bytes | Latency
-"""Budgets of what is left."""
-QualityBudget = Error | Energy
-"""Budgets of what is lost."""
+MatrixBudget = Error | Energy | Ratio | Params | Bytes
+"""Budgets of `compress`."""
 
 
-def _need(holds: bool, what: str, expected: str, got: object) -> None:
+def _check(holds: bool, what: str, expected: str, got: object) -> None:
     if not holds:
         raise UsageError(what, expected=expected, got=got)

@@ -1,13 +1,13 @@
-"""Calibration data: windows that say what a model does, streamed once through the running program.
+"""Calibration data: windows of data, streamed once through the running program.
 
-What is measured on is held out: no held-out window is one of those that an operation learned from, by hash.
+Measurements use held-out windows: by hash, none of them is a window that the operation learned from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -23,52 +23,55 @@ if TYPE_CHECKING:
     from graphwright.program import Program, Value
 
 ROWS = 2048
-"""Rows (tokens, samples) that run at once, and whose float32 products are summed before they go into float64."""
+"""Rows (tokens, samples) per run; float32 products of so many rows are summed before they are added in float64."""
 
 
 class MissingCalibration(UsageError):
-    """A method needs calibration data and has none."""
+    """A method needs calibration data and got none."""
 
 
 class CalibrationTooSmall(UsageError):
-    """Fewer rows than a fit has unknowns."""
+    """Fewer rows than a least-squares fit has unknowns."""
 
 
 class CalibrationLeak(UsageError):
-    """Windows to measure on are among those that were learned from."""
+    """Some windows to measure on were also used to learn from."""
+
+
+class Windows(TypedDict, total=False):
+    """Keywords of `Calibration`."""
+
+    max_tokens: int
+    context: int
+    seed: int
+    held_out: Any
 
 
 class Calibration:
     """Windows of data: some to learn from, others to measure on.
 
     Args:
-        source: token ids [N], cut into windows; windows [n, T]; a text, which needs a `tokenizer`; or for programs of
-            other inputs a mapping of arrays by input name, the first dimension samples.
-        max_tokens: rows to learn from at most: tokens, or samples of a mapping.
-        context: tokens per window, of ids that are not windows yet.
-        seed: which windows; they are drawn without replacement.
-        held_out: source of windows to measure on; by default a quarter of the windows, at most half of `max_tokens`.
-        tokenizer: what turns text into ids.
+        source: token ids [N], which are cut into windows; windows [n, T]; a text, which needs a `tokenizer`; or, for
+            programs with other inputs, arrays by input name whose first dimension counts samples.
+        max_tokens: limit of rows to learn from: tokens, or samples of a mapping.
+        context: tokens per window, for ids that are not windows yet.
+        seed: of the draw of windows, which is without replacement.
+        held_out: source of the windows to measure on; by default a quarter of the windows, at most half of
+            `max_tokens`.
+        tokenizer: converts text to ids.
 
     Attributes:
-        windows, held: arrays by input name, the first dimension windows.
-        tokens: rows that are learned from.
+        windows, held: arrays by input name to learn from, and to measure on; the first dimension counts windows.
+        tokens: rows to learn from.
     Raises: UsageError for an empty source; CalibrationLeak for held-out windows that are learned from.
     """
 
     def __init__(
-        self,
-        source: Any,
-        max_tokens: int = 8192,
-        context: int = 512,
-        seed: int = 0,
-        *,
-        held_out: Any = None,
+        self, source: Any, max_tokens: int = 8192, context: int = 512, seed: int = 0, *, held_out: Any = None,
         tokenizer: Any = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if max_tokens < 1 or context < 1:
-            raise UsageError("calibration needs tokens", expected="max_tokens and context from 1 up",
-                             got=(max_tokens, context))  # fmt: skip
+            raise UsageError("max_tokens and context must be >= 1", got=(max_tokens, context))
         found, width = _windows(source, context, tokenizer)
         order = np.random.default_rng(seed).permutation(_count(found))
         most = max(max_tokens // width, 1)
@@ -77,19 +80,21 @@ class Calibration:
             self.held = _take(found, order[len(order) - spare :])
             order = order[: len(order) - spare]
         else:
-            self.held = _take(*_drawn(_windows(held_out, context, tokenizer)[0], max(most // 2, 1), seed))
+            other = _windows(held_out, context, tokenizer)[0]
+            drawn = np.random.default_rng(seed).permutation(_count(other))[: max(most // 2, 1)]
+            self.held = _take(other, np.sort(drawn))
         self.windows = _take(found, np.sort(order[:most]))
         self.width, self.seed = width, seed
         seen = set(digests(self.windows))
-        if held_out is None:  # a window that repeats one that is learned from measures nothing
+        if held_out is None:  # a held-out window that repeats a learned one would measure nothing
             fresh = [i for i, d in enumerate(digests(self.held)) if d not in seen]
             self.held = _take(self.held, np.asarray(fresh, np.int64))
         self.check_held_out(self.held)
-        self._kept: tuple[Any, Any] | None = None
+        self._cached: tuple[Any, Any] | None = None
 
     @staticmethod
-    def of(model: Model, text: str | None = None, **options: Any) -> Calibration:
-        """Calibration of a model on a text, or on the bundled one: its training half, measured on the held-out half.
+    def of(model: Model, text: str | None = None, **options: Unpack[Windows]) -> Calibration:
+        """Calibration of a model on a text; by default on the bundled text, whose second half is held out.
 
         Raises: UsageError for a model without a tokenizer.
         """
@@ -104,7 +109,7 @@ class Calibration:
 
     @property
     def tokens(self) -> int:
-        """Rows that are learned from."""
+        """Rows to learn from."""
         return _count(self.windows) * self.width
 
     def check_held_out(self, windows: Mapping[str, np.ndarray]) -> None:
@@ -113,20 +118,18 @@ class Calibration:
         leaked = [i for i, d in enumerate(digests(windows)) if d in seen]
         if leaked:
             raise CalibrationLeak(
-                "held-out windows are among those that are learned from",
-                expected="windows of other data",
-                got=f"{len(leaked)} of {_count(windows)}, the first one number {leaked[0]}",
-                fix="Calibration(..., held_out=other_tokens)",
-            )
+                "held-out windows are also learned from", got=f"{len(leaked)} of {_count(windows)}, first {leaked[0]}",
+                expected="windows of other data", fix="Calibration(..., held_out=other_tokens)",
+            )  # fmt: skip
 
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
-        """Inputs of a program in chunks of about 2048 rows; positions are counted where the program takes them.
+        """Inputs of a program in chunks of about 2048 rows; adds `positions` if the program takes them.
 
-        Raises: PromptError for a token outside the vocabulary, with its place; UsageError without held-out windows.
+        Raises: PromptError for a token outside the vocabulary; UsageError if `held` and no window is held out.
         """
         windows, per = (self.held if held else self.windows), max(ROWS // self.width, 1)
         if not _count(windows):
-            raise UsageError("no window is held out", expected="at least four windows, or held_out=")
+            raise UsageError("no window is held out", expected="at least four windows, or held_out=...")
         if "ids" in windows:
             windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
             if "positions" in p.input_names() and "positions" not in windows:
@@ -135,33 +138,29 @@ class Calibration:
         return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in windows.items()}
                 for i in range(0, _count(windows), per)]  # fmt: skip
 
-    def kept(self, key: Any, make: Any) -> Any:
-        """The value made for a key the last time, if it was the same: one layer's statistics stay, no more."""
-        if self._kept is None or self._kept[0] != key:
-            self._kept = None  # let go of one before the next is made
-            self._kept = key, make()
-        return self._kept[1]
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """The value for a key; only the last one is cached, so that one layer's statistics are in memory."""
+        if self._cached is None or self._cached[0] != key:
+            self._cached = None  # free the old value before the new one is made
+            self._cached = key, make()
+        return self._cached[1]
 
     def to_json(self) -> dict[str, Any]:
-        """What stands in reports: sizes, seed and the hashes of both sides."""
+        """Sizes, seed and the hashes of both sides, as reports contain them."""
         return {
-            "tokens": self.tokens,
-            "context": self.width,
-            "seed": self.seed,
-            "windows": _one(self.windows),
-            "held_out_tokens": _count(self.held) * self.width,
-            "held_out": _one(self.held),
-        }
+            "tokens": self.tokens, "context": self.width, "seed": self.seed, "windows": _hash(self.windows),
+            "held_out_tokens": _count(self.held) * self.width, "held_out": _hash(self.held),
+        }  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Calibration({self.tokens} tokens in windows of {self.width}, {_count(self.held)} windows held out)"
 
 
 class Stream:
-    """A program's run on calibration data, layer by layer: only what later layers read is kept between two of them.
+    """A program's run on calibration data, layer by layer; only values that later layers read stay in memory.
 
-    The program may be edited behind where the stream stands, which is how a layer is pruned on what the layers before
-    it, pruned already, give.
+    The program may be edited after the stream's position: so a layer is pruned on the outputs of the layers before it,
+    which are pruned already.
     """
 
     def __init__(self, p: Program, feeds: Sequence[Mapping[str, np.ndarray]]) -> None:
@@ -169,11 +168,11 @@ class Stream:
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
     def advance(self, node: NodeId) -> None:
-        """Compute everything that comes before a node in topological order, and keep what is read behind it."""
-        p, moved = self.p, moving(self.p)
-        order = [n for n in p.order() if n in moved]
-        if node not in moved:
-            raise UsageError("no input reaches this node", where=p.path(node))
+        """Compute everything before a node in topological order, and retain the values that later nodes read."""
+        p, moving = self.p, input_dependent(self.p)
+        order = [n for n in p.order() if n in moving]
+        if node not in moving:
+            raise UsageError("the node does not depend on any input", where=p.path(node))
         before = set(order[: order.index(node)])
         needed = p.reachable(p.outputs())
         wanted = list(dict.fromkeys(
@@ -184,23 +183,23 @@ class Stream:
             self.live[i] = {v: values[v] for v in wanted}
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
-        """The values of each chunk in turn, computed from where the stream stands."""
+        """The values of each chunk in turn, computed from the stream's position."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
             yield run(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
-        """An output of each chunk, as `host` gives it; the first one by default."""
+        """An output of each chunk, by default the first one; see `as_float`."""
         value = self.p.output(name or self.p.output_names()[0])
-        return (host(chunk[value]) for chunk in self.read([value]))
+        return (as_float(chunk[value]) for chunk in self.read([value]))
 
 
-def host(array: NDArray) -> np.ndarray:
-    """An array as float32, or float64 where it was computed so."""
+def as_float(array: NDArray) -> np.ndarray:
+    """An array as float32, or as float64 if it was computed in float64."""
     return array.to_numpy("float64" if array.dtype.name == "float64" else "float32")
 
 
-def moving(p: Program) -> set[NodeId]:
-    """Nodes whose value depends on an input; the others are weights and what is made of them alone."""
+def input_dependent(p: Program) -> set[NodeId]:
+    """Nodes whose value depends on an input; all other nodes depend on weights alone."""
     known = p.derived.get("moving")
     if known is not None and known[0] == p.version and p.history.open is None:
         return known[1]
@@ -224,7 +223,9 @@ def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.nd
     if isinstance(source, Mapping):
         found = {str(name): np.asarray(a) for name, a in source.items()}
         if len({len(a) for a in found.values()}) != 1 or not _count(found):
-            raise UsageError("samples for every input, equally many", got={n: a.shape for n, a in found.items()})
+            shapes = {n: a.shape for n, a in found.items()}
+            raise UsageError("inputs have different or no samples", expected="equally many samples for every input",
+                             got=shapes)  # fmt: skip
         return found, 1
     if isinstance(source, str):
         if tokenizer is None:
@@ -235,13 +236,9 @@ def _windows(source: Any, context: int, tokenizer: Any) -> tuple[dict[str, np.nd
         width = min(context, len(ids))
         ids = ids[: len(ids) // width * width].reshape(-1, width)
     if ids.ndim != 2 or not ids.size or ids.dtype.kind not in "iu":
-        raise UsageError("calibration needs token ids [N] or windows of them [n, T]", got=f"{ids.dtype} {ids.shape}")
+        raise UsageError("calibration data are not token ids", expected="integers [N], or windows [n, T]",
+                         got=f"{ids.dtype} {ids.shape}")  # fmt: skip
     return {"ids": np.ascontiguousarray(ids, np.int64)}, ids.shape[1]
-
-
-def _drawn(found: dict[str, np.ndarray], most: int, seed: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    order = np.random.default_rng(seed).permutation(_count(found))
-    return found, np.sort(order[:most])
 
 
 def _take(found: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -252,5 +249,5 @@ def _count(windows: Mapping[str, np.ndarray]) -> int:
     return len(next(iter(windows.values())))
 
 
-def _one(windows: Mapping[str, np.ndarray]) -> str:
+def _hash(windows: Mapping[str, np.ndarray]) -> str:
     return sha256("".join(digests(windows)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""`diagnose`: ask every rule what is wrong with a network, and report each defect once, with a witness and a repair."""
+"""Diagnosis: run all rules on a network and report each defect once, with a witness and fixes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models import Model
 from graphwright.progress import Progress
-from graphwright.surgery.findings.diagnosis import Cancelled, Diagnosis, Probe
+from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.kinds import chosen
 from graphwright.surgery.findings.report import Findings
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from graphwright.program import Program
     from graphwright.progress import Report
     from graphwright.surgery.findings.finding import Finding
-    from graphwright.surgery.findings.kinds import Kind
+    from graphwright.surgery.findings.kinds import FindingRule
 
 TARGETS = "diagnose.targets"
-"""Input of the tokens to be predicted, on the fork that a text is run on."""
+"""Name of the input of target tokens, on the fork that runs a text."""
 
 
 def diagnose(
@@ -36,24 +36,24 @@ def diagnose(
     report: Report | None = None,
     cancel: Callable[[], bool] | None = None,
 ) -> Findings:
-    """What is wrong with a network; the program is only read.
+    """Find the defects of a network; the program is only read.
 
-    Rules are asked in a fixed order, and what one finds is mended on a fork before the next one looks, so that the
-    consequences of a defect are not reported beside it.
+    Rules run in a fixed order. The findings of one rule are fixed on a fork before the next rule runs, so that the
+    consequences of a defect are not reported too.
 
     Args:
-        program: broken ones too, from `edit(check=False)` or `load(check=False)`; a model adds what its config says.
-        inputs: a batch by input name, for the rules that run the program.
-        loss: name of the output or node whose sum is the loss, for gradients; or a function that adds one to a fork of
-            the program, and gives its name.
-        kinds: names of kinds; all by default, those that run a batch only if there is one.
-        limits: from where on something is a finding; a mapping changes some.
-        report, cancel: progress of long rules, and whether to stop; what was found by then is returned.
+        program: may be broken, from `edit(check=False)` or `load(check=False)`; a model adds checks against its config.
+        inputs: a batch by input name, for rules that run the program.
+        loss: for gradients: name of the output or node whose sum is the loss, or a function that adds a loss to a fork
+            and returns its name.
+        kinds: names of rules; by default all, those that need a batch only with `inputs`.
+        limits: thresholds; a mapping changes some of them.
+        report, cancel: progress of long rules, and whether to stop; findings so far are returned.
     Raises: UsageError while an edit is open, for unknown kinds or limits; FeedError for inputs that do not fit.
     """
     model, p = (program, program.program) if isinstance(program, Model) else (None, program)
     if p.history.open is not None:
-        raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
+        raise UsageError("the program has an open edit", where=p.name, fix="leave the with-block first")
     probe = None if inputs is None else Probe(inputs, loss, report, cancel)
     asked = [k for k in chosen(kinds) if k.reads != "probe" or probe is not None]
     d = Diagnosis(p, model, _limits(limits), probe)
@@ -63,7 +63,7 @@ def diagnose(
 
 
 def _ask(
-    d: Diagnosis, asked: Sequence[Kind], report: Report | None, cancel: Callable[[], bool] | None
+    d: Diagnosis, asked: Sequence[FindingRule], report: Report | None, cancel: Callable[[], bool] | None
 ) -> tuple[list[Finding], bool]:
     found: dict[tuple[str, str], Finding] = {}
     try:
@@ -80,7 +80,7 @@ def _ask(
                     d.mend(f)
                 if d.program.version == before:
                     break
-    except Cancelled:
+    except DiagnosisCancelled:
         return list(found.values()), False
     return list(found.values()), True
 
@@ -90,26 +90,34 @@ def _limits(limits: Limits | Mapping[str, Any] | None) -> Limits:
         return limits or Limits()
     known = [f.name for f in fields(Limits)]
     if unknown := [name for name in limits if name not in known]:
-        raise UsageError("no such limit", got=", ".join(unknown), expected=", ".join(known))
+        raise UsageError("unknown limit", got=", ".join(unknown), expected=", ".join(known))
     return Limits(**limits)
 
 
-def diagnose_model(model: Model, text: str | None = None, **options: Any) -> Findings:
-    """What is wrong with a model: its program, its weights, and what contradicts its config; see `Model.diagnose`.
+def diagnose_model(
+    model: Model,
+    text: str | None = None,
+    kinds: Sequence[str] | None = None,
+    limits: Limits | Mapping[str, Any] | None = None,
+    *,
+    report: Report | None = None,
+    cancel: Callable[[], bool] | None = None,
+) -> Findings:
+    """Find the defects of a model: of its program, its weights, and contradictions to its config.
 
     Args:
-        model: any; it is only read.
-        text: at least two tokens of it are the probe, in windows of 64, and cross-entropy of the next token its loss.
-        options: of `diagnose`.
+        model: it is only read.
+        text: at least two tokens; run as a probe in windows of 64, with the cross-entropy of the next token as loss.
+        kinds, limits, report, cancel: see `diagnose`.
     """
     if text is None:
-        return diagnose(model, **options)
+        return diagnose(model, None, None, kinds, limits, report=report, cancel=cancel)
     from graphwright.models.tokenizer import need_tokenizer
 
     ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
     width = min(64, len(ids) - 1)
     if width < 1:
-        raise UsageError("the text has no next token to predict", expected="at least two tokens", got=len(ids))
+        raise UsageError("the text is too short to predict a token", expected="at least two tokens", got=len(ids))
     rows = np.stack([ids[s : s + width + 1] for s in range(0, len(ids) - width, width)][:8])
     targets = np.ascontiguousarray(rows[:, 1:])
 
@@ -120,7 +128,7 @@ def diagnose_model(model: Model, text: str | None = None, **options: Any) -> Fin
             return twin.path(e.add("mean", nats, name=twin.free_name("diagnose.loss"), axes=None, keepdims=False))
 
     feeds = {**_feeds(model.program, np.ascontiguousarray(rows[:, :-1])), TARGETS: targets}
-    return diagnose(model, feeds, next_token_loss, **options)
+    return diagnose(model, feeds, next_token_loss, kinds, limits, report=report, cancel=cancel)
 
 
 def _feeds(p: Program, ids: np.ndarray) -> dict[str, np.ndarray]:

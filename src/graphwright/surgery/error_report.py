@@ -1,4 +1,4 @@
-"""ErrorReport: how large errors are, by layer and over all, without keeping them; two reports join into one."""
+"""Error statistics per layer and over all layers, without storing the errors; two reports can be merged."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.report import ReportBase
+
 TOP = 10
 """Layers that the text shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean, standard deviation (of the population), smallest and largest of some numbers.
+    """Count, mean, population standard deviation, minimum and maximum of some numbers.
 
     Attributes:
-        count, mean, least, most: of them.
         squares: sum of squared differences from the mean.
     """
 
@@ -29,7 +30,7 @@ class Moments:
 
     @staticmethod
     def of(values: Any) -> Moments:
-        """Of the entries of an array."""
+        """Moments of the entries of an array."""
         a = np.asarray(values, np.float64).reshape(-1)
         if not a.size:
             return Moments()
@@ -38,75 +39,77 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Of the population."""
+        """Population standard deviation."""
         return sqrt(self.squares / self.count) if self.count else 0.0
 
     def __or__(self, other: Moments) -> Moments:
-        """Of all numbers of both (Chan, Golub and LeVeque 1979)."""
+        """Moments of the numbers of both (Chan, Golub and LeVeque 1979)."""
         count = self.count + other.count
         if not self.count or not other.count:
             return self if self.count else other
-        apart = other.mean - self.mean
+        step = other.mean - self.mean
         return Moments(
             count,
-            self.mean + apart * other.count / count,
-            self.squares + other.squares + apart**2 * self.count * other.count / count,
+            self.mean + step * other.count / count,
+            self.squares + other.squares + step**2 * self.count * other.count / count,
             min(self.least, other.least),
             max(self.most, other.most),
         )
 
     def to_json(self) -> dict[str, float | None]:
-        """Plain values; None for the extremes of nothing."""
+        """Plain values; `min` and `max` are None if there are no numbers."""
         ends = (self.least, self.most) if self.count else (None, None)
         return {"count": self.count, "mean": self.mean, "std": self.std, "min": ends[0], "max": ends[1]}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ErrorReport:
+class ErrorReport(ReportBase):
     """Errors by layer.
 
     Attributes:
         layers: name -> moments of its errors.
-        facts: name -> what else is known of the layer: `drift` (relative, of its output), `ratio` (parameters before
-            and after), `seconds`.
+        facts: name -> other facts of the layer: `drift` (relative, of its output), `ratio` (parameters before / after),
+            `seconds`.
     """
 
     layers: dict[str, Moments] = field(default_factory=dict)
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, errors: Any, **facts: float) -> None:
-        """Take in the errors of a layer; those of one that is there already join it, and its facts are replaced."""
-        self.layers[name] = self.layers.get(name, Moments()) | Moments.of(errors)
+        """Add errors of a layer to those it has already, and replace its facts."""
+        self._add(name, Moments.of(errors), facts)
+
+    def _add(self, name: str, found: Moments, facts: dict[str, float]) -> None:
+        self.layers[name] = self.layers.get(name, Moments()) | found
         if facts:
             self.facts[name] = {**self.facts.get(name, {}), **facts}
 
     @property
     def whole(self) -> Moments:
-        """Of all layers."""
+        """Moments over all layers."""
         total = Moments()
         for found in self.layers.values():
             total |= found
         return total
 
     def __or__(self, other: ErrorReport) -> ErrorReport:
-        """Of the errors of both."""
-        made = ErrorReport(dict(self.layers), {name: dict(f) for name, f in self.facts.items()})
-        for name, found in other.layers.items():
-            made.layers[name] = made.layers.get(name, Moments()) | found
-        for name, facts in other.facts.items():
-            made.facts[name] = {**made.facts.get(name, {}), **facts}
+        """A report on the errors of both."""
+        made = ErrorReport()
+        for report in (self, other):
+            for name, found in report.layers.items():
+                made._add(name, found, report.facts.get(name, {}))
         return made
 
     def worst(self) -> list[str]:
-        """Names by their largest error, falling."""
+        """Layer names by their largest error, descending."""
         return sorted(self.layers, key=lambda name: (-self.layers[name].most, name))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, all layers, the worst first."""
+        """Plain values of all layers, the worst first."""
         rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
         return {"global": self.whole.to_json(), "layers": rows}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         names = self.worst()
         width = max((len(n) for n in (*names[:TOP], "all layers")), default=0)
         lines = [f"{'':<{width}}  {'count':>9} {'mean':>10} {'std':>10} {'min':>10} {'max':>10}"]

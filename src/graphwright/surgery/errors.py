@@ -1,24 +1,27 @@
-"""What pruning refuses."""
+"""Errors of surgery."""
 
 from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from graphwright.errors import UsageError
 
 
 class StaleStep(UsageError):
-    """A step of a plan whose weights are not those that it was planned for."""
+    """The weights of a planned step changed after the plan was made."""
 
 
 class NothingToPrune(UsageError):
-    """No axis that is chosen can be pruned."""
+    """No selected axis can be pruned."""
 
 
 class NotRotation(UsageError):
-    """A matrix that is not orthogonal, or has determinant -1, where a rotation is needed."""
+    """The matrix is not orthogonal, or has determinant -1, where a rotation is needed."""
 
 
 class NotAbsorbable(UsageError):
-    """A factor cannot be merged into the neighbouring linear map; `between` names the op that stands in the way."""
+    """A factor cannot be merged into the next linear map; `between` names the op that prevents it."""
 
     def __init__(self, what: str, *, between: str, where: object = None, fix: str | None = None) -> None:
         super().__init__(what, where=where, got=between, fix=fix)
@@ -26,28 +29,27 @@ class NotAbsorbable(UsageError):
 
 
 class NotFactorable(UsageError):
-    """A shape that does not split into as many modes as asked for."""
+    """A shape does not split into the requested number of modes."""
 
     def __init__(self, shape: tuple[int, ...], order: int, where: object = None) -> None:
-        super().__init__(
-            "the shape does not split into this many modes",
-            where=where,
-            expected=f"{order} factors above 1 of each side",
-            got="x".join(map(str, shape)),
-            fix="pad=True pads with zeros, which are cut off again",
-        )
+        sizes = "x".join(map(str, shape))
+        super().__init__(f"the shape does not split into {order} modes", where=where, got=sizes,
+                         expected=f"{order} factors above 1 of each side", fix="pad=True pads with zeros")  # fmt: skip
         self.shape, self.order = shape, order
 
 
 class CompressionWouldGrow(UsageError):
-    """Factors within the budget that are no smaller than the matrix."""
+    """The factors that meet the budget are not smaller than the matrix."""
 
     def __init__(self, ratio: float, where: object = None) -> None:
-        super().__init__(
-            "factors within this budget are not smaller than the matrix",
-            where=where,
-            expected="a ratio above 1 of parameters before and after",
-            got=f"{ratio:.4g}",
-            fix="a larger error, or leave it dense",
-        )
+        super().__init__("factors within this budget are not smaller than the matrix", where=where,
+                         expected="parameters before / after > 1", got=f"{ratio:.4g}",
+                         fix="allow a larger error, or leave the matrix dense")  # fmt: skip
         self.ratio = ratio
+
+
+def check_choices(given: Mapping[str, Any], known: Mapping[str, Collection[str]]) -> None:
+    """Check that each option has one of its known values. Raises: UsageError naming the first that has not."""
+    for name, values in known.items():
+        if given[name] not in values:
+            raise UsageError(f"unknown {name}", where=name, expected=", ".join(values), got=given[name])

@@ -1,10 +1,10 @@
-"""What a program costs and how well it does: loss on windows, parameters, bytes, operations, and measured time."""
+"""Measurements of a program: loss on windows, sizes, operations, time, and drift from another program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from math import exp, log
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, inf, log
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,8 @@ from graphwright.errors import NonFinite, UsageError
 from graphwright.models.generation.cache import StaticCache
 from graphwright.ops import traits
 from graphwright.program.cost import size
-from graphwright.surgery.calibration import Stream, host
+from graphwright.report import ReportBase
+from graphwright.surgery.calibration import Stream, as_float
 
 if TYPE_CHECKING:
     from graphwright.program import Program, Value
@@ -25,13 +26,25 @@ if TYPE_CHECKING:
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
 
-def speaks(p: Program) -> bool:
-    """Whether a program scores next tokens: an input `ids` and an output `logits`."""
+def scores_tokens(p: Program) -> bool:
+    """Whether a program scores next tokens: it has an input `ids` and an output `logits`."""
     return "ids" in p.input_names() and "logits" in p.output_names()
 
 
+def log_softmax(z: np.ndarray) -> np.ndarray:
+    """Log softmax over the last axis."""
+    z = z - z.max(axis=-1, keepdims=True)
+    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+
+
+def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """KL(softmax a ‖ softmax b) of each row of scores, nats."""
+    la, lb = log_softmax(a), log_softmax(b)
+    return (np.exp(la) * (la - lb)).sum(-1)
+
+
 def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """-ln p of each token that has one before it: [B, T-1] float64 for logits [B, T, V] and ids [B, T]."""
+    """-ln p of each token but the first: float64 [B, T-1] for logits [B, T, V] and ids [B, T]."""
     z = logits[:, :-1].astype(np.float64)
     z -= z.max(axis=-1, keepdims=True)
     wanted = np.take_along_axis(z, ids[:, 1:, None], axis=-1)[..., 0]
@@ -39,75 +52,86 @@ def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def nats(stream: Stream) -> float:
-    """Mean -ln p of next tokens over the windows of a stream, from where it stands."""
+    """Mean -ln p of next tokens over the windows of a stream, from its position; infinite if not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
         found = next_token_nats(logits, feeds["ids"])
         total, count = total + float(found.sum()), count + found.size
-    return total / count if np.isfinite(total) and count else float("inf")
+    return total / count if np.isfinite(total) and count else inf
 
 
-def drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
+def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
     """Mean squared difference of the first output from a reference, relative to the reference's mean square."""
-    lost = size = 0.0
+    lost = whole = 0.0
     for found, before in zip(stream.outputs(), reference, strict=True):
         lost += float(((found.astype(np.float64) - before) ** 2).sum())
-        size += float((before.astype(np.float64) ** 2).sum())
-    return lost / size if size else lost
+        whole += float((before.astype(np.float64) ** 2).sum())
+    return lost / whole if whole else lost
 
 
 def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float:
-    """Nats per token where the program scores tokens, else the drift from a reference."""
-    return nats(stream) if speaks(stream.p) else drift(stream, reference or ())
+    """Nats per token if the program scores tokens, else the squared drift from a reference."""
+    return nats(stream) if scores_tokens(stream.p) else squared_drift(stream, reference or ())
 
 
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """How a program does on the held-out windows: {nats, perplexity, bits_per_byte} or {drift}.
+    """Quality on the held-out windows: {nats, perplexity, bits_per_byte}, or {drift} from the reference.
 
-    `bits_per_byte` needs a tokenizer, which tells how many bytes the scored tokens are.
+    `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
     Raises: CalibrationLeak if a window was learned from; UsageError without held-out windows.
     """
     calibration.check_held_out(calibration.held)
     stream = Stream(p, calibration.feeds(p, held=True))
-    if not speaks(p):
+    if not scores_tokens(p):
         before = list(Stream(reference if reference is not None else p, stream.feeds).outputs())
-        return {"drift": drift(stream, before)}
+        return {"drift": squared_drift(stream, before)}
     found = nats(stream)
     facts = {"nats": found, "perplexity": exp(min(found, 700.0))}
     if tokenizer is not None:
         windows = [row[1:].tolist() for feeds in stream.feeds for row in feeds["ids"]]
-        size = sum(len(tokenizer.decode(ids, skip_special_tokens=False).encode()) for ids in windows)
-        facts["bits_per_byte"] = found * sum(map(len, windows)) / (log(2) * max(size, 1))
+        nbytes = sum(len(tokenizer.decode(ids, skip_special_tokens=False).encode()) for ids in windows)
+        facts["bits_per_byte"] = found * sum(map(len, windows)) / (log(2) * max(nbytes, 1))
     return facts
 
 
-def facts(
+def figures(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """What a program takes, {parameters, bytes, flops} of one token (sample), and its `quality`."""
+    """{parameters, bytes, flops} (flops of one token or sample), and the program's `quality`."""
     taken = size(p)
     found = {"parameters": taken.params, "bytes": taken.bytes, "flops": taken.flops}
     return found | quality(p, calibration, reference, tokenizer)
 
 
+def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
+    """Bytes of the arena that a run of these inputs needs for its activations.
+
+    Args:
+        program: before or after an operation.
+        inputs: arrays by input name, as for a run.
+    Raises: as `Program.compile`.
+    """
+    return program.compile(inputs).arena_bytes
+
+
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measured milliseconds: {ms_per_token, tokens_per_s} of decoding behind 128 tokens; {ms_per_run} of others."""
-    if not speaks(p):
+    """Measured time: {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} of other programs."""
+    if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
-        return {"ms_per_run": _median(lambda: plan(feeds))}
+        return {"ms_per_run": _median_ms(lambda: plan(feeds))}
     context = np.zeros((1, CONTEXT), np.int64)
     cache = StaticCache(p, 1, CONTEXT + ROUNDS + WARM_UP)
     try:
         cache.step(context)
-        ms = _median(lambda: cache.step(np.zeros((1, 1), np.int64)))
-    except NonFinite:  # a model that is broken has no speed
+        ms = _median_ms(lambda: cache.step(np.zeros((1, 1), np.int64)))
+    except NonFinite:  # a broken model has no speed
         return {"ms_per_token": float("nan"), "tokens_per_s": float("nan")}
     return {"ms_per_token": ms, "tokens_per_s": 1e3 / ms}
 
 
-def _median(call: Any) -> float:
+def _median_ms(call: Callable[[], object]) -> float:
     times = []
     for _ in range(ROUNDS + WARM_UP):
         started = perf_counter()
@@ -119,36 +143,36 @@ def _median(call: Any) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
 ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Chunk by chunk: path -> (value, gradient of the chunk's summed -ln p of next tokens by it)."""
+    """Per chunk, path -> (value, gradient of the chunk's summed -ln p of next tokens with respect to it)."""
     for chunk in feeds:
         for start in range(0, len(chunk["ids"]), per := max(1024 // chunk["ids"].shape[1], 1)):
             given = {name: np.ascontiguousarray(a[start : start + per]) for name, a in chunk.items()}
             batch, length = given["ids"].shape
             with p.run(given, keep=[*paths]) as run:
                 logits = run["logits"].to_numpy("float64")
-                values = {path: host(run.value(path)) for path in paths}
+                values = {path: as_float(run.value(path)) for path in paths}
             z = np.exp(logits - logits.max(axis=-1, keepdims=True))
             seed = z / z.sum(axis=-1, keepdims=True)
-            rows, places = np.ogrid[:batch, : length - 1]
-            seed[rows, places, given["ids"][:, 1:]] -= 1
+            rows, columns = np.ogrid[:batch, : length - 1]
+            seed[rows, columns, given["ids"][:, 1:]] -= 1
             seed[:, -1] = 0
             gradient = p.grad("logits", list(paths), {"B": batch, "T": length}, seeded=True)
             name = next(n for n in gradient.input_names() if n not in given)
             kind = p.spec(p.output("logits")).dtype.name
             found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-            yield {path: (values[path], host(found[f"grad.{path}"])) for path in paths}
+            yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
 
 
-@dataclass(slots=True)
-class Drift:
-    """Of one value [.., n] between two programs, over all calibration rows.
+@dataclass(slots=True, repr=False)
+class Drift(ReportBase):
+    """Difference of one value [.., n] between two programs, over all calibration rows.
 
     Attributes:
         relative: ‖new - old‖ / ‖old‖, Frobenius.
         max_abs: largest difference of an entry.
-        kl: of scores: mean KL(old ‖ new) of their softmax, nats.
-        same_top: of scores: share of rows with the same largest entry, the greedy token.
-        rows: counted.
+        kl: for scores, mean KL(old ‖ new) of their softmax, nats.
+        same_top: for scores, share of rows whose largest entry (the greedy token) is the same.
+        rows: number of rows.
     """
 
     relative: float
@@ -157,28 +181,28 @@ class Drift:
     same_top: float | None
     rows: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
-
     def __str__(self) -> str:
-        moved = f"moved by {self.relative:.3g} relative, {self.max_abs:.3g} at most"
+        moved = f"differ by {self.relative:.3g} relative, {self.max_abs:.3g} at most"
         if self.kl is None or self.same_top is None:
             return moved
         return f"{moved}; KL {self.kl:.3g} nats; {self.same_top:.2%} greedy tokens equal over {self.rows} rows"
 
 
 @dataclass(slots=True)
-class _Sum:
+class DriftSum:
+    """Running sums from which a `Drift` is computed; `scores`: rows are scores of tokens."""
+
     scores: bool
     squared: float = 0.0
     norm: float = 0.0
     most: float = 0.0
     kl: float = 0.0
+    kl_max: float = 0.0
     same: int = 0
     rows: int = 0
 
     def add(self, old: np.ndarray, new: np.ndarray) -> None:
+        """Add one chunk of rows of both programs."""
         a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
         difference = b - a
         self.squared += float(np.vdot(difference, difference))
@@ -186,35 +210,31 @@ class _Sum:
         self.most = max(self.most, float(np.abs(difference).max(initial=0.0)))
         self.rows += len(a)
         if self.scores:
-            self.kl += float(kl(a, b).sum())
+            divergence = kl(a, b)
+            self.kl += float(divergence.sum())
+            self.kl_max = max(self.kl_max, float(divergence.max()))
             self.same += int((a.argmax(-1) == b.argmax(-1)).sum())
 
     def drift(self) -> Drift:
-        relative = (self.squared / self.norm) ** 0.5 if self.norm else float("inf") if self.squared else 0.0
-        kl, same = (max(self.kl / self.rows, 0.0), self.same / self.rows) if self.scores else (None, None)
-        return Drift(relative, self.most, kl, same, self.rows)
+        """The drift over all rows so far."""
+        relative = (self.squared / self.norm) ** 0.5 if self.norm else inf if self.squared else 0.0
+        mean, same = (max(self.kl / self.rows, 0.0), self.same / self.rows) if self.scores else (None, None)
+        return Drift(relative, self.most, mean, same, self.rows)
 
 
-def kl(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """KL(softmax a ‖ softmax b) of each row of scores, nats."""
-    la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
-    la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
-    return (np.exp(la) * (la - lb)).sum(-1)
-
-
-def measured(
+def measure_drift(
     before: Program, after: Program, calibration: Calibration, layers: Sequence[str] = ()
 ) -> tuple[Drift, dict[str, Drift]]:
-    """Drift of the first output, and of nodes by path, between two programs on calibration windows.
+    """Drift of the first output, and of nodes by path, between two programs on the calibration windows.
 
     Args:
         before, after: both take the calibration's inputs.
         calibration: its windows to learn from; drift is no measure of quality.
-        layers: paths that both have.
+        layers: paths that both programs have.
     """
     name = before.output_names()[0]
-    sums = {path: _Sum(scores=False) for path in layers}
-    end = _Sum(scores=True)
+    sums = {path: DriftSum(scores=False) for path in layers}
+    end = DriftSum(scores=True)
     for feeds in calibration.feeds(before):
         runs = [p.run(feeds, keep="outputs", capture=list(layers)) for p in (before, after)]
         end.add(*(r[name].to_numpy("float64") for r in runs))
@@ -224,13 +244,13 @@ def measured(
 
 
 def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calibration) -> dict[str, np.ndarray]:
-    """Per matrix G = Σ x xᵀ / N of the inputs x of the linear maps that read it, float64 [in, in], by its path.
+    """Matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
 
-    Maps that read the same value share one run of it. A matrix that no linear map reads, a mere table, has none.
+    Maps that read the same value share its statistics. A matrix that no linear map reads has no entry.
     """
     sources: dict[str, list[Value]] = {}
     for m in matrices:
-        sources[m.path] = [program.operands(u.node)[0] for u in m.uses if traits(u.op).contracts == "out_in"]
+        sources[m.path] = [program.operands(r.node)[0] for r in m.readers if traits(r.op).contracts == "out_in"]
     wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
     sums: dict[Value, np.ndarray] = {}
     counts: dict[Value, int] = {}
@@ -251,7 +271,7 @@ def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calib
 
 
 def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
-    """Relative error of y = x · Wᵀ in the mean square over inputs of a Gram matrix: √(tr D G Dᵀ / tr W G Wᵀ)."""
+    """Relative error of y = x · Wᵀ over inputs with a Gram matrix: √(tr D G Dᵀ / tr W G Wᵀ) with D = new - W."""
     d = new - w
     lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
-    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else float("inf")
+    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf

@@ -1,20 +1,21 @@
-"""`solve`: make repairs until all constraints hold, none of which may break something else; all of them, or none.
+"""Constraint solving: apply repairs until all constraints hold, without creating new findings; all repairs or none.
 
-Repairs are tried on forks, in a fixed order. Only a sequence that satisfies everything is made on the program, as one
-edit.
+Repairs are tried on forks, in a fixed order. Only a sequence that satisfies all constraints is applied to the program,
+as one edit.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from graphwright.errors import GraphwrightError, UsageError
+from graphwright.report import ReportBase, plain
 from graphwright.surgery.diagnose import diagnose
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
-from graphwright.surgery.findings.kinds import kinds
+from graphwright.surgery.findings.kinds import rules
 
 if TYPE_CHECKING:
     from graphwright.program import Entry, Program
@@ -23,33 +24,38 @@ if TYPE_CHECKING:
 TOOL = "graphwright solve"
 
 
-@dataclass(frozen=True, slots=True)
-class Unsatisfied:
-    """A violation that is left, and why each of its repairs was not made."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Unsatisfied(ReportBase):
+    """A remaining violation, and why each of its repairs was rejected."""
 
     violation: Finding
     tried: tuple[tuple[str, str], ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"violation": self.violation.to_json(), "tried": plain(self.tried)}
+
     def __str__(self) -> str:
         lines = [f"{self.violation.kind}: {self.violation}"]
-        return "\n".join(lines + [f"  {what}: {why}" for what, why in self.tried or (("no repair is known", ""),)])
+        return "\n".join(lines + [f"  {what}: {why}" for what, why in self.tried or (("no repair exists", ""),)])
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
-    """What solving came to.
+@dataclass(frozen=True, slots=True, repr=False)
+class ConstraintSolution(ReportBase):
+    """The result of solving.
 
     Attributes:
         satisfied: whether all constraints hold now.
-        made: the repairs, in order; none if not all could be satisfied.
-        unsatisfied: what was left, with what was tried.
-        entry: of the journal; None if nothing was made.
+        made: applied repairs, in order; empty if some constraint could not be satisfied.
+        unsatisfied: remaining violations, with the rejected repairs.
+        entry: of the journal; None without an edit.
     """
 
     satisfied: bool
     made: tuple[str, ...] = ()
     unsatisfied: tuple[Unsatisfied, ...] = ()
-    entry: Entry | None = field(default=None, repr=False)
+    entry: Entry | None = None
+    HIDDEN: ClassVar = ("entry",)
 
     def __bool__(self) -> bool:
         return self.satisfied
@@ -59,27 +65,22 @@ class Solution:
             return "satisfied" + "".join(f"\n  {what}" for what in self.made)
         return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))
 
-    def to_json(self) -> dict[str, Any]:
-        """As plain values."""
-        left = [{"violation": u.violation.to_json(), "tried": [list(t) for t in u.tried]} for u in self.unsatisfied]
-        return {"satisfied": self.satisfied, "made": list(self.made), "unsatisfied": left}
 
-
-def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> Solution:
-    """Satisfy constraints by repairs that create no finding and no violation that was not there; deterministic.
+def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
+    """Satisfy constraints by repairs that create no new finding or violation; deterministic.
 
     Args:
-        program: changed by one edit if all can be satisfied, else bit for bit as it was.
-        constraints: by default those attached to it.
-        max_edits: repairs at most.
+        program: changed by one edit if all constraints can be satisfied, otherwise unchanged bit for bit.
+        constraints: by default those attached to the program.
+        max_edits: largest number of repairs.
     Raises: UsageError while an edit is open.
     """
     wanted = list(program.constraints if constraints is None else constraints)
     if program.history.open is not None:
-        raise UsageError("an edit is open", where=program.name, fix="leave the with-block first")
+        raise UsageError("the program has an open edit", where=program.name, fix="leave the with-block first")
     trial, made = program.fork(), list[Fix]()
     for constraint in list(trial.constraints):
-        trial.constraints.remove(constraint)  # what is wrong on the way may be mended by the next repair
+        trial.constraints.remove(constraint)  # an intermediate violation may be repaired by a later step
     known = _structural(trial)
     left = _violations(trial, wanted)
     tried: dict[tuple[str, str], dict[str, str]] = {}
@@ -91,13 +92,13 @@ def solve(program: Program, constraints: Sequence[Constraint] | None = None, max
         made.append(fix)
     if left:
         rest = [Unsatisfied(v, tuple(tried.get(v.identity, {}).items())) for v in left]
-        return Solution(False, unsatisfied=tuple(rest))
+        return ConstraintSolution(False, unsatisfied=tuple(rest))
     if not made:
-        return Solution(True)
+        return ConstraintSolution(True)
     with program.edit(f"solve {len(wanted)} constraints", tool=TOOL, check=program.valid) as e:
         for fix in made:
             fix.apply(e)
-    return Solution(True, tuple(fix.what for fix in made), (), program.journal[-1])
+    return ConstraintSolution(True, tuple(fix.what for fix in made), (), program.journal[-1])
 
 
 def _step(
@@ -107,7 +108,7 @@ def _step(
     known: set[tuple[str, str]],
     tried: dict[tuple[str, str], dict[str, str]],
 ) -> tuple[Program, list[Finding], Fix] | None:
-    """The first repair, by cost, kind and place, that leaves less and adds nothing."""
+    """The first repair, by cost, kind and location, that leaves fewer violations and adds no finding."""
     repairs = [(v, fix) for v in left for fix in v.fixes]
     repairs.sort(key=lambda pair: (pair[1].cost, pair[0].kind, pair[0].where, pair[1].what))
     allowed = known | {v.identity for v in left}
@@ -124,11 +125,11 @@ def _step(
         fresh = ({v.identity for v in after} | _structural(twin)) - allowed
         if fresh:
             kind, where = sorted(fresh)[0]
-            why[fix.what] = f"it would make a new finding: {kind} at {where}"
+            why[fix.what] = f"it would cause a new finding: {kind} at {where}"
         elif _weight(after) < _weight(left):
             return twin, after, fix
         else:
-            why[fix.what] = "it leaves as much"
+            why[fix.what] = "it does not reduce the violations"
     return None
 
 
@@ -137,11 +138,11 @@ def _violations(p: Program, wanted: Sequence[Constraint]) -> list[Finding]:
 
 
 def _structural(p: Program) -> set[tuple[str, str]]:
-    names = [kind.name for kind in kinds().values() if kind.reads == "structure"]
+    names = [rule.name for rule in rules().values() if rule.reads == "structure"]
     return {f.identity for f in diagnose(p, kinds=names)}
 
 
 def _weight(left: Sequence[Finding]) -> tuple[int, ...]:
-    """How much is left, the worst first; lexicographic."""
+    """Number of violations per severity, the worst first, for lexicographic comparison."""
     count = Counter(v.severity for v in left)
     return tuple(count[s] for s in sorted(Severity, reverse=True))

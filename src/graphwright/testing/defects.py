@@ -20,9 +20,8 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
-from graphwright.surgery.findings.interface import siblings
 from graphwright.surgery.findings.residuals import around
-from graphwright.surgery.findings.wiring import Wiring, least_arity
+from graphwright.surgery.findings.wiring import Wiring, least_arity, siblings
 
 __all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
 
@@ -210,7 +209,7 @@ def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
 
 def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
     for head in heads:
-        np.moveaxis(values, dim, 0)[part.places(head)] *= by
+        np.moveaxis(values, dim, 0)[part.slice(head)] *= by
     return values
 
 

@@ -1,7 +1,7 @@
-"""What a search may add or leave out: skips between blocks, ops at a place, units of axes.
+"""Candidates of a search: skips between blocks, alternative ops, units of axes.
 
-A candidate is known by its name. A set of candidates can be added to a program with gates, to be trained, or plainly,
-as the structure that a set of chosen names stands for; each is one edit.
+A candidate is identified by its name. All candidates can be added with gates, to be trained; or chosen ones without
+gates. Each is one edit.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
-"""Where the logits of candidates with weights of their own begin: open by 0.73, as only these weights learn a scale."""
+"""Initial logit of candidates with weights (open probability 0.73), whose weights learn the scale."""
 
 
-Places = dict[str, tuple[NodeId, int]]
-"""Name of a candidate -> handle of its gate, and which element of it."""
+CandidateGates = dict[str, tuple[NodeId, int]]
+"""Name of a candidate -> handle of its gate, and number of its element."""
 
 
 class Candidates(Protocol):
-    """Something to choose from."""
+    """A set of candidates."""
 
     def names(self, p: Program) -> list[str]:
-        """All candidates on a program, in a fixed order. Raises: UsageError where they can't be."""
+        """Names of all candidates, in a fixed order. Raises: UsageError if a candidate does not fit the program."""
         ...
 
-    def gate(self, p: Program) -> Places:
-        """Add all of them, gated, by one edit of author `gate`; says which element of which gate each is."""
+    def gate(self, p: Program) -> CandidateGates:
+        """Add all candidates with gates, in one edit of author `gate`; return their gates."""
         ...
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """Give a program without gates the structure that a set of names stands for, by one edit."""
+        """Add the chosen candidates without gates, in one edit."""
         ...
 
     def free(self, p: Program, name: str) -> bool:
@@ -55,10 +55,12 @@ class Candidates(Protocol):
 
 @dataclass(frozen=True)
 class Skips:
-    """Edges past blocks; made by `skips`.
+    """Skip connections; made by `skips`.
 
     Attributes:
-        blocks: names of values in order, the input first; min_gap: least distance of two ends.
+        blocks: names of values in order, the input first.
+        min_gap: smallest distance of the two ends.
+        seed: of projections.
     """
 
     blocks: tuple[str, ...]
@@ -71,26 +73,26 @@ class Skips:
         for name in self.blocks:
             spec = p.spec(name)
             if not spec.dtype.is_float or not spec.shape:
-                raise UsageError("a skip carries features", where=name, got=spec)
+                raise UsageError("a skip needs floating features", where=name, got=spec)
         for a, b in ends:
             projection(p.spec(a), p.spec(b), f"{a} -> {b}")
         return [f"{a} -> {b}" for a, b in ends]
 
-    def gate(self, p: Program) -> Places:
+    def gate(self, p: Program) -> CandidateGates:
         """See `Candidates`."""
         names = self.names(p)
         into = Counter(name.split(" -> ")[1] for name in names)
         with p.edit("candidate skips", author="gate") as e:
-            found: Places = {}
+            found: CandidateGates = {}
             for name in names:
-                # of k skips each is open by 1/(k+1): wide open, together they would drown the block's own value
+                # each of k skips starts open by 1/(k+1), so that together they do not outweigh the block's own value
                 z = -log(into[name.split(" -> ")[1]]) if self.free(p, name) else Z0
                 found[name] = (e.gate(self._add(e, name), "sigmoid", init=z, cost="one"), 0)
         return found
 
-    def compete(self, p: Program) -> Places:
-        """Add all of them; those into one block share a choice, whose last option is none of them."""
-        found: Places = {}
+    def compete(self, p: Program) -> CandidateGates:
+        """Add all skips; skips into one block share a choice, whose last option is no skip."""
+        found: CandidateGates = {}
         with p.edit("competing skips", author="gate") as e:
             for target in self.blocks[self.min_gap :]:
                 mine = [n for n in self.names(p) if n.endswith(f" -> {target}")]
@@ -111,12 +113,12 @@ class Skips:
                     self._add(e, name)
 
     def free(self, p: Program, name: str) -> bool:
-        """Whether both ends are of one shape."""
+        """Whether both ends have the same shape."""
         source, target = name.split(" -> ")
         return p.spec(source).shape == p.spec(target).shape
 
     def _add(self, e: Transaction, name: str) -> Any:
-        """The edge of a skip, through a projection where the shapes differ."""
+        """The edge of a skip, through a projection if the shapes differ."""
         p = e.program
         source, target = name.split(" -> ")
         total = _junction(e, p.node(target))
@@ -131,19 +133,19 @@ class Skips:
         return e.connect(value, total)
 
     def ends(self, p: Program, name: str) -> tuple[NodeId, NodeId | None]:
-        """What a skip carries, and the junction that it enters, if there is one by now."""
+        """Source of a skip, and the junction that it enters, if it exists."""
         source, target = (p.node(part) for part in name.split(" -> "))
         return junction_of(p, source) or source, junction_of(p, target)
 
     def open(self, p: Program) -> None:
-        """Give every end of a skip its junction; the function stays."""
-        with p.edit("places for skips", author="gate") as e:
+        """Add the junctions that skips enter; the function stays the same."""
+        with p.edit("junctions for skips", author="gate") as e:
             for name in self.names(p):
                 _junction(e, p.node(name.split(" -> ")[1]))
 
 
 class Projection(NamedTuple):
-    """The op of a skip between different shapes: its weight's shape and its attributes."""
+    """The op of a skip between different shapes: shape of its weight, and attributes."""
 
     op: str
     weight: tuple[int, ...]
@@ -151,10 +153,10 @@ class Projection(NamedTuple):
 
 
 def projection(source: Spec, target: Spec, name: str) -> Projection | None:
-    """What leads from one shape to another one: a linear over the last axis or a kernel-1 convolution; None if equal.
+    """A projection between shapes: a linear map of the last axis or a convolution of kernel 1; None if they are equal.
 
-    Shapes of three axes and more that agree but in the last one are rows of features, all others images
-    [batch, channels, places...], whose places a stride may thin out. Raises: UsageError where neither fits.
+    Shapes that differ in the last axis only are rows of features; others are images [batch, channels, size...], whose
+    sizes a stride may reduce. Raises: UsageError if neither fits.
     """
     a, b = source.shape, target.shape
     if a == b:
@@ -166,12 +168,12 @@ def projection(source: Spec, target: Spec, name: str) -> Projection | None:
         stride = tuple(map(_stride, a[2:], b[2:]))
         if all(stride):
             return Projection("conv", (b[1], a[1], *(1 for _ in stride)), {"stride": stride})
-    raise UsageError("no projection leads from one shape to the other", where=name, expected=target, got=source,
-                     fix="leave one of the two out of the blocks, or bring them to one shape")  # fmt: skip
+    raise UsageError("no projection exists between these shapes", where=name, expected=target, got=source,
+                     fix="remove one of the two from the blocks, or give them one shape")  # fmt: skip
 
 
 def _stride(before: Dim, after: Dim) -> int:
-    """Every which place of an axis leaves so many of it; 0 if none does."""
+    """The stride that reduces an axis to a size; 0 if there is none."""
     if before == after:
         return 1
     if isinstance(before, str) or isinstance(after, str) or not after:
@@ -181,81 +183,83 @@ def _stride(before: Dim, after: Dim) -> int:
 
 
 def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
-    """All edges i -> j with j at least `min_gap` behind i; acyclic by construction.
+    """All skips i -> j with j >= i + `min_gap`; acyclic by construction.
 
     Args:
-        blocks: names of values in order, the input first; skips enter the sum behind a block's value.
-        seed: of projections, which stand where two widths differ.
+        blocks: names of values in order, the input first; skips enter the sum after a block's value.
+        seed: of projections, which connect different widths.
     """
     if isinstance(blocks, str) or len(set(blocks)) != len(blocks) or len(blocks) <= min_gap or min_gap < 1:
-        raise UsageError("skips lead past something", got=f"blocks {blocks!r}, min_gap {min_gap}",
+        raise UsageError("skips need more blocks, or a smaller gap", got=f"blocks {blocks!r}, min_gap {min_gap}",
                          expected=f"a list of more than {min_gap} different blocks, min_gap >= 1")  # fmt: skip
     return Skips(tuple(blocks), min_gap, seed)
 
 
 @dataclass(frozen=True)
 class Ops:
-    """One of several ops at each of some places; made by `ops`."""
+    """Alternatives for some ops; made by `ops`."""
 
     where: tuple[str, ...]
     options: tuple[str, ...]
 
     def names(self, p: Program) -> list[str]:
-        """`place: op`."""
-        return [f"{place}: {op}" for place in self.where for op in self.options]
+        """`path: op`."""
+        return [f"{path}: {op}" for path in self.where for op in self.options]
 
-    def gate(self, p: Program) -> Places:
+    def gate(self, p: Program) -> CandidateGates:
         """See `Candidates`."""
-        found: Places = {}
+        found: CandidateGates = {}
         with p.edit("candidate ops", author="gate") as e:
-            for place in self.where:
-                total = self._total(e, place)
-                value = p.operands(p.node(place))[0]
-                edges = [e.connect(self._option(e, value, place, op), total) for op in self.options]
+            for path in self.where:
+                total = self._total(e, path)
+                value = p.operands(p.node(path))[0]
+                edges = [e.connect(self._option(e, value, path, op), total) for op in self.options]
                 handle = e.gate(edges, "choice", cost="one")
-                found |= {f"{place}: {op}": (handle, i) for i, op in enumerate(self.options)}
+                found |= {f"{path}: {op}": (handle, i) for i, op in enumerate(self.options)}
         return found
 
-    def compete(self, p: Program) -> Places:
-        """As `gate`: ops of one place share a choice anyway."""
+    def compete(self, p: Program) -> CandidateGates:
+        """The same as `gate`: alternatives always share a choice."""
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """See `Candidates`. Raises: UsageError for a place with none or several."""
+        """See `Candidates`. Raises: UsageError unless one op per path is chosen."""
         with p.edit("chosen ops", author=author) as e:
-            for place in self.where:
-                mine = [op for op in self.options if f"{place}: {op}" in chosen]
+            for path in self.where:
+                mine = [op for op in self.options if f"{path}: {op}" in chosen]
                 if len(mine) != 1:
-                    raise UsageError("one op per place", where=place, got=", ".join(mine) or "none")
-                total = self._total(e, place)
-                value = p.operands(p.node(place))[0]
-                e.connect(self._option(e, value, place, mine[0]), total)
+                    raise UsageError(
+                        "exactly one op per path must be chosen", where=path, got=", ".join(mine) or "none"
+                    )
+                total = self._total(e, path)
+                value = p.operands(p.node(path))[0]
+                e.connect(self._option(e, value, path, mine[0]), total)
 
     def free(self, p: Program, name: str) -> bool:
-        """Ops here have no parameters."""
+        """Always true: these ops have no parameters."""
         return True
 
-    def _option(self, e: Transaction, value: Value, place: str, op: str) -> NodeId:
-        name = e.program.free_name(f"{place}.{op}")
+    def _option(self, e: Transaction, value: Value, path: str, op: str) -> NodeId:
+        name = e.program.free_name(f"{path}.{op}")
         return e.add(op, value, name=name)
 
-    def _total(self, e: Transaction, place: str) -> NodeId:
-        """An empty junction that is read in place of the op."""
+    def _total(self, e: Transaction, path: str) -> NodeId:
+        """An empty junction that is read instead of the op."""
         p = e.program
-        node = p.node(place)
-        total = e.add("junction", node, name=f"{place}.choice")
+        node = p.node(path)
+        total = e.add("junction", node, name=f"{path}.choice")
         redirect(e, {Value(node): Value(total)})
         e.cut(p.in_edges(total)[0])
         return total
 
 
 def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
-    """One of several unary ops in place of each op of `where`; `copy` passes the value on.
+    """Alternatives among unary ops for each op of `where`; `copy` passes the value on.
 
     Raises: UsageError for fewer than two options.
     """
     if len(set(options)) < 2:
-        raise UsageError("a choice is between options", expected="two or more ops", got=", ".join(options))
+        raise UsageError("a choice needs several options", expected="two or more ops", got=", ".join(options))
     return Ops((where,) if isinstance(where, str) else tuple(where), tuple(options))
 
 
@@ -271,9 +275,9 @@ class UnitsOf:
         """`axis[unit]`."""
         return [f"{name}[{i}]" for name in self.axes for i in range(p.axes()[name].size)]
 
-    def gate(self, p: Program) -> Places:
+    def gate(self, p: Program) -> CandidateGates:
         """See `Candidates`."""
-        found: Places = {}
+        found: CandidateGates = {}
         with p.edit("candidate units", author="gate") as e:
             for name in self.axes:
                 size = p.axes()[name].size
@@ -282,22 +286,22 @@ class UnitsOf:
         return found
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """See `Candidates`: units that are not chosen are cut, but for the first `least` of an axis."""
+        """See `Candidates`: cut units that are not chosen, but keep at least `least` per axis."""
         with p.edit("chosen units", author=author) as e:
             for name in self.axes:
                 size = p.axes()[name].size
-                gone = [i for i in range(size) if f"{name}[{i}]" not in chosen]
-                gone = gone[max(0, self.least - (size - len(gone))) :]
-                if gone:
-                    e.cut_units(p.axes()[name].units(gone))
+                cut = [i for i in range(size) if f"{name}[{i}]" not in chosen]
+                cut = cut[max(0, self.least - (size - len(cut))) :]
+                if cut:
+                    e.cut_units(p.axes()[name].units(cut))
 
     def free(self, p: Program, name: str) -> bool:
-        """A unit has weights."""
+        """Always false: units have weights."""
         return False
 
 
 def widths(*axes: str, least: int = 1) -> UnitsOf:
-    """Units of axes, at least `least` of each stay."""
+    """Units of axes; at least `least` of each axis stay."""
     return UnitsOf(tuple(axes), least=least)
 
 
@@ -312,7 +316,7 @@ def experts(*axes: str) -> UnitsOf:
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
-    """The junction that holds a block's value: itself, or the one that alone reads it."""
+    """The junction of a block's value: the node itself, or its `.sum`."""
     if p.is_junction(node):
         return node
     readers = [n for n in p.consumers(node) if p.is_junction(n) and p.path(n) == f"{p.path(node)}.sum"]
@@ -320,7 +324,7 @@ def junction_of(p: Program, node: NodeId) -> NodeId | None:
 
 
 def _junction(e: Transaction, node: NodeId) -> NodeId:
-    """See `junction_of`; a new one is read in place of the block's value."""
+    """See `junction_of`; a missing junction is created, and read instead of the block's value."""
     p = e.program
     there = junction_of(p, node)
     if there is not None:

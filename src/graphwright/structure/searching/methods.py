@@ -1,4 +1,4 @@
-"""The methods of a search, by name. Each gets the same budget of training steps, retraining included."""
+"""Methods of architecture search by name; all get the same budget of training steps, including retraining."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from graphwright.structure.additions import gains
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.searching.candidates import Ops, Skips
-from graphwright.structure.searching.trial import Found, Trials
+from graphwright.structure.searching.trial import SearchOutcome, Trials
 
 if TYPE_CHECKING:
     from graphwright.autograd import Tensor
     from graphwright.program import Program
     from graphwright.structure.elements import Element
     from graphwright.structure.losses import Terms
-    from graphwright.structure.searching.candidates import Places
+    from graphwright.structure.searching.candidates import CandidateGates
     from graphwright.structure.searching.trial import Batch
 
-Method = Callable[[Trials], Found]
+Method = Callable[[Trials], SearchOutcome]
 M = TypeVar("M", bound=Method)
 METHODS: dict[str, Method] = {}
 _GATES, _GROW, _DRAWS, _EVOLVE, _SOFTMAX, _SOFTMAX_VALID = range(1, 7)  # purposes of random streams
-_PRICE, _WITH_WEIGHTS = 0.05, 3.0
-"""Of a candidate, as a share of the task's loss; one with weights, which fits more by chance, is so many times dearer.
+_PENALTY, _WITH_WEIGHTS = 0.05, 3.0
+"""Penalty of a candidate as a share of the task's loss, and its factor for candidates with weights, which overfit more.
 
-Measured between blocks of different widths in 1200 steps: projections that were not planted end at 0.45 where those are
-not dearer, at 0.16 where they are three times; planted ones at 0.33 and above. Of many each costs at most its share.
+Measured between blocks of different widths in 1200 steps: unplanted projections end at probability 0.45 with factor 1
+and at 0.16 with factor 3; planted ones at 0.33 and above. With many candidates the share is divided among them.
 """
 
 
 def method(name: str) -> Callable[[M], M]:
-    """Register a method: a function of `Trials` that returns `Found`."""
+    """Register a method: a function of `Trials` that returns a `SearchOutcome`."""
 
     def enter(function: M) -> M:
         METHODS[name] = function
@@ -48,32 +48,32 @@ def method(name: str) -> Callable[[M], M]:
 
 
 class Collapsed(UserWarning):
-    """Most of what was chosen adds no parameters: the usual sign that a search took the easy way."""
+    """Most chosen candidates add no parameters, the usual sign of a collapsed search."""
 
 
 @method("gates")
-def gates(t: Trials) -> Found:
-    """Independent gates on all candidates, trained with the weights under a price; then trained anew without gates.
+def gates(t: Trials) -> SearchOutcome:
+    """Independent gates on all candidates, trained with the weights under a penalty; then retrained without gates.
 
-    Half of the budget goes into the search, the first tenth of it on weights alone. A candidate is priced at a share of
-    the task's loss at each step, whatever its size: one stays without which the loss would be higher by more than that;
-    those with weights of their own are dearer.
+    Half of the budget is for the search, the first tenth of it for weights alone. Each candidate is penalised by a
+    share of the task's loss of the step: it stays if the loss would increase by more without it. The penalty of
+    candidates with weights is larger.
     """
     p, steps = t.start.fork(), t.budget // 2
-    places = t.candidates.gate(p)
+    gate_of = t.candidates.gate(p)
     view = DifferentiableGraph(p, seed=t.seed)
-    share = min(_PRICE, 1 / max(len(places), 1))
+    share = min(_PENALTY, 1 / max(len(gate_of), 1))
     shares = {
-        place: share * (1 if t.candidates.free(t.start, name) else _WITH_WEIGHTS) for name, place in places.items()
+        element: share * (1 if t.candidates.free(t.start, name) else _WITH_WEIGHTS) for name, element in gate_of.items()
     }
-    price = _Shares(tuple(shares.get((e.gate.handle, e.index), 0.0) for e in view.elements()))
-    opt = JointOptimizer(view, t.task, [price], params=t.lr, gates=0.02, warmup=max(1, steps // 10))
+    penalty = _LossShares(tuple(shares.get((e.gate.handle, e.index), 0.0) for e in view.elements()))
+    opt = JointOptimizer(view, t.task, [penalty], params=t.lr, gates=0.02, warmup=max(1, steps // 10))
     t.drive(opt, steps, _GATES)
-    probable = _elements(view, places)
+    probable = _elements(view, gate_of)
     best: dict[object, float] = {}
     for e in probable.values():
         best[e.gate.handle] = max(best.get(e.gate.handle, 0.0), e.p)
-    least = _between([e.p for e in probable.values() if e.over != "choice"])
+    least = _threshold([e.p for e in probable.values() if e.over != "choice"])
     chosen = tuple(n for n, e in probable.items()
                    if (e.p >= least if e.over != "choice" else e.p == best[e.gate.handle]))  # fmt: skip
     free = [n for n in chosen if t.candidates.free(t.start, n)]
@@ -81,15 +81,15 @@ def gates(t: Trials) -> Found:
     if len(chosen) and len(possible) < len(probable) and len(free) > 0.8 * len(chosen):
         warn(f"{len(free)} of {len(chosen)} chosen candidates add no parameters", Collapsed, stacklevel=3)
     made = t.fit(t.structure(chosen), t.left)
-    return Found(chosen, made, t.score(made))
+    return SearchOutcome(chosen, made, t.score(made))
 
 
 @dataclass(frozen=True)
-class _Shares:
-    """Σ P, each at a share of the task's loss, which is a constant here: no unit of the loss has to be known."""
+class _LossShares:
+    """Σ P · share of the task's loss, which is detached: independent of the scale of the loss."""
 
     shares: tuple[float, ...]
-    name: str = "price"
+    name: str = "penalty"
 
     def __call__(self, terms: Terms) -> Tensor:
         """See the class."""
@@ -97,10 +97,10 @@ class _Shares:
         return (terms.open * terms.constant(self.shares)).sum() * terms.task.to(terms.open.dtype)
 
 
-def _between(probabilities: list[float]) -> float:
-    """The middle of the widest stretch of logits without a gate, among probabilities from a tenth to a half.
+def _threshold(probabilities: list[float]) -> float:
+    """The threshold in the middle of the widest gap between logits, for probabilities from 0.1 to 0.5.
 
-    A gate that carries a signal need not be above a half yet: weights behind it may have a part of its scale.
+    A gate with signal may still be below 0.5, because the weights after it carry a part of the scale.
     """
     low, high = log(0.1 / 0.9), 0.0
     with np.errstate(divide="ignore"):
@@ -110,24 +110,24 @@ def _between(probabilities: list[float]) -> float:
     return float(1 / (1 + np.exp(-(ends[widest] + ends[widest + 1]) / 2)))
 
 
-def _elements(view: DifferentiableGraph, places: Places) -> dict[str, Element]:
-    """Candidate -> its element by now."""
-    by_place = {(e.gate.handle, e.index): e for e in view.elements()}
-    return {name: by_place[place] for name, place in places.items()}
+def _elements(view: DifferentiableGraph, gate_of: CandidateGates) -> dict[str, Element]:
+    """Candidate -> its current element."""
+    by_element = {(e.gate.handle, e.index): e for e in view.elements()}
+    return {name: by_element[element] for name, element in gate_of.items()}
 
 
 @method("softmax")
-def softmax(t: Trials) -> Found:
-    """Candidates of one place share a softmax with "none", as in DARTS (Liu et al. 2019, first order).
+def softmax(t: Trials) -> SearchOutcome:
+    """Competing candidates share a softmax with "none", as in DARTS (Liu et al. 2019, first order).
 
-    Weights are trained on one batch, logits on another one, which counts as two steps. A skip stays if it outweighs
-    "none", of several ops the heaviest one; then all is trained anew.
+    Weights are trained on one batch and logits on another one, which counts as two steps. A skip stays if it outweighs
+    "none", and the op with the largest weight stays; the result is retrained.
     """
     c = t.candidates
     if not isinstance(c, Skips | Ops):
-        raise UsageError("a softmax is between options", got=type(c).__name__, expected="skips(...) or ops(...)")
+        raise UsageError("softmax needs competing candidates", got=type(c).__name__, expected="skips(...) or ops(...)")
     p = t.start.fork()
-    places = c.compete(p)
+    gate_of = c.compete(p)
     view = DifferentiableGraph(p, seed=t.seed)
     opt = JointOptimizer(view, t.task, params=t.lr, gates=0.02, mode="bilevel", noise=False)
     t.drive(opt, t.budget // 4, _SOFTMAX, _SOFTMAX_VALID)
@@ -135,27 +135,27 @@ def softmax(t: Trials) -> Found:
     for e in view.elements():
         there = [x.p for x in view.elements() if x.gate.handle == e.gate.handle]
         least[e.gate.handle] = there[-1] if isinstance(c, Skips) else sorted(there)[-2]
-    chosen = tuple(n for n, e in _elements(view, places).items() if e.p > least[e.gate.handle])
+    chosen = tuple(n for n, e in _elements(view, gate_of).items() if e.p > least[e.gate.handle])
     made = t.fit(t.structure(chosen), t.left)
-    return Found(chosen, made, t.score(made))
+    return SearchOutcome(chosen, made, t.score(made))
 
 
 @method("random")
-def random(t: Trials) -> Found:
-    """Structures drawn at random, each trained for a quarter of the budget; the best by validation."""
+def random(t: Trials) -> SearchOutcome:
+    """Random structures, each trained for a quarter of the budget; the best by validation."""
     names, rng, best = t.candidates.names(t.start), t.rng(_DRAWS), None
     steps = max(1, t.budget // 4)
     while t.left >= steps or best is None:
         chosen = drawn(t, names, rng)
         made = t.fit(t.structure(chosen), steps)
-        found = Found(chosen, made, t.score(made))
+        found = SearchOutcome(chosen, made, t.score(made))
         if best is None or found.loss < best.loss:
             best = found
     return best
 
 
 def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, ...]:
-    """A structure at random: of places with options one each, of all else every one with a share drawn first."""
+    """A random structure: one of the alternatives each; other candidates with a common random probability."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
@@ -168,18 +168,20 @@ def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, .
 
 
 @method("grow")
-def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> Found:
-    """Begin without candidates; rank absent edges by what they would gain, try the best and none, keep what is better.
+def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> SearchOutcome:
+    """Start without candidates; rank absent edges by gain, try the best ones and none, and keep the best trial.
 
-    A quarter of the budget is for training the result anew. A high rank is a proposal only: an addition is accepted
-    after a trial of the price of the trial without it.
+    A quarter of the budget retrains the result. An addition is accepted only after a trial with as many steps as the
+    trial without it.
 
     Args:
-        trial: steps of one trial; by default so that `most` rounds fit. most: additions; first: tried in a round.
+        trial: steps of one trial; by default so that `most` rounds fit.
+        most: largest number of additions.
+        first: candidates tried per round.
     """
     c = t.candidates
     if not isinstance(c, Skips):
-        raise UsageError("growing adds edges", got=type(c).__name__, expected="candidates made by skips(...)")
+        raise UsageError("growing works with skips only", got=type(c).__name__, expected="skips(...)")
     base = t.start.fork()
     c.open(base)
     retrain = t.budget // 4
@@ -200,11 +202,11 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
             break
         chosen, here = (*chosen, *extra), better
     made = t.fit(t.structure(chosen), t.left)
-    return Found(chosen, made, t.score(made))
+    return SearchOutcome(chosen, made, t.score(made))
 
 
 def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Batch) -> list[str]:
-    """Candidates that are not there, those that would gain most first."""
+    """Absent candidates, by descending gain."""
     ends = {}
     for name in c.names(p):
         source, junction = c.ends(p, name)
@@ -216,43 +218,43 @@ def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Bat
 
 
 @method("evolve")
-def evolve(t: Trials) -> Found:
-    """Structures that change by one candidate at a time; children go on with their mother's weights.
+def evolve(t: Trials) -> SearchOutcome:
+    """Evolution: children differ from a parent by one candidate and inherit its weights.
 
-    Half of the budget: a generation of four, each child trained for a share, the best four of both generations live on.
+    Half of the budget: a population of four, each child trained for a share; the best four of all survive.
     """
     names, rng = t.candidates.names(t.start), t.rng(_EVOLVE)
     size, steps = 4, max(1, t.budget // 40)
-    alive: list[Found] = []
+    alive: list[SearchOutcome] = []
     for _ in range(size):
         chosen = drawn(t, names, rng)
         made = t.fit(t.structure(chosen), steps)
-        alive.append(Found(chosen, made, t.score(made)))
+        alive.append(SearchOutcome(chosen, made, t.score(made)))
     while t.left >= t.budget // 2 + steps:
-        fitter_parent = alive[int(rng.integers(len(alive), size=2).min())]
-        chosen = toggled(names, fitter_parent.chosen, rng)
+        parent = alive[int(rng.integers(len(alive), size=2).min())]
+        chosen = toggled(names, parent.chosen, rng)
         made = t.structure(chosen)
-        _inherit(made, fitter_parent.program)
+        _inherit(made, parent.program)
         made = t.fit(made, min(steps, t.left))
-        alive = sorted([*alive, Found(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
+        alive = sorted([*alive, SearchOutcome(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
     best = min(alive, key=lambda f: f.loss)
     made = t.fit(t.structure(best.chosen), t.left)
-    return Found(best.chosen, made, t.score(made))
+    return SearchOutcome(best.chosen, made, t.score(made))
 
 
 def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator) -> tuple[str, ...]:
-    """One candidate more or less; of a place with options another one."""
+    """One candidate more or less, or another alternative."""
     name = names[int(rng.integers(len(names)))]
     if ": " in name:
-        place = name.partition(": ")[0]
-        return tuple(n if n.partition(": ")[0] != place else name for n in chosen)
-    kept = [n for n in chosen if n != name]
-    return tuple(kept if len(kept) < len(chosen) else [*kept, name])
+        path = name.partition(": ")[0]
+        return tuple(n if n.partition(": ")[0] != path else name for n in chosen)
+    others = [n for n in chosen if n != name]
+    return tuple(others if len(others) < len(chosen) else [*others, name])
 
 
-def _inherit(child: Program, fitter_parent: Program) -> None:
-    """Weights of one shape under one key."""
-    theirs = fitter_parent.variables()
+def _inherit(child: Program, parent: Program) -> None:
+    """Copy the parent's weights with the same key and shape."""
+    theirs = parent.variables()
     for key, variable in child.variables().items():
         if key in theirs and theirs[key].shape == variable.shape:
             variable.assign(theirs[key])

@@ -1,13 +1,14 @@
-"""`search`: one call, one table. The row of chance is always in it, at the same number of training steps."""
+"""Architecture search: several methods with the same budget of training steps, always including random search."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 from graphwright.errors import UsageError
 from graphwright.program.cost import parameters
+from graphwright.report import ReportBase
 from graphwright.structure.errors import NotScalar, whole
 from graphwright.structure.searching.methods import METHODS
 from graphwright.structure.searching.trial import Trials
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One method's result: validation loss, training steps, candidates chosen, parameters."""
+class SearchRow:
+    """One method's result: validation loss, training steps, chosen candidates, parameters."""
 
     method: str
     loss: float
@@ -33,40 +34,34 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class SearchResult:
-    """What a search found.
+class SearchResult(ReportBase):
+    """Result of a search.
 
     Attributes:
-        program: with the chosen structure, trained from the first weights of the start.
-        chosen: names of the candidates; loss: on the validation batch.
-        curve: (steps, validation loss) of every structure that the method scored.
-        table: a row per method, the one asked for first.
+        program: with the chosen structure, trained from the start's initial weights.
+        chosen: names of candidates.
+        loss: on the validation batch.
+        curve: (steps, validation loss) of every scored structure.
+        table: a row per method, the requested one first.
     """
 
-    program: Program = field(repr=False)
+    program: Program
     chosen: tuple[str, ...]
     loss: float
     curve: list[tuple[int, float]]
-    table: list[Row]
+    table: list[SearchRow]
+    HIDDEN: ClassVar = ("program",)
 
     @property
     def journal(self) -> Journal:
-        """The edits that lead from the start to the structure."""
+        """The edits from the start to the structure."""
         return self.program.journal
-
-    def to_json(self) -> dict[str, Any]:
-        """The table."""
-        rows = [{"method": r.method, "loss": r.loss, "steps": r.steps, "chosen": list(r.chosen), "params": r.params}
-                for r in self.table]  # fmt: skip
-        return {"chosen": list(self.chosen), "loss": self.loss, "curve": self.curve, "table": rows}
 
     def __str__(self) -> str:
         lines = [f"{'method':<10}{'loss':>12}{'steps':>8}{'params':>9}  chosen"]
         lines += [f"{r.method:<10}{r.loss:>12.5g}{r.steps:>8}{r.params:>9}  {', '.join(r.chosen) or 'none'}"
                   for r in self.table]  # fmt: skip
         return "\n".join(lines)
-
-    __repr__ = __str__
 
 
 def search(
@@ -86,36 +81,36 @@ def search(
     """Find which candidates a program should have.
 
     Args:
-        program: the start; it is not changed.
+        program: the start; not changed.
         candidates: `skips(...)`, `ops(...)`, `widths(...)`, ...
-        train: a function of a random generator that gives a batch (arrays by name), or one batch for all steps.
-        valid: a batch that no weight is trained on; structures are compared by the task's loss on it.
+        train: a function of a random generator that returns a batch (arrays by name), or one batch for all steps.
+        valid: a batch for validation only; structures are compared by the task's loss on it.
         method: of `METHODS`.
-        budget: training steps of each method, retraining included.
+        budget: training steps of each method, including retraining.
         seed: of batches and draws.
-        task: a scalar output by name, or a function of (outputs, batch); by default the first scalar output.
+        task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.
         lr: of Adam on the weights.
-        beside: methods for the other rows of the table; chance is always one of them.
+        beside: methods to compare with; `random` is always one of them.
     Raises: UsageError, NotScalar.
     """
     if method not in METHODS or any(m not in METHODS for m in beside):
-        raise UsageError("no such method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
+        raise UsageError("unknown method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
     whole("budget", budget, 40)
     whole("seed", seed)
     if not hasattr(candidates, "names") or not isinstance(valid, Mapping):
-        raise UsageError("a search is among candidates, which are compared on a batch", got=(candidates, type(valid)),
+        raise UsageError("candidates or validation batch are invalid", got=(candidates, type(valid)),
                          expected="skips(...), ops(...), ..., and arrays by name")  # fmt: skip
     scalars = [n for n, v in zip(program.output_names(), program.outputs(), strict=True) if not program.spec(v).shape]
     task = task or next(iter(scalars), None)
     if task is None:
-        raise NotScalar("no output is one number", where=program.name, fix="search(..., task=...)")
+        raise NotScalar("the program has no scalar output", where=program.name, fix="search(..., task=...)")
     batches: Batches = train if callable(train) else lambda rng: train
     candidates.names(program)
     rows, best = [], None
     for name in dict.fromkeys((method, "random", *beside)):
         t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
         found = METHODS[name](t)
-        rows.append(Row(name, found.loss, t.spent, found.chosen, parameters(found.program)))
+        rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
         if best is None:
             best = SearchResult(found.program, found.chosen, found.loss, t.curve, rows)
     assert best is not None

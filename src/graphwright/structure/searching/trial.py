@@ -1,4 +1,4 @@
-"""What all methods of a search are given: the start, data, and training of a structure at a counted price."""
+"""Trials: the data, budget and training that all methods of a search share."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ Batches = Callable[[np.random.Generator], Batch]
 
 @dataclass(slots=True)
 class Trials:
-    """One search by one method: its budget, and what was spent of it.
+    """One search by one method.
 
     Attributes:
-        start: the program before the search; it is never changed.
-        candidates: what may be added.
-        train: batches by a random generator; valid: one batch that no weight is trained on.
-        task: a scalar output by name, or a function of (outputs, batch).
-        budget: training steps, retraining included.
-        seed: of batches; structures that are compared are trained on the same ones.
-        lr: of Adam on the weights, falling to a twentieth by a cosine.
-        spent: steps so far; curve: (steps, validation loss) of each structure that was scored.
+        start: the program before the search; never changed.
+        candidates: to choose from.
+        train: function of a random generator that returns a batch.
+        valid: a batch for validation only.
+        task: name of a scalar output, or a function of (outputs, batch).
+        budget: training steps, including retraining.
+        seed: of batches; all structures are trained on the same ones.
+        lr: of Adam on the weights, with cosine decay to a twentieth.
+        spent: steps so far.
+        curve: (steps, validation loss) of each scored structure.
     """
 
     start: Program
@@ -53,32 +55,32 @@ class Trials:
     curve: list[tuple[int, float]] = field(default_factory=list)
 
     def rng(self, purpose: int) -> np.random.Generator:
-        """Random numbers for one purpose."""
+        """A random generator for one purpose."""
         return np.random.Generator(np.random.Philox(key=[self.seed, purpose]))
 
     def structure(self, chosen: Collection[str]) -> Program:
-        """The start with some candidates, at its first weights."""
+        """The start with chosen candidates and its initial weights."""
         p = self.start.fork()
         self.candidates.build(p, chosen)
         return p
 
     def fit(self, p: Program, steps: int, purpose: int = 0) -> Program:
-        """Train the weights of a program in place, for so many steps of the budget."""
+        """Train the weights of a program in place for some steps of the budget."""
         if steps <= 0:
             return p
         view = DifferentiableGraph(p, seed=self.seed)
         opt = JointOptimizer(view, self.task, params=self.lr, mode="params")
         if opt.weights is None:
-            raise UsageError("there is nothing to train", where=p.name)
+            raise UsageError("the program has no weights to train", where=p.name)
         self.drive(opt, steps, purpose)
         return p
 
     def drive(self, opt: JointOptimizer, steps: int, purpose: int, valid: int | None = None) -> None:
-        """So many steps of the budget by an optimizer, its rate on the weights falling by a cosine.
+        """Run an optimizer for some steps of the budget, with cosine decay of the weights' learning rate.
 
         Args:
-            purpose: of the random stream of batches; valid: of a second one, for optimizers that want two batches, each
-                of which counts as a step.
+            purpose: of the random stream of batches.
+            valid: purpose of a second stream, for optimizers with two batches, each of which counts as a step.
         """
         assert opt.weights is not None
         schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
@@ -92,7 +94,7 @@ class Trials:
             self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
 
     def score(self, p: Program) -> float:
-        """The task's loss on the validation batch; entered into the curve."""
+        """The task's loss on the validation batch; appended to the curve."""
         with no_grad():
             feeds = {n: as_tensor(v) for n, v in self.valid.items()}
             loss, _, _ = DifferentiableGraph(p, seed=self.seed).evaluate(feeds, self.task)
@@ -102,13 +104,13 @@ class Trials:
 
     @property
     def left(self) -> int:
-        """Steps that are left."""
+        """Remaining steps."""
         return self.budget - self.spent
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a method found: the names it chose, the trained program, its validation loss."""
+class SearchOutcome:
+    """Result of one method: chosen names, trained program, validation loss."""
 
     chosen: tuple[str, ...]
     program: Program

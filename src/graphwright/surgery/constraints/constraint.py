@@ -1,4 +1,4 @@
-"""A constraint: a condition on a program whose violations are findings, with repairs as their fixes."""
+"""Constraints: conditions on a program whose violations are findings, with repairs as fixes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KINDS: dict[str, type[Constraint]] = {}
 
 @dataclass(frozen=True)
 class Constraint:
-    """A condition on a program: frozen values that name nodes by path, axes by pattern, so that they can be saved."""
+    """A condition on a program, as frozen values: node paths and axis patterns, so that it can be saved."""
 
     name: ClassVar[str] = ""
 
@@ -29,11 +29,11 @@ class Constraint:
             KINDS[cls.name] = cls
 
     def violations(self, p: Program) -> list[Finding]:
-        """Each way in which a program breaks it, with repairs; none if it holds."""
+        """Violations by a program, with repairs; empty if the constraint holds."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Its name and fields."""
+        """Name and fields."""
         return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
 
     def broken(
@@ -46,43 +46,43 @@ class Constraint:
         fixes: tuple[Fix, ...] = (),
         **facts: Any,
     ) -> Finding:
-        """A violation of it."""
+        """A violation of this constraint."""
         return Finding.of(p, self.name, severity, what, *nodes, where=where, fixes=fixes, **facts)
 
     def ends(self, p: Program, *paths: str) -> tuple[NodeId, ...] | None:
-        """The nodes of paths; None if one is not there."""
+        """The nodes of paths; None if one does not exist."""
         known = {p.path(n): n for n in p.nodes()}
         return tuple(known[path] for path in paths) if all(path in known for path in paths) else None
 
     def absent(self, p: Program, *paths: str) -> list[Finding]:
-        """The violation that a node it speaks of is gone."""
+        """The violation that a named node does not exist."""
         known = {p.path(n) for n in p.nodes()}
-        gone = [path for path in paths if path not in known]
-        return [self.broken(p, "a node that it speaks of is not there", where=", ".join(gone))]
+        missing = [path for path in paths if path not in known]
+        return [self.broken(p, "a node of the constraint does not exist", where=", ".join(missing))]
 
 
 def from_json(form: Mapping[str, Any]) -> Constraint:
-    """The constraint that `to_json` wrote. Raises: UsageError for an unknown one, or fields that it does not have."""
+    """The constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
     kind = KINDS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
     if kind is None or given.keys() != {f.name for f in fields(kind)}:
-        raise UsageError("no such constraint", got=repr(form)[:120], expected=", ".join(KINDS))
+        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(KINDS))
     return kind(**given)
 
 
-Rule = Callable[[Program], "Iterable[Finding | str]"]
-_rules: dict[str, Rule] = {}
+Condition = Callable[[Program], "Iterable[Finding | str]"]
+_conditions: dict[str, Condition] = {}
 
 
-def constraint(name: str) -> Callable[[Rule], Rule]:
-    """Register the function below under a name, for `Custom(name)`; it gives findings, or sentences, of what is wrong.
+def constraint(name: str) -> Callable[[Condition], Condition]:
+    """Register the decorated function for `Custom(name)`; it returns findings, or sentences that describe violations.
 
     Raises: UsageError for a name that another function has.
     """
 
-    def enter(rule: Rule) -> Rule:
-        if _rules.setdefault(name, rule) is not rule:
-            raise UsageError("another function has this name", where=name)
+    def enter(rule: Condition) -> Condition:
+        if _conditions.setdefault(name, rule) is not rule:
+            raise UsageError("another function is registered under this name", where=name)
         return rule
 
     return enter
@@ -90,23 +90,23 @@ def constraint(name: str) -> Callable[[Rule], Rule]:
 
 @dataclass(frozen=True)
 class Custom(Constraint):
-    """The condition of a function: of a registered one by its name, or of any, which then cannot be saved."""
+    """A condition given by a function: a registered one by name, or any callable, which cannot be saved."""
 
-    rule: str | Rule
+    rule: str | Condition
     name: ClassVar[str] = "custom"
 
     def __post_init__(self) -> None:
-        if isinstance(self.rule, str) and self.rule not in _rules:
+        if isinstance(self.rule, str) and self.rule not in _conditions:
             raise UsageError(
                 "no function is registered under this name",
                 got=self.rule,
-                expected=", ".join(_rules),
+                expected=", ".join(_conditions),
                 fix='import the module that has @graphwright.surgery.constraint("name") first',
             )
 
     def violations(self, p: Program) -> list[Finding]:
-        """What the function finds."""
-        rule = _rules[self.rule] if isinstance(self.rule, str) else self.rule
+        """Violations that the function returns."""
+        rule = _conditions[self.rule] if isinstance(self.rule, str) else self.rule
         label = self.rule if isinstance(self.rule, str) else getattr(rule, "__name__", "custom")
         found = []
         for at, each in enumerate(rule(p)):
@@ -114,10 +114,10 @@ class Custom(Constraint):
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """Its name. Raises: UsageError for a function that is not registered."""
+        """The registered name. Raises: UsageError for a function that is not registered."""
         if not isinstance(self.rule, str):
             raise UsageError(
-                "a constraint is a function without a name, and could not be found again",
+                "the constraint is an unregistered function, which cannot be saved",
                 got=getattr(self.rule, "__qualname__", repr(self.rule)),
                 fix='register it: @graphwright.surgery.constraint("name"), and use Custom("name")',
             )

@@ -1,4 +1,4 @@
-"""Constraints on paths: an identity path between two nodes, some path, or none."""
+"""Constraints on paths between two nodes: an identity path, any path, or no path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
 from graphwright.surgery.constraints.constraint import Constraint
-from graphwright.surgery.findings.finding import Fix, Severity, sweep
+from graphwright.surgery.findings.finding import Fix, Severity, remove_unread_cone
 from graphwright.surgery.findings.residuals import carried, gated
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Pair(Constraint):
-    """A condition on two nodes, by their paths."""
+    """A condition on two nodes."""
 
     a: str
     b: str
@@ -36,7 +36,7 @@ class _Pair(Constraint):
         return f"{self.a} -> {self.b}"
 
     def violations(self, p: Program) -> list[Finding]:
-        """It looks at this pair alone; that one of the two is gone is a violation."""
+        """Violations of this pair; a missing node is a violation."""
         ends = self.ends(p, self.a, self.b)
         return self.absent(p, self.a, self.b) if ends is None else self.between(p, *ends)
 
@@ -45,61 +45,61 @@ class _Pair(Constraint):
 
 
 @dataclass(frozen=True)
-class Residual(_Pair):
-    """What node `a` computes reaches node `b` by identity edges (or a projection, where widths differ) into a sum.
+class ResidualPath(_Pair):
+    """Node `a` reaches a sum at node `b` by identity edges (or a projection, if widths differ).
 
-    Where `b` is no sum, it is the sum of `b` and others that all its readers read.
+    If `b` is no sum, the sum is a junction that reads `b`.
     """
 
     name: ClassVar[str] = "residual"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
-        """One if there is none; a residual path elsewhere does not count."""
+        """One violation if there is no such path; residual paths elsewhere do not count."""
         sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
         if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
             return []
-        what = f"no identity path leads from {self.a} into {self.b}"
+        what = f"there is no identity path from {self.a} into {self.b}"
         return [self.broken(p, what, target, source, where=self.where, severity=Severity.WARNING,
                             fixes=bridge(p, source, target))]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Reachable(_Pair):
-    """Some path leads from node `a` to node `b`."""
+    """A path exists from node `a` to node `b`."""
 
     name: ClassVar[str] = "reachable"
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
-        """One if there is no path; it is repaired by an edge that changes nothing until it is trained."""
+        """One violation if there is no path; repaired by an edge that changes nothing until it is trained."""
         if target in reachable(p.graph, source):
             return []
-        return [self.broken(p, f"no path leads from {self.a} to {self.b}", source, target, where=self.where,
+        return [self.broken(p, f"there is no path from {self.a} to {self.b}", source, target, where=self.where,
                             fixes=bridge(p, source, target))]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class NoPath(_Pair):
-    """No path leads from node `a` to node `b`; from or to what is gone none does."""
+    """No path exists from node `a` to node `b`; it holds if one of them does not exist."""
 
     name: ClassVar[str] = "no_path"
 
     def absent(self, p: Program, *paths: str) -> list[Finding]:
-        """None."""
+        """No violation."""
         return []
 
     def between(self, p: Program, source: NodeId, target: NodeId) -> list[Finding]:
-        """One if there is a path; it is repaired by cutting edges into sums."""
+        """One violation if there is a path; repaired by cutting edges into sums."""
         if target not in reachable(p.graph, source):
             return []
         edges = _cut_set(p, source, target)
         fixes = () if edges is None else (Fix(f"cut {', '.join(map(p.path, edges))}", lambda e: _cut(e, edges),
                                               edges=len(edges)),)  # fmt: skip
-        return [self.broken(p, f"a path leads from {self.a} to {self.b}", source, target, where=self.where,
+        return [self.broken(p, f"there is a path from {self.a} to {self.b}", source, target, where=self.where,
                             fixes=fixes)]  # fmt: skip
 
 
 def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
-    """An edge from one node into another, or into a sum put behind it, that is zero until it is trained."""
+    """A fix that adds an edge into a node, or into a new sum after it, which is zero until it is trained."""
     if source in reachable(p.graph, target):
         return ()
     have, want = p.specs(source)[0], p.specs(target)[0]
@@ -116,7 +116,7 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
         return ()
 
     def apply(e: Transaction) -> None:
-        junction = target if e.program.is_junction(target) else _sum_behind(e, target)
+        junction = target if e.program.is_junction(target) else _sum_after(e, target)
         if fits:
             gated(e, Value(source), junction)
             return
@@ -132,15 +132,15 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
     return (Fix(f"connect {p.path(source)} -> {p.path(target)} {how}", apply, 1, ops, size, keeps_function=True),)
 
 
-def _sum_behind(e: Transaction, node: NodeId) -> NodeId:
-    """A junction that all readers of a node read in its place."""
+def _sum_after(e: Transaction, node: NodeId) -> NodeId:
+    """A junction that all readers of a node read instead of the node."""
     junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
     redirect(e, {Value(node): Value(junction)})
     return junction
 
 
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
-    """Whether a linear map of the source, by a param, enters a sum."""
+    """Whether a linear map of the source with a param enters a sum."""
     if p.specs(source)[0] == p.spec(junction):
         return False
     for node in p.consumers(source):
@@ -152,7 +152,7 @@ def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
 
 
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
-    """Edges into sums without which no path is left: of each path that is, the last one; None if a path has none."""
+    """Edges into sums that cut all paths: the last one of each remaining path; None if a path has no such edge."""
     gone: set[EdgeId] = set()
     while True:
         came: dict[NodeId, EdgeId | None] = {source: None}
@@ -180,4 +180,4 @@ def _cut(e: Transaction, edges: list[EdgeId]) -> None:
     sources = [e.program.graph.source(edge) for edge in edges]
     for edge in edges:
         e.cut(edge)
-    sweep(e, *sources)
+    remove_unread_cone(e, *sources)

@@ -1,4 +1,4 @@
-"""Constraints on sizes: budgets, axes that are alike or multiples, the longest way through."""
+"""Constraints on sizes (budgets, equal axes, multiples, depth), gradient flow and head balance."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Budget(Constraint):
-    """Upper limits; None for what has none. It has no repair of its own: what to give up is not its choice.
+    """Upper limits, None for no limit; without repairs.
 
     Attributes:
-        parameters: numbers in all weights.
+        parameters: of all weights.
         flops: operations of one run with all named sizes 1.
-        bytes: of all weights as they are stored.
+        bytes: of all weights, as stored.
     """
 
     parameters: int | None = None
@@ -39,8 +39,8 @@ class Budget(Constraint):
     name: ClassVar[str] = "budget"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One per limit that is passed."""
-        taken = size(p, p.params() if self.flops is None else None)  # operations only where they are asked for
+        """One violation per exceeded limit."""
+        taken = size(p, p.params() if self.flops is None else None)  # count operations only if they are limited
         have = {"parameters": taken.params, "flops": taken.flops, "bytes": taken.bytes}
         found = []
         for what, got in have.items():
@@ -51,53 +51,53 @@ class Budget(Constraint):
 
 
 @dataclass(frozen=True)
-class Uniform(Constraint):
-    """Axes whose names match a pattern have one size; smaller ones are grown by units that change nothing."""
+class EqualSizes(Constraint):
+    """All axes that match a pattern have one size; smaller ones are grown by units that change nothing."""
 
     axis: str
     name: ClassVar[str] = "uniform"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One per axis that is smaller than the largest."""
+        """One violation per axis that is smaller than the largest."""
         groups = _matching(p, self.axis)
         most = max((g.size for g in groups), default=0)
-        return [self.broken(p, "smaller than its siblings", where=g.name, expected=str(most), got=str(g.size),
+        return [self.broken(p, "the axis is smaller than others", where=g.name, expected=str(most), got=str(g.size),
                             fixes=grown(g, most)) for g in groups if g.size < most]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class MultipleOf(Constraint):
-    """Sizes of axes whose names match a pattern are multiples of `k`; others are grown by units that change nothing."""
+    """Sizes of all axes that match a pattern are multiples of `k`; others are grown by units that change nothing."""
 
     axis: str
     k: int
     name: ClassVar[str] = "multiple_of"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One per axis that is no multiple."""
+        """One violation per axis whose size is no multiple."""
         found = []
         for group in _matching(p, self.axis):
             if group.size % self.k:
                 size = -(-group.size // self.k) * self.k
-                found.append(self.broken(p, "not a multiple", where=group.name, expected=f"a multiple of {self.k}",
-                                         got=str(group.size), fixes=grown(group, size)))  # fmt: skip
+                found.append(self.broken(p, "the size is no multiple", where=group.name, got=str(group.size),
+                                         expected=f"a multiple of {self.k}", fixes=grown(group, size)))  # fmt: skip
         return found
 
 
 @dataclass(frozen=True)
 class MaxDepth(Constraint):
-    """No way through the program passes more than `n` ops, views not counted. It has no repair of its own."""
+    """No path through the program has more than `n` ops, not counting views; without repairs."""
 
     n: int
     name: ClassVar[str] = "max_depth"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One, with the longest way."""
+        """One violation, with the longest path."""
         length, path = critical_path(p.graph, lambda node: float(_computes(p, node)))
         if length <= self.n:
             return []
         ops = tuple(node for node in path if _computes(p, node))
-        return [self.broken(p, "the longest way is too long", *ops, where=p.path(ops[-1]), expected=f"{self.n} ops",
+        return [self.broken(p, "the longest path is too long", *ops, where=p.path(ops[-1]), expected=f"{self.n} ops",
                             got=f"{length:.0f}", witness={"path": [p.path(n) for n in ops]})]  # fmt: skip
 
 
@@ -112,7 +112,7 @@ def _matching(p: Program, pattern: str) -> list[AxisGroup]:
 
 @dataclass(frozen=True)
 class GradientFlow(Constraint):
-    """Trained weights have a path to the loss over differentiable ops and open gates.
+    """Trained weights have a path to the loss through differentiable ops and open gates.
 
     Attributes:
         params: path pattern of the weights.
@@ -124,7 +124,7 @@ class GradientFlow(Constraint):
     name: ClassVar[str] = "gradient_flow"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One per node that stops the gradient of such a weight."""
+        """One violation per node that blocks the gradient of such a weight."""
         found = by_structure(Diagnosis(p, None, Limits(), None), self.loss)
         chosen = [f for f in found if any(matches(self.params, path) for path in f.witness["params"])]
         return [replace(f, kind=self.name) for f in chosen]
@@ -132,12 +132,12 @@ class GradientFlow(Constraint):
 
 @dataclass(frozen=True)
 class HeadBalance(Constraint):
-    """No head's norm is above `ratio` times the median of its layer, or below its inverse."""
+    """No head's norm exceeds `ratio` times the median of its layer, or falls below 1 / `ratio` of it."""
 
     ratio: float = 8.0
     name: ClassVar[str] = "head_balance"
 
     def violations(self, p: Program) -> list[Finding]:
-        """One per key head and its queries; repaired by rescaling, or by cutting what is dead."""
+        """One violation per key head and its query heads; repaired by rescaling, or by cutting dead heads."""
         found = unbalanced_heads(Diagnosis(p, None, Limits(head_ratio=self.ratio), None))
         return [replace(f, kind=self.name) for f in found]

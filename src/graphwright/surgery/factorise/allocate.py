@@ -1,4 +1,4 @@
-"""How to share a number of parameters out among layers: rank by rank, where a parameter saves most error."""
+"""Allocation of parameters to layers, rank by rank where a parameter saves most error."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def allocate(
     min_rank: int = 1,
     max_rank: int | None = None,
 ) -> list[int | None]:
-    """Ranks that leave the least Σ w σ² dropped, within `budget` parameters; None for a layer that stays dense.
+    """Ranks that minimise the dropped Σ w σ² within `budget` parameters; None for a layer that stays dense.
 
-    A rank of an [m, n] layer costs m + n and saves w σ². Those that save most per parameter are kept; each spectrum
-    falls, so that a layer's ranks come in order. A layer whose factors would be as large as it is stays dense.
+    A rank of an [m, n] layer costs m + n parameters and saves w σ². Ranks that save most per parameter are taken first;
+    spectra descend, so a layer's ranks are taken in order. A layer whose factors would not be smaller stays dense.
 
     Args:
-        spectra: falling singular values per layer.
+        spectra: descending singular values per layer.
         shapes: (m, n) per layer.
         budget: parameters of all layers together.
         importance: w per layer; 1 by default.
@@ -60,7 +60,7 @@ def _greedy(
     for _, i, r in sorted(items):
         cost = sum(shapes[i])
         if i in closed or cost > left:
-            closed.add(i)  # its later ranks save less, and none may be left out
+            closed.add(i)  # later ranks save less, and ranks are taken without gaps
             continue
         ranks[i], left = r + 1, left - cost
     return ranks

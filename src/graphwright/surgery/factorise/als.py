@@ -1,7 +1,7 @@
-"""Alternating least squares: the cores of a train or ring one by one, each the best for the others as they are.
+"""Alternating least squares for tensor trains and rings: optimise one core at a time while the others are fixed.
 
-The normal equations of a core need the Gram matrix of all others, a product of small transfer matrices, and one product
-with the tensor. Source: Zhao et al. 2016, section 3.2.
+The normal equations of a core need the Gram matrix of the other cores, which is a product of small transfer matrices,
+and one product with the tensor. Source: Zhao et al. 2016, section 3.2.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 
 CONVERGED = 1e-11
-"""Relative error, or change of it in a sweep, at which sweeping ends."""
+"""Relative error, or its change in a sweep, at which sweeping stops."""
 CANDIDATES, PROBE = 4, 20
-"""Random starts that are compared, and the sweeps after which: planted rings of ranks 2 and 3 are then found."""
+"""Random starts, and sweeps after which they are compared; enough to recover planted rings of ranks 2 and 3."""
 
 
 def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tuple[list[np.ndarray], list[float]]:
-    """Better cores of the same ranks, and the relative error before and after each sweep, which never rises.
+    """Improved cores of the same ranks, and the relative error before and after each sweep, which never rises.
 
     Args:
         tensor: [p_1 .. p_d].
         cores: [r_{k-1}, p_k, r_k] to start from.
-        sweeps: at most.
+        sweeps: upper limit.
     """
     d, norm = tensor.ndim, float(np.linalg.norm(tensor))
     best = [np.array(core, np.float64) for core in cores]
@@ -49,9 +49,9 @@ def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tupl
 def recover(
     tensor: np.ndarray, ranks: Sequence[int], sweeps: int, restarts: int = 3, seed: int = 0, tol: float = 1e-9
 ) -> tuple[list[np.ndarray], list[float]]:
-    """A ring of given ranks r_0 .. r_{d-1} from random cores, begun anew until the error is at most `tol`.
+    """A ring of given ranks r_0 .. r_{d-1} from random cores, restarted until the error is at most `tol`.
 
-    Each start is the best of a few after a few sweeps: most that will get stuck show it by then.
+    Each start is the best of several candidates after a few sweeps, by when most bad candidates have stalled.
     """
     best: tuple[list[np.ndarray], list[float]] | None = None
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def recover(
 
 
 def contract(cores: Sequence[np.ndarray]) -> np.ndarray:
-    """The tensor of a ring or train."""
+    """The full tensor of a ring or train."""
     k = len(cores) - 1
     last = cores[k]
     full = _subchain(cores, k) @ _rows(last).T
@@ -87,7 +87,7 @@ def relative_error(tensor: np.ndarray, cores: Sequence[np.ndarray]) -> float:
 
 
 def _unfold(tensor: np.ndarray, k: int) -> np.ndarray:
-    """[p_k, p_{k+1} .. p_d p_1 .. p_{k-1}]: the modes behind k first, as the chain goes around."""
+    """[p_k, p_{k+1} .. p_d p_1 .. p_{k-1}]: mode k, then the others in the order of the ring."""
     d = tensor.ndim
     order = [(k + i) % d for i in range(d)]
     return np.ascontiguousarray(tensor.transpose(order).reshape(tensor.shape[k], -1))
@@ -99,7 +99,7 @@ def _rows(core: np.ndarray) -> np.ndarray:
 
 
 def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """All cores but k around the ring from k + 1 on: [modes, r_k r_{k-1}]."""
+    """Contraction of all cores but k, in ring order from k + 1: [modes, r_k r_{k-1}]."""
     d = len(cores)
     chain = cores[(k + 1) % d]
     for i in range(2, d):
@@ -111,7 +111,7 @@ def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
-    """Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without the subchain."""
+    """Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without forming the subchain."""
     d, total = len(cores), None
     for i in range(1, d):
         core = cores[(k + i) % d]
@@ -126,7 +126,7 @@ def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
 
 
 def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The core from its normal equations; the shortest solution where they are singular."""
+    """The core from its normal equations; the minimum-norm solution if they are singular."""
     scale = np.trace(gram) / len(gram)
     try:
         np.linalg.cholesky(gram - 1e-13 * scale * np.eye(len(gram)))

@@ -1,7 +1,7 @@
-"""Factors in the place of a matrix: each reader of it becomes a chain of products, in one edit; densify puts W back.
+"""Replacement of a matrix by a chain of products with its factors, and back.
 
-Params lie under the name of the map: `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... So a saved chain
-says by itself what it is made of.
+The factors are params below the name of the map: `q.outer.weight` and `q.inner.weight`, or `q.core1.weight`, ... So a
+saved chain can be recognised by its names.
 """
 
 from __future__ import annotations
@@ -16,26 +16,17 @@ from graphwright.ops import traits
 from graphwright.program import EmptySelection, Value
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
-from graphwright.surgery.factorise.factors import (
-    LowRank,
-    TensorRing,
-    contraction_order,
-    reconstruct,
-)
+from graphwright.surgery.factorise.factors import LowRank, TensorRing, contraction_order, reconstruct
 from graphwright.surgery.matrices import stored, values
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program import Program, Selection, Transaction
-    from graphwright.surgery.factorise.factors import (
-        Core,
-        Factors,
-        Step,
-    )
-    from graphwright.surgery.matrices import Matrix, Use
+    from graphwright.surgery.factorise.factors import ContractionStep, Core, Factors
+    from graphwright.surgery.matrices import Matrix, Reader
 
 
-class _Chain:
+class _ChainBuilder:
     """Adds the nodes of one chain below a name."""
 
     def __init__(self, e: Transaction, name: str) -> None:
@@ -45,12 +36,12 @@ class _Chain:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
 
     def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
-        """The axes behind the first `lead` in another order; nothing where it is the same."""
+        """Permute the axes after the first `lead`; return `x` if the order is the same."""
         axes = (*range(lead), *(lead + list(before).index(name) for name in after))
         return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
 
     def join(self, x: NodeId, start: int, count: int, step: str) -> NodeId:
-        """`count` axes from `start` on as one."""
+        """Flatten `count` axes from `start` into one."""
         if count == 0:
             return self.add("unsqueeze", x, axes=(start,), step=step)
         return x if count == 1 else self.add("flatten", x, start=start, end=start + count - 1, step=step)
@@ -60,12 +51,12 @@ class _Chain:
             return self.add("squeeze", x, axes=(axis,), step=step)
         return x if len(sizes) == 1 else self.add("unflatten", x, axis=axis, sizes=tuple(sizes), step=step)
 
-    def product(self, x: NodeId, core: NodeId, labels: Sequence[str], step: Step, sizes: Mapping[str, int],
+    def product(self, x: NodeId, core: NodeId, labels: Sequence[str], step: ContractionStep, sizes: Mapping[str, int],
                 label: str, bias: NodeId | Value | None) -> NodeId:  # fmt: skip
-        """X [lead.., kept.., summed..] times a core, to [lead.., kept.., free..]."""
+        """Multiply X [lead.., kept.., summed..] by a core, giving [lead.., kept.., free..]."""
         lead, kept = self.lead, len(step.kept)
         x = self.join(x, lead + kept, len(step.summed), f"{label}.rows")
-        matrix = self.permute(core, 0, labels, (*step.free, *step.summed), f"{label}.turned")
+        matrix = self.permute(core, 0, labels, (*step.free, *step.summed), f"{label}.permuted")
         matrix = self.join(matrix, 0, len(step.free), f"{label}.free")
         matrix = self.join(matrix, 1, len(step.summed), f"{label}.matrix")
         operands = [x, matrix] if bias is None else [x, matrix, bias]
@@ -74,10 +65,7 @@ class _Chain:
 
 
 def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
-    """Let factors stand for a matrix wherever it is read, tied readers included; the matrix leaves the program.
-
-    Returns: the params of the cores. Raises: what an edit raises.
-    """
+    """Replace a matrix by factors for all its readers, and remove the matrix. Returns the params of the cores."""
     p = e.program
     base, key = matrix.name, matrix.key.removesuffix(".weight")
     trainable = bool(p.attrs(matrix.param).get("trainable", True))
@@ -87,33 +75,33 @@ def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
         for core in factors.cores
     ]  # fmt: skip
     widened: dict[str, list[NodeId]] = {}
-    for use in matrix.uses:
-        _replace(e, use, matrix, factors, cores, widened)
+    for reader in matrix.readers:
+        _replace(e, reader, matrix, factors, cores, widened)
     return cores
 
 
-def _replace(e: Transaction, use: Use, matrix: Matrix, factors: Factors, cores: list[NodeId],
+def _replace(e: Transaction, reader: Reader, matrix: Matrix, factors: Factors, cores: list[NodeId],
              widened: dict[str, list[NodeId]]) -> None:  # fmt: skip
-    """The chain in the place and under the name of one reader."""
+    """Replace one reader by a chain of the same name."""
     p = e.program
-    path, operands = p.path(use.node), p.operands(use.node)
-    dtype = p.spec(use.node).dtype
+    path, operands = p.path(reader.node), p.operands(reader.node)
+    dtype = p.spec(reader.node).dtype
     if dtype.name not in widened:
         widened[dtype.name] = [c if p.spec(c).dtype is dtype else
                                e.add("cast", c, dtype=dtype, name=p.free_name(f"{p.path(c)}.cast"))
                                for c in cores]  # fmt: skip
-    chain = _Chain(e, path)
-    if traits(use.op).contracts == "out_in":
+    chain = _ChainBuilder(e, path)
+    if traits(reader.op).contracts == "out_in":
         x, wide, *bias = operands
         made = _linear(chain, x, factors, widened[dtype.name], bias[0] if bias else None)
     else:
         wide, ids = operands
         made = _rows(chain, ids, factors, widened[dtype.name])
-    take_over(e, use.node, made)
+    take_over(e, reader.node, made)
     remove_unread(e, wide)
 
 
-def _linear(chain: _Chain, x: Value, factors: Factors, cores: list[NodeId], bias: Value | None) -> NodeId:
+def _linear(chain: _ChainBuilder, x: Value, factors: Factors, cores: list[NodeId], bias: Value | None) -> NodeId:
     """X · Wᵀ + bias through the cores."""
     out, inner = factors.modes
     node = x.node
@@ -129,8 +117,8 @@ def _linear(chain: _Chain, x: Value, factors: Factors, cores: list[NodeId], bias
     return _contract(chain, node, labels, factors, list(range(len(cores))), cores, bias, out, "o", factors.shape[0])
 
 
-def _rows(chain: _Chain, ids: Value, factors: Factors, cores: list[NodeId]) -> NodeId:
-    """Rows of W by number: rows of the core that has the outputs, times the others."""
+def _rows(chain: _ChainBuilder, ids: Value, factors: Factors, cores: list[NodeId]) -> NodeId:
+    """Rows of W by id: rows of the core with the output mode, times the other cores."""
     first = next(k for k, core in enumerate(factors.cores) if "o1" in core.labels)
     node = chain.add("embedding", cores[first], ids, step=factors.cores[first].name)
     chain.lead = len(chain.e.spec(node).shape) - 1
@@ -139,13 +127,14 @@ def _rows(chain: _Chain, ids: Value, factors: Factors, cores: list[NodeId]) -> N
     return _contract(chain, node, labels, factors, others, cores, None, factors.modes[1], "i", factors.shape[1])
 
 
-def _contract(chain: _Chain, x: NodeId, start: list[str], factors: Factors, which: list[int], cores: list[NodeId],
+def _contract(chain: _ChainBuilder, x: NodeId, start: list[str], factors: Factors,
+              which: list[int], cores: list[NodeId],
               bias: Value | None, modes: tuple[int, ...], side: str, size: int) -> NodeId:  # fmt: skip
     sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
     used: list[Core] = [factors.cores[k] for k in which]
     steps, _ = contraction_order(start, [core.labels for core in used], sizes)
     wanted = [f"{side}{k}" for k in range(1, len(modes) + 1)]
-    plain = len(modes) == 1 and size == modes[0]  # the last product gives y itself, and takes the bias
+    plain = len(modes) == 1 and size == modes[0]  # the last product returns y and adds the bias
     labels = start
     for step in steps:
         core = used[step.core]
@@ -161,7 +150,7 @@ def _contract(chain: _Chain, x: NodeId, start: list[str], factors: Factors, whic
 
 
 def cores_of(p: Program, base: str) -> dict[str, NodeId]:
-    """Core name -> param of the factors stored under a name, in order; empty where there are none."""
+    """Core name -> param of the factors below a name, in order; empty if there are none."""
     names = ["outer", "inner"] if _stored(p, f"{base}.outer.weight") else []
     while not names or names[0] != "outer":
         name = f"core{len(names) + 1}"
@@ -176,7 +165,7 @@ def _stored(p: Program, path: str) -> bool:
 
 
 def flops(factors: Factors) -> int:
-    """Floating point operations of y = x · Wᵀ per vector, in the order that a chain takes."""
+    """Floating point operations of y = x · Wᵀ per vector, in the contraction order of the chain."""
     sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
     start = [f"i{k}" for k in range(1, len(factors.modes[1]) + 1)]
     return contraction_order(start, [core.labels for core in factors.cores], sizes)[1]
@@ -191,29 +180,29 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
 
     Args:
         program: edited in place.
-        where: pattern of the maps that were factored, or a selection.
-    Returns: paths of the params made.
-    Raises: EmptySelection if none of them is factored; UsageError where a chain was changed by hand.
+        where: pattern of the factored maps, or a selection.
+    Returns: paths of the new params.
+    Raises: EmptySelection if no selected map is factored; UsageError if a chain was edited.
     """
     chosen = program.select(where) if isinstance(where, str) else where
     bases = [b for b in factored(program) if any(n in chosen for n in cores_of(program, b).values())]
     if not bases:
-        raise EmptySelection("nothing here is factored", where=str(where), got=f"{chosen.count} nodes",
+        raise EmptySelection("the selection has no factored matrix", where=str(where), got=f"{chosen.count} nodes",
                              fix="compress(...) and orthogonalize(..., fold='insert') make factors")  # fmt: skip
     with program.edit(f"densify {len(bases)} matrices", author="pass", tool="graphwright.surgery.densify") as e:
         return [_densify(e, base) for base in bases]
 
 
 def factored(p: Program) -> list[str]:
-    """Names under which factors are stored, in order of creation."""
+    """Names of factored maps, in order of creation."""
     paths = [p.path(n) for n in p.of_kind(PARAM)]
     ends = (".outer.weight", ".core1.weight")
     bases = [path.removesuffix(end) for path in paths for end in ends if path.endswith(end)]
-    return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a branch is no matrix's stand-in
+    return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a LoRA branch replaces no matrix
 
 
 def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> Factors:
-    """The factors stored under a name. `shape` of the matrix, where padding is to be cut off."""
+    """The factors below a name; `shape` of the matrix cuts off padding."""
     arrays = {name: values(p, p.key(node)) for name, node in cores_of(p, base).items()}
     if "outer" in arrays:
         return LowRank(arrays["outer"], arrays["inner"])
@@ -222,7 +211,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 class _Region(NamedTuple):
-    """One chain: its last node, the nodes before it, what it reads and adds."""
+    """One chain: its last node, the inner nodes, its input and its bias."""
 
     end: NodeId
     inner: list[NodeId]
@@ -260,14 +249,14 @@ def _densify(e: Transaction, base: str) -> str:
 
 
 def _drop(e: Transaction, node: NodeId) -> None:
-    """Remove a node that nothing reads any more."""
+    """Remove a node if nothing reads it."""
     p = e.program
     if node in p.graph and not p.out_edges(node) and Value(node) not in p.outputs():
         e.remove(node)
 
 
 def _ends(p: Program, cores: dict[str, NodeId]) -> list[NodeId]:
-    """The last node of each chain that reads the cores, from the names that a chain gives its nodes."""
+    """The last node of each chain that reads the cores, found by the names of chain nodes."""
     ends: dict[NodeId, None] = {}
     for core in cores.values():
         for reader in _readers(p, core):
@@ -277,7 +266,7 @@ def _ends(p: Program, cores: dict[str, NodeId]) -> list[NodeId]:
 
 
 def _readers(p: Program, node: NodeId) -> list[NodeId]:
-    """What reads a core, behind casts of it."""
+    """Readers of a core, looking through casts."""
     found = []
     for reader in p.consumers(node):
         found += _readers(p, reader) if traits(p.op(reader)).casts else [reader]
@@ -285,14 +274,14 @@ def _readers(p: Program, node: NodeId) -> list[NodeId]:
 
 
 def _region(p: Program, base: str, end: NodeId, cores: dict[str, NodeId]) -> _Region:
-    """Walk back from the end to what enters the chain. Raises: UsageError if that is not one value."""
+    """Walk back from the end of a chain to its input. Raises: UsageError if the input is not a single value."""
     known = {*cores.values(), *(n for core in cores.values() for n in p.consumers(core) if traits(p.op(n)).casts)}
     prefix, inner, entering, bias = f"{p.path(end)}.", [], [], None
     stack = [end]
     while stack:
         node = stack.pop()
         if p.op(node) not in _OPS:
-            raise UsageError("this is no chain of factors any more", where=p.path(node), got=p.op(node))
+            raise UsageError("the chain of factors was edited", where=p.path(node), got=f"op {p.op(node)}")
         for port, value in enumerate(p.operands(node)):
             if value.node in known or value.node in inner:
                 continue
@@ -304,5 +293,5 @@ def _region(p: Program, base: str, end: NodeId, cores: dict[str, NodeId]) -> _Re
             else:
                 entering.append(value)
     if len(set(entering)) != 1:
-        raise UsageError("a chain of factors reads one value", where=base, got=[p.path(v) for v in entering])
+        raise UsageError("the chain of factors has several inputs", where=base, got=[p.path(v) for v in entering])
     return _Region(end, sorted(inner, key=p.order_labels.key), entering[0], bias)

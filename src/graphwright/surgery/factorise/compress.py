@@ -1,27 +1,27 @@
-"""Compress stored matrices into factors that run as a chain of products; what does not get smaller stays as it is."""
+"""Compression of stored matrices into factors that run as a chain of products; matrices that would grow stay dense."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.ops import traits
-from graphwright.progress import Progress
-from graphwright.surgery.budgets import Bytes, Energy, Error, Params, Ratio
+from graphwright.report import plain
+from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
 from graphwright.surgery.calibration import MissingCalibration
-from graphwright.surgery.errors import CompressionWouldGrow
+from graphwright.surgery.errors import CompressionWouldGrow, check_choices
 from graphwright.surgery.factorise.allocate import allocate
 from graphwright.surgery.factorise.chain import attach, flops
 from graphwright.surgery.factorise.factors import compression_ratio, parameters, reconstruct
 from graphwright.surgery.factorise.methods import METHODS, LowRankFit
-from graphwright.surgery.factorise.report import Alone, CompressionReport, FitRow, as_stored, milliseconds
-from graphwright.surgery.matrices import Skipped, find_matrices, values
-from graphwright.surgery.measure import input_grams, measured, output_error
+from graphwright.surgery.factorise.report import CompressionReport, FitRow, SingleMatrixDrift, as_stored, milliseconds
+from graphwright.surgery.matrices import Skipped, edit_matrices, find_matrices, program_of, values
+from graphwright.surgery.measure import input_grams, measure_drift, output_error
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -32,25 +32,47 @@ if TYPE_CHECKING:
     from graphwright.surgery.factorise.methods import Fit
     from graphwright.surgery.matrices import Matrix
 
-Budget = Error | Energy | Ratio | Params | Bytes
 SLACK = 1e-9
-"""By which a relative error may pass its budget through rounding of the sums it is computed from."""
+"""Relative tolerance of an error budget, for rounding of the sums that the error is computed from."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What the methods are told: see `compress`."""
+class CompressOptions:
+    """Options of `compress`.
+
+    Attributes:
+        order: modes of tensor trains and rings.
+        sweeps: of alternating least squares after the SVDs of trains and rings.
+        min_dim: matrices with a smaller side stay dense.
+        min_rank, max_rank: of svd and asvd.
+        pad: pad shapes that do not split into `order` modes; False raises instead.
+        importance: pattern -> weight of a layer's error (1 by default), for size budgets.
+    """
 
     order: int = 3
     sweeps: int = 0
-    pad: bool = True
+    min_dim: int = 64
     min_rank: int = 1
     max_rank: int | None = None
+    pad: bool = True
+    importance: Mapping[str, float] | None = None
+
+
+class CompressKeywords(TypedDict, total=False):
+    """`CompressOptions` as keywords."""
+
+    order: int
+    sweeps: int
+    min_dim: int
+    min_rank: int
+    max_rank: int | None
+    pad: bool
+    importance: Mapping[str, float] | None
 
 
 @dataclass(slots=True)
 class _Subject:
-    """A matrix, and what was found for it."""
+    """A matrix, its decompositions and the factors chosen for it."""
 
     matrix: Matrix
     w: np.ndarray
@@ -64,126 +86,99 @@ class _Subject:
 
 
 def compress(
-    program: Program,
+    program: Program | Model,
     where: str | Selection,
     method: str = "best",
-    budget: Budget | None = None,
+    budget: MatrixBudget | None = None,
     *,
-    order: int = 3,
-    sweeps: int = 0,
-    min_dim: int = 64,
-    min_rank: int = 1,
-    max_rank: int | None = None,
-    pad: bool = True,
-    importance: Mapping[str, float] | None = None,
     calibration: Calibration | None = None,
     dry_run: bool = False,
     keep_partial: bool = False,
-    progress: Report | None = None,
+    report: Report | None = None,
+    **options: Unpack[CompressKeywords],
 ) -> CompressionReport:
-    """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` takes back.
+    """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` reverts.
 
     Args:
         program: edited in place.
         where: pattern of linear maps, or a selection. Embeddings and heads are touched only when named.
         method: `svd`; `asvd`, which minimises the error of the outputs and needs calibration; `tt` and `tr`, tensor
             train and ring; `best`, the one with the fewest parameters (or, for a size budget, the least error).
-        budget: `Error(e)` or `Energy(share)` of each matrix; `Ratio`, `Params` or `Bytes` of all selected together,
-            shared out rank by rank where a parameter saves most error. `Energy(0.99)` by default.
-        order: modes of trains and rings.
-        sweeps: of alternating least squares behind the SVDs of trains and rings.
-        min_dim: matrices with a smaller side are left alone.
-        min_rank, max_rank: of svd and asvd.
-        pad: pad shapes that do not split into `order` modes; False refuses them.
-        importance: pattern -> weight of a layer's error, 1 by default, where a size budget is shared out.
-        calibration: data on which errors of outputs and drift are measured.
-        dry_run: report the same, on a copy, and leave the program as it is.
-        keep_partial: on Ctrl-C or lack of memory keep the matrices done so far; otherwise nothing is changed.
-        progress: called per matrix.
+        budget: `Error(e)` or `Energy(share)` of each matrix; or `Ratio`, `Params` or `Bytes` of all selected matrices,
+            allocated rank by rank where a parameter saves most error. `Energy(0.99)` by default.
+        calibration: data on which output errors and drift are measured.
+        dry_run: report the same, from a copy; leave the program unchanged.
+        keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
+        report: called with `Progress` per matrix.
+        options: see `CompressOptions`.
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, BudgetUnreachable, MissingCalibration, NotFactorable;
-        CompressionWouldGrow if one matrix is selected and its factors are not smaller (of several it stays dense).
+        CompressionWouldGrow if a single matrix is selected and its factors are not smaller.
     """
+    given, p = CompressOptions(**options), program_of(program)
     wanted = Energy() if budget is None else budget
-    options = Options(order, sweeps, pad, min_rank, max_rank)
     names = _methods(method, calibration)
-    if not isinstance(wanted, Budget):
-        raise UsageError("not a budget of this operation", where="budget",
+    if not isinstance(wanted, MatrixBudget):
+        raise UsageError("this budget does not apply to matrices", where="budget",
                          expected="Error, Energy, Ratio, Params or Bytes", got=wanted)  # fmt: skip
-    matrices, skipped = find_matrices(program, where)
-    found = CompressionReport(method, repr(wanted), dry_run, skipped=skipped)
-    found.before = found.after = sum(m.size for m in matrices)
-    small = [m for m in matrices if min(m.shape) < min_dim]
-    skipped += [Skipped(m.path, f"a side below min_dim={min_dim}") for m in small]
-    matrices = [m for m in matrices if min(m.shape) >= min_dim]
-    grams = input_grams(program, matrices, calibration) if calibration is not None else {}
-    subjects = [_subject(program, m, grams.get(m.path), names, options) for m in matrices]
+    matrices, skipped = find_matrices(p, where)
+    total = sum(m.size for m in matrices)
+    found = CompressionReport(method=method, budget=repr(wanted), dry_run=dry_run, options=plain(given),
+                              skipped=skipped, before=total, after=total)  # fmt: skip
+    skipped += [Skipped(m.path, f"a side below min_dim={given.min_dim}")
+                for m in matrices if min(m.shape) < given.min_dim]  # fmt: skip
+    matrices = [m for m in matrices if min(m.shape) >= given.min_dim]
+    grams = input_grams(p, matrices, calibration) if calibration is not None else {}
+    subjects = {m.path: _subject(p, m, grams.get(m.path), names, given) for m in matrices}
     if isinstance(wanted, Ratio | Params | Bytes):
-        _share_out(subjects, wanted, found.before, method, importance or {}, options, program)
-    before, target = program.fork(), program.fork() if dry_run else program
-    alone = None if calibration is None else Alone(before, calibration)
+        _allocate(list(subjects.values()), wanted, total, method, given, p)
+    before = p.fork()
+    single = None if calibration is None else SingleMatrixDrift(before, calibration)
+
+    def edit(e: Transaction, matrix: Matrix) -> dict[str, float]:
+        subject = subjects[matrix.path]
+        _decide(subject, wanted, single)
+        found.rows += subject.rows
+        _apply(e, subject, found, alone=total == matrix.size)
+        return {"ratio": found.ratio}
+
     why = f"compress {len(matrices)} matrices: {method} within {wanted}"
-    with target.edit(why, author="pass", tool="graphwright.surgery.compress") as e:
-        for i, subject in enumerate(subjects):
-            try:
-                _decide(subject, wanted, alone)
-                found.rows += subject.rows
-                _apply(e, subject, found, single=found.before == matrices[0].size)
-                if progress is not None:
-                    progress(Progress("compress", i + 1, len(subjects), {"ratio": found.ratio}))
-            except (KeyboardInterrupt, MemoryError):
-                if not keep_partial:
-                    raise
-                found.interrupted = True
-                skipped += [Skipped(s.matrix.path, "interrupted before") for s in subjects if not s.rows]
-                break
+    target = edit_matrices(p, matrices, edit, found, name="compress", why=why, keep_partial=keep_partial, report=report)
     if calibration is not None:
-        found.drift = measured(before, target, calibration)[0]
+        found.drift = measure_drift(before, target, calibration)[0]
     return found
 
 
-def compress_model(
-    model: Model, where: str | Selection, method: str, budget: Budget | None, **options: Any
-) -> CompressionReport:
-    """`compress` of a model's program; what `model.compress` calls."""
-    return compress(model.program, where, method, budget, **options)
-
-
 def _methods(method: str, calibration: Calibration | None) -> list[str]:
-    if method not in ("best", *METHODS):
-        raise UsageError("no such method", where="method", expected=", ".join(("best", *METHODS)), got=method)
+    check_choices({"method": method}, {"method": ("best", *METHODS)})
     if method == "asvd" and calibration is None:
-        raise MissingCalibration("asvd weighs errors by the inputs of a layer", where="calibration",
+        raise MissingCalibration("asvd needs calibration data", where="calibration",
                                  fix="calibration=Calibration(tokens), or method='svd'")  # fmt: skip
     return [m for m in METHODS if m != "asvd" or calibration is not None] if method == "best" else [method]
 
 
-def _subject(p: Program, m: Matrix, gram: np.ndarray | None, names: list[str], options: Options) -> _Subject:
+def _subject(p: Program, m: Matrix, gram: np.ndarray | None, names: list[str], options: CompressOptions) -> _Subject:
     w = values(p, m.key)
-    table = any(traits(use.op).lookup for use in m.uses)
+    table = any(traits(r.op).lookup for r in m.readers)
     usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
     if not usable:
-        raise UsageError("an embedding table is looked up in: only low-rank factors replace it", where=m.path,
-                         got=names[0], fix='method="svd"')  # fmt: skip
+        raise UsageError("only low-rank factors can replace an embedding table", where=m.path, got=names[0],
+                         fix='method="svd"')  # fmt: skip
     fits = {name: METHODS[name](w, gram, options) for name in usable}
     aware = LowRankFit.of(w, gram) if gram is not None else None
     return _Subject(m, w, gram, fits, LowRankFit.of(w), aware)
 
 
-def _share_out(
-    subjects: list[_Subject],
-    budget: Ratio | Params | Bytes,
-    whole: int,
-    method: str,
-    importance: Mapping[str, float],
-    options: Options,
+def _allocate(
+    subjects: list[_Subject], budget: Ratio | Params | Bytes, whole: int, method: str, options: CompressOptions,
     p: Program,
-) -> None:
-    """Give each matrix its number of parameters. Raises: BudgetUnreachable if rank `min_rank` of all is too much."""
+) -> None:  # fmt: skip
+    """Allocate parameters to each matrix. Raises: BudgetUnreachable if rank `min_rank` of all matrices is too large."""
     most = _most_params(budget, subjects, whole)
-    kept = whole - sum(s.matrix.size for s in subjects)
-    least = sum(options.min_rank * sum(s.matrix.shape) for s in subjects) + kept
+    untouched = whole - sum(s.matrix.size for s in subjects)
+    least = sum(options.min_rank * sum(s.matrix.shape) for s in subjects) + untouched
     if least > most:
-        raise BudgetUnreachable("not even the smallest ranks fit", asked=most, best=least, fix="a larger budget")
+        raise BudgetUnreachable("the smallest ranks exceed the budget", asked=most, best=least, fix="a larger budget")
+    importance = options.importance or {}
     chosen = {pattern: set(p.select(pattern)) for pattern in importance}
     spectra, weights = [], []
     for s in subjects:
@@ -192,7 +187,7 @@ def _share_out(
         weights.append(weight / max(float(np.sum(sigma**2)), np.finfo(float).tiny))
         spectra.append(sigma)
     shapes = [s.matrix.shape for s in subjects]
-    ranks = allocate(spectra, shapes, most - kept, weights, options.min_rank, options.max_rank)
+    ranks = allocate(spectra, shapes, most - untouched, weights, options.min_rank, options.max_rank)
     for s, rank in zip(subjects, ranks, strict=True):
         s.params = s.matrix.size if rank is None else rank * sum(s.matrix.shape)
 
@@ -203,23 +198,23 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
     if isinstance(budget, Bytes):
         return int(budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1))
     if budget.of == "flops":
-        raise UsageError("a share of operations is no budget of factors", where="budget", fix="Ratio(share)")
+        raise UsageError("factors cannot be budgeted in operations", where="budget", fix="Ratio(share)")
     return int((1 - budget.share) * whole)
 
 
-def _decide(s: _Subject, budget: Budget, alone: Alone | None) -> None:
-    """A row per method, and the best one within the budget. Raises: BudgetUnreachable."""
+def _decide(s: _Subject, budget: MatrixBudget, single: SingleMatrixDrift | None) -> None:
+    """Fit a row per method, and choose the best one within the budget. Raises: BudgetUnreachable."""
     if s.params == s.matrix.size:
-        return  # the budget has room for all of it
+        return  # the budget has room for the dense matrix
+    limit = _error_limit(budget)
     candidates: list[tuple[Factors, FitRow, float]] = []
     for name, fit in s.fits.items():
-        factors = _fit(fit, s, budget)
+        factors = fit.within_params(s.params) if s.params is not None else fit.within_error(limit or 0.0)
         if factors is not None:
-            row = _row(s, name, as_stored(factors, s.matrix), alone)
+            row = _row(s, name, as_stored(factors, s.matrix), single)
             lost = row.output_error if name == "asvd" and row.output_error is not None else row.weight_error
             candidates.append((factors, row, lost))
     s.rows = [row for _, row, _ in candidates]
-    limit = _limit(budget)
     within = candidates if limit is None else [c for c in candidates if c[2] <= limit * (1 + SLACK) + _rounding(s)]
     if not within:
         raise BudgetUnreachable(
@@ -230,15 +225,7 @@ def _decide(s: _Subject, budget: Budget, alone: Alone | None) -> None:
     best[1].chosen, s.chosen = True, best[0]
 
 
-def _fit(fit: Fit, s: _Subject, budget: Budget) -> Factors | None:
-    if s.params is not None:
-        return fit.within_params(s.params)
-    limit = _limit(budget)
-    assert limit is not None
-    return fit.within_error(limit)
-
-
-def _limit(budget: Budget) -> float | None:
+def _error_limit(budget: MatrixBudget) -> float | None:
     """The relative error that a quality budget allows; None for a size budget."""
     if isinstance(budget, Energy):
         return (1 - budget.share) ** 0.5
@@ -246,11 +233,11 @@ def _limit(budget: Budget) -> float | None:
 
 
 def _rounding(s: _Subject) -> float:
-    """Relative error that storing factors brings by itself."""
+    """Relative error caused by storing the factors."""
     return {2: 2.0**-7, 4: 2.0**-22}.get(s.matrix.dtype.itemsize, 1e-13)
 
 
-def _row(s: _Subject, name: str, factors: Factors, alone: Alone | None) -> FitRow:
+def _row(s: _Subject, name: str, factors: Factors, single: SingleMatrixDrift | None) -> FitRow:
     m, count = s.matrix, parameters(factors)
     new = reconstruct(factors)
     norm, rank = float(np.linalg.norm(s.w)), count // sum(m.shape)
@@ -266,24 +253,97 @@ def _row(s: _Subject, name: str, factors: Factors, alone: Alone | None) -> FitRo
         output_error=None if s.gram is None else output_error(s.w, new, s.gram),
         svd_error=s.spectrum.error(rank) if rank else None,
         asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-        kl=None if alone is None else alone.divergence(m, factors),
+        kl=None if single is None else single.divergence(m, factors),
         dense_ms=dense_ms,
         ms=ms,
         flops_share=flops(factors) / (2 * m.size),
-    )  # fmt: skip
+    )
 
 
-def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, single: bool) -> None:
-    """Put the chosen factors in, if they are smaller. Raises: CompressionWouldGrow for a matrix that is alone."""
+def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool) -> None:
+    """Attach the chosen factors if they are smaller. Raises: CompressionWouldGrow if no other matrix is selected."""
     row = next((row for row in s.rows if row.chosen), None)
     if row is None or s.chosen is None:
         found.skipped.append(Skipped(s.matrix.path, "kept dense: the budget has room for it"))
     elif row.ratio <= 1:
-        if single:
+        if alone:
             raise CompressionWouldGrow(row.ratio, s.matrix.path)
         found.skipped.append(Skipped(s.matrix.path, f"kept dense: {row.method} has a ratio of {row.ratio:.3g}"))
     else:
-        with e.program.edit(s.matrix.path):
-            attach(e, s.matrix, s.chosen)
+        attach(e, s.matrix, s.chosen)
         row.applied = True
         found.after += row.parameters - s.matrix.size
+
+
+# -- without changing anything -----------------------------------------------------------------------------------------
+class CurvePoint(NamedTuple):
+    """One size of one matrix.
+
+    Attributes:
+        ratio: parameters before / after.
+        error: relative; of the outputs for `asvd`, else of the weights.
+    """
+
+    ratio: float
+    error: float
+
+
+def curve(
+    program: Program,
+    where: str,
+    methods: Sequence[str] = ("svd",),
+    points: int = 8,
+    *,
+    order: int = 3,
+    calibration: Calibration | None = None,
+) -> dict[str, list[CurvePoint]]:
+    """Ratio and error of one matrix at up to `points` sizes, by ascending ratio, per method; nothing is changed.
+
+    The large decomposition, of the matrix or of its first unfolding, is made once per method. Trains and rings have the
+    ratios that their ranks allow; sizes that they cannot reach are left out.
+
+    Args:
+        program: not changed.
+        where: pattern that selects one matrix.
+        methods: of `svd`, `asvd`, `tt`, `tr`.
+        points: sizes between the matrix's own and rank 1.
+        order: modes of trains and rings.
+        calibration: data, for `asvd`.
+    Raises: UsageError for several matrices or an unknown method; MissingCalibration.
+    """
+    found, _ = find_matrices(program, where)
+    if len(found) != 1:
+        raise UsageError("a curve needs exactly one matrix", where=where, got=f"{len(found)} matrices")
+    for name in methods:
+        check_choices({"method": name}, {"method": METHODS})
+        _methods(name, calibration)
+    matrix = found[0]
+    w = values(program, matrix.key)
+    gram = input_grams(program, found, calibration).get(matrix.path) if calibration is not None else None
+    sizes = np.geomspace(matrix.size, sum(matrix.shape), points).astype(int)
+    norm = float(np.linalg.norm(w)) or 1.0
+    made: dict[str, list[CurvePoint]] = {}
+    for name in methods:
+        fit = METHODS[name](w, gram, CompressOptions(order=order))
+        seen: dict[float, CurvePoint] = {}
+        for size in sizes:
+            factors = fit.within_params(int(size))
+            if factors is None:
+                continue
+            new = reconstruct(factors)
+            weight_error = float(np.linalg.norm(new - w)) / norm
+            error = output_error(w, new, gram) if name == "asvd" and gram is not None else weight_error
+            point = CurvePoint(compression_ratio(factors), error)
+            seen.setdefault(point.ratio, point)
+        made[name] = _pareto(list(seen.values()))
+    return made
+
+
+def _pareto(points: list[CurvePoint]) -> list[CurvePoint]:
+    """Points by ascending ratio, without those that a smaller one beats in error."""
+    best: list[CurvePoint] = []
+    for point in sorted(points, key=lambda q: (q.ratio, q.error)):
+        while best and best[-1].error >= point.error:
+            best.pop()
+        best.append(point)
+    return best

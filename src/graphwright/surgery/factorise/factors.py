@@ -1,7 +1,7 @@
-"""Factors of a matrix: cores with labelled axes, of which only products with vectors are ever formed.
+"""Factors of a matrix: cores with labelled axes, which are multiplied with vectors but never with each other.
 
 W[o, i] is the sum over all bonds of the product of the cores; o and i are split into modes, o = (o₁ .. o_d).
-Source of the ring: Zhao et al. 2016, "Tensor ring decomposition"; r₀ = 1 is the train of Oseledets 2011.
+Sources: Zhao et al. 2016, "Tensor ring decomposition"; r₀ = 1 is the tensor train of Oseledets 2011.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Core(NamedTuple):
     """One factor.
 
     Attributes:
-        name: under which its param is stored, behind the name of the linear map.
+        name: of its param, below the name of the linear map.
         array: float64.
-        labels: of its axes: `o1`, `i1`, ... modes of the output and the input, `b0`, ... bonds; a bond is in two cores.
+        labels: of its axes: `o1`, `i1`, ... for modes of output and input, `b0`, ... for bonds, each in two cores.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Core(NamedTuple):
 
 
 class Factors(Protocol):
-    """What stands for a matrix [out, in]."""
+    """A factored matrix [out, in]."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the matrix itself."""
+        """(out, in) of the matrix."""
         ...
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of o₁, o₂, ... and of i₁, i₂, ...; where their products exceed the matrix, the rest is padding."""
+        """Sizes of o₁, o₂, ... and of i₁, i₂, ...; if their products exceed the matrix, the rest is padding."""
         ...
 
     @property
@@ -52,7 +52,7 @@ class Factors(Protocol):
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """All factors."""
+        """The cores in order."""
         ...
 
 
@@ -75,12 +75,12 @@ class LowRank:
 
     @property
     def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """One each."""
+        """One mode each."""
         return (self.shape[0],), (self.shape[1],)
 
     @property
     def cores(self) -> tuple[Core, ...]:
-        """The two."""
+        """Outer and inner core."""
         return Core("outer", self.outer, ("o1", "b1")), Core("inner", self.inner, ("b1", "i1"))
 
 
@@ -90,7 +90,7 @@ class TensorRing:
 
     Attributes:
         arrays: cores [r_{k-1}, o_k, i_k, r_k], with r_d = r_0.
-        shape: (out, in) of the matrix, at most the products of the modes; what is beyond is padding.
+        shape: (out, in) of the matrix, at most the products of the modes; the rest is padding.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -116,14 +116,14 @@ class TensorRing:
         )
 
     def reconstruct(self) -> np.ndarray:
-        """The matrix float64 [out, in]."""
+        """The matrix, float64 [out, in]."""
         return reconstruct(self)
 
 
 def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the field's name
     """A ring whose first and last rank are 1. Raises: ValueError for other ranks."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
-        raise ValueError(f"a train begins and ends with rank 1, not {arrays[0].shape[0]} and {arrays[-1].shape[3]}")
+        raise ValueError(f"a tensor train needs outer ranks 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}")
     return TensorRing(tuple(arrays), shape)
 
 
@@ -133,12 +133,12 @@ def parameters(factors: Factors) -> int:
 
 
 def compression_ratio(factors: Factors) -> float:
-    """Parameters of the matrix / parameters of its factors: above 1 is smaller; 4 is what others call "4x"."""
+    """Parameters of the matrix / parameters of its factors: above 1 is smaller; 4 is also called "4x"."""
     return prod(factors.shape) / max(parameters(factors), 1)
 
 
 def reconstruct(factors: Factors) -> np.ndarray:
-    """The matrix float64 [out, in], padding cut off."""
+    """The matrix, float64 [out, in], without padding."""
     names = sorted({label for core in factors.cores for label in core.labels})
     number = {name: i for i, name in enumerate(names)}
     operands = [part for core in factors.cores for part in (core.array, [number[n] for n in core.labels])]
@@ -148,14 +148,14 @@ def reconstruct(factors: Factors) -> np.ndarray:
     return full[: factors.shape[0], : factors.shape[1]]
 
 
-class Step(NamedTuple):
-    """One product.
+class ContractionStep(NamedTuple):
+    """The product of the running value with one core.
 
     Attributes:
-        core: which one comes in.
-        kept: labels of the running value that stay, in their order.
+        core: its number.
+        kept: labels of the running value that remain, in their order.
         summed: labels that the product sums over.
-        free: labels of the core that come in.
+        free: labels of the core that are added.
     """
 
     core: int
@@ -166,17 +166,17 @@ class Step(NamedTuple):
 
 def contraction_order(
     start: Sequence[str], cores: Sequence[Sequence[str]], sizes: Mapping[str, int]
-) -> tuple[list[Step], int]:
-    """The cheapest order, and its floating point operations per vector.
+) -> tuple[list[ContractionStep], int]:
+    """The cheapest contraction order, and its floating point operations per vector.
 
     Args:
         start: labels of the vector's modes.
-        cores: labels of each core's axes; a label that two of vector and cores have is summed over.
+        cores: labels of each core's axes; a label that occurs twice is summed over.
         sizes: of all labels.
     """
     whole = (1 << len(cores)) - 1
-    best: dict[int, tuple[int, int, int]] = {0: (0, -1, -1)}  # cores done -> cost, last core, cores done before it
-    for done in range(whole + 1):  # every subset comes after the subsets of it
+    best: dict[int, tuple[int, int, int]] = {0: (0, -1, -1)}  # contracted cores -> cost, last core, set before it
+    for done in range(whole + 1):  # a set comes after its subsets
         if done not in best:
             continue
         value = set(_open(start, cores, done))
@@ -193,19 +193,19 @@ def contraction_order(
     while done:
         _, k, done = best[done]
         order.append(k)
-    steps: list[Step] = []
+    steps: list[ContractionStep] = []
     running = list(start)
     for k in reversed(order):
         shared = tuple(name for name in cores[k] if name in running)
         kept = tuple(name for name in running if name not in shared)
         free = tuple(name for name in cores[k] if name not in shared)
-        steps.append(Step(k, kept, shared, free))
+        steps.append(ContractionStep(k, kept, shared, free))
         running = [*kept, *free]
     return steps, best[whole][0]
 
 
 def _open(start: Sequence[str], cores: Sequence[Sequence[str]], done: int) -> tuple[str, ...]:
-    """Labels of the running value after some cores."""
+    """Labels of the running value after contracting a set of cores."""
     count: dict[str, int] = dict.fromkeys(start, 1)
     for k, labels in enumerate(cores):
         if done >> k & 1:
@@ -215,12 +215,12 @@ def _open(start: Sequence[str], cores: Sequence[Sequence[str]], done: int) -> tu
 
 
 def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
-    """`order` factors above 1, as equal as they get, of n or of the next number that has so many.
+    """`order` factors above 1, as equal as possible, of n or of the next larger number that has them.
 
-    Raises: NotFactorable if n has not and `pad` is False; UsageError for an order below 2.
+    Raises: NotFactorable if n has none and `pad` is False; UsageError for an order below 2.
     """
     if order < 2:
-        raise UsageError("a chain of cores has two or more", where="order", expected=">= 2", got=order)
+        raise UsageError("a chain needs at least two cores", where="order", expected=">= 2", got=order)
     size = n
     while (found := _balanced(size, order, 2)) is None:
         if not pad:
@@ -231,7 +231,7 @@ def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
-    """Rising factors of n, each at least `least`, with the smallest sum."""
+    """Ascending factors of n, each at least `least`, with the smallest sum."""
     if order == 1:
         return (n,) if n >= least else None
     best: tuple[int, ...] | None = None
@@ -243,7 +243,7 @@ def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
 
 
 def to_tensor(w: np.ndarray, out: Sequence[int], inner: Sequence[int]) -> np.ndarray:
-    """[out, in] as [o_1 i_1, .., o_d i_d], padded with zeros where the modes hold more."""
+    """[out, in] as [o_1 i_1, .., o_d i_d], padded with zeros up to the modes."""
     d = len(out)
     padded = np.zeros((prod(out), prod(inner)), w.dtype)
     padded[: w.shape[0], : w.shape[1]] = w

@@ -1,4 +1,4 @@
-"""Low-rank branches beside linear maps, for training few parameters, and their merging back into the matrices.
+"""LoRA: low-rank branches beside linear maps, for training few parameters, and merging them into the matrices.
 
 Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 """
@@ -25,9 +25,9 @@ ENDING = ".lora.outer.weight"
 
 
 def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> list[str]:
-    """Add a branch B A x beside each linear map W x, in one edit; B is 0, so that the function is unchanged.
+    """Add a branch B A x beside each linear map W x, in one edit; B is 0, so the function is unchanged.
 
-    The branch enters the junction behind the map, one that is put there if there is none.
+    The branch enters the junction after the map; a missing junction is created.
 
     Args:
         program: edited in place.
@@ -35,14 +35,15 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
         rank: rows of A [rank, in], columns of B [out, rank].
         seed: of A, which is Gaussian of variance 1 / in.
     Returns: paths of the params made, A and B of each map.
-    Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that has a branch.
+    Raises: EmptySelection; UsageError for a rank below 1, a tied weight, or a map that already has a branch.
     """
     if rank < 1:
-        raise UsageError("a branch has a rank", where="rank", expected=">= 1", got=rank)
+        raise UsageError("the rank of a branch must be >= 1", where="rank", got=rank)
     matrices, _ = find_matrices(program, where)
     for m in matrices:
-        if len(m.uses) != 1 or traits(m.uses[0].op).contracts != "out_in":
-            raise UsageError("a weight with several readers has no branch of its own", where=m.path)
+        if len(m.readers) != 1 or traits(m.readers[0].op).contracts != "out_in":
+            got = ", ".join(r.op for r in m.readers)
+            raise UsageError("a branch needs a weight that one linear map reads", where=m.path, got=got)
     rng = np.random.default_rng(seed)
     with program.edit(f"low-rank branches beside {len(matrices)} maps", author="pass",
                       tool="graphwright.surgery.lora") as e:  # fmt: skip
@@ -50,20 +51,20 @@ def lora(program: Program, where: str | Selection, rank: int, seed: int = 0) -> 
 
 
 def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
-    """Add each branch's B A to the matrix beside it and take the branch away, in one edit.
+    """Add each branch's B A to the matrix beside it and remove the branch, in one edit.
 
-    Returns: paths of the changed weights. Raises: EmptySelection if nothing here has a branch.
+    Returns: paths of the changed weights. Raises: EmptySelection if no selected map has a branch.
     """
     chosen = program.select(where) if isinstance(where, str) else where
     outers = [n for n in program.of_kind(PARAM) if program.path(n).endswith(ENDING) and n in chosen]
     if not outers:
-        raise EmptySelection("no low-rank branch here", where=str(where), fix="lora(program, where, rank) adds some")
+        raise EmptySelection("the selection has no low-rank branch", where=str(where), fix="lora(program, where, rank)")
     with program.edit(f"merge {len(outers)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
         return [_merge(e, program.path(n).removesuffix(ENDING)) for n in outers]
 
 
 def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> tuple[str, str]:
-    p, node = e.program, m.uses[0].node
+    p, node = e.program, m.readers[0].node
     x, dtype = p.operands(node)[0], p.spec(node).dtype
     key = m.key.removesuffix(".weight")
     first = {

@@ -1,4 +1,4 @@
-"""The methods by one interface: fewest parameters for an error, or least error for a number of parameters."""
+"""Decomposition methods with one interface: fewest parameters for an error, or least error for some parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Unfolding(NamedTuple):
-    """The SVD of a tensor's first unfolding [p_1, p_2 .. p_d], from which trains and rings of any accuracy begin."""
+    """The SVD of a tensor's first unfolding [p_1, p_2 .. p_d], from which trains and rings of any accuracy start."""
 
     shape: tuple[int, ...]
     u: np.ndarray
@@ -27,19 +27,19 @@ class Unfolding(NamedTuple):
 
     @staticmethod
     def of(tensor: np.ndarray) -> Unfolding:
-        """Decompose it, once."""
+        """Decompose a tensor."""
         u, s, vt = np.linalg.svd(tensor.reshape(tensor.shape[0], -1), full_matrices=False)
         return Unfolding(tensor.shape, u, s, vt)
 
     @property
     def norm(self) -> float:
-        """Of the tensor."""
+        """Frobenius norm of the tensor."""
         return float(np.linalg.norm(self.s))
 
 
 def rank_within(s: np.ndarray, lost: float) -> int:
-    """The smallest rank, at least 1, at which the dropped singular values have a norm of at most `lost`."""
-    tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])  # tail[r]: norm of what is dropped at rank r
+    """The smallest rank >= 1 whose dropped singular values have a norm of at most `lost`."""
+    tail = np.sqrt(np.cumsum(s[::-1] ** 2)[::-1])  # tail[r]: norm of the values dropped at rank r
     return max(int(np.count_nonzero(tail > lost)), 1)
 
 
@@ -49,7 +49,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
     Args:
         first: SVD of its first unfolding.
         error: relative; each of the d - 1 SVDs drops at most error · norm / √(d - 1).
-        ranks: r_1 .. r_{d-1} at most, instead of an error.
+        ranks: upper limits of r_1 .. r_{d-1}, instead of an error.
     """
     d = len(first.shape)
     lost = error * first.norm / max(d - 1, 1) ** 0.5
@@ -64,7 +64,7 @@ def train(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None =
 def sweep(
     rest: np.ndarray, sizes: Sequence[int], last: int, lost: float, ranks: Sequence[int] | None
 ) -> list[np.ndarray]:
-    """Cores of what is left behind the first one, [r_1, p_2 .. p_d, last], each SVD dropping at most `lost`."""
+    """Cores of the remainder [r_1, p_2 .. p_d, last] after the first one; each SVD drops at most `lost`."""
     cores = []
     rank = rest.shape[0]
     for k, p in enumerate(sizes[:-1]):
@@ -76,12 +76,12 @@ def sweep(
 
 
 RIDGE = 1e-6
-"""Of the mean diagonal of the Gram matrix; added to it, so that it has a Cholesky factor."""
+"""Share of the Gram matrix's mean diagonal that is added to it, so that it has a Cholesky factor."""
 
 
 @dataclass(frozen=True, eq=False)
 class LowRankFit:
-    """One decomposition, from which every rank is read off.
+    """One SVD, from which the factors of every rank follow.
 
     Attributes:
         u, s, vt: SVD of W, or of W L.
@@ -95,7 +95,7 @@ class LowRankFit:
 
     @staticmethod
     def of(w: np.ndarray, gram: np.ndarray | None = None) -> LowRankFit:
-        """Decompose [out, in], for inputs of the Gram matrix Σ x xᵀ / N if given."""
+        """Decompose [out, in]; with a Gram matrix Σ x xᵀ / N weighted by the inputs."""
         root = None
         if gram is not None:
             floor = RIDGE * float(np.trace(gram)) / len(gram)
@@ -104,7 +104,7 @@ class LowRankFit:
         return LowRankFit(u, s, vt, root)
 
     def at(self, rank: int) -> LowRank:
-        """The factors of a rank; the root of each singular value goes to either side."""
+        """The factors of a rank; each side gets the square roots of the singular values."""
         half = np.sqrt(self.s[:rank])
         inner = half[:, None] * self.vt[:rank]
         if self.root is not None:
@@ -117,7 +117,7 @@ class LowRankFit:
         return float(np.linalg.norm(self.s[rank:])) / whole if whole else 0.0
 
     def rank_for(self, error: float) -> int:
-        """The smallest rank of at most this relative error."""
+        """The smallest rank with at most this relative error."""
         return rank_within(self.s, error * float(np.linalg.norm(self.s)))
 
 
@@ -130,21 +130,21 @@ def svd(w: np.ndarray, rank: int) -> LowRank:
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """The rank that loses least of y = x · Wᵀ over inputs of a Gram matrix [in, in]. Raises: NonFiniteWeight."""
+    """The factors with least error of y = x · Wᵀ over inputs with a Gram matrix [in, in]. Raises: NonFiniteWeight."""
     return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)
 
 
 def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = None) -> list[np.ndarray]:
-    """Cores [r_{k-1}, p_k, r_k] of a tensor, r_d = r_0; with r_0 = 1, a train, where that is smallest.
+    """Cores [r_{k-1}, p_k, r_k] of a tensor, r_d = r_0; a train, with r_0 = 1, if that is smallest.
 
     Args:
         first: SVD of its first unfolding.
         error: relative. The first SVD drops at most √(2/d) · error · norm, the d - 2 others error · norm / √d each:
             their squares add up to (error · norm)².
-        ranks: r_0 .. r_{d-1}, instead of an error: as many at most.
+        ranks: upper limits of r_0 .. r_{d-1}, instead of an error.
     """
     d = len(first.shape)
-    if d < 3:  # two cores on a ring are two on a train, with r_0 r_1 for its rank
+    if d < 3:  # a ring of two cores is a train of rank r_0 r_1
         return train(first, error=error, ranks=None if ranks is None else [int(np.prod(ranks[:2]))])
     if ranks is not None:
         return _shared(first, ranks[0], ranks[1], 0.0, ranks[2:])
@@ -158,29 +158,29 @@ def ring(first: Unfolding, *, error: float = 0.0, ranks: Sequence[int] | None = 
 
 
 def _shared(first: Unfolding, outer: int, inner: int, lost: float, ranks: Sequence[int] | None) -> list[np.ndarray]:
-    """Rank r_0 r_1 of the first unfolding as two bonds: U [p_1, r_0 r_1] -> [r_0, p_1, r_1], the rest goes around."""
+    """Split rank r_0 r_1 of the first unfolding into two bonds: U [p_1, r_0 r_1] -> [r_0, p_1, r_1]."""
     p, rank = first.shape[0], outer * inner
     u, rest = np.zeros((p, rank)), np.zeros((rank, first.vt.shape[1]))
     kept = min(rank, len(first.s))
     u[:, :kept], rest[:kept] = first.u[:, :kept], first.s[:kept, None] * first.vt[:kept]
     head = u.reshape(p, outer, inner).transpose(1, 0, 2)
-    turned = rest.reshape(outer, inner, -1).transpose(1, 2, 0).reshape(inner, -1)
-    return [head, *sweep(np.ascontiguousarray(turned), first.shape[1:], outer, lost, ranks)]
+    moved = rest.reshape(outer, inner, -1).transpose(1, 2, 0).reshape(inner, -1)
+    return [head, *sweep(np.ascontiguousarray(moved), first.shape[1:], outer, lost, ranks)]
 
 
 BISECTIONS = 14
-"""Steps by which the error of a train or a ring is fitted to a number of parameters."""
+"""Steps of the bisection that fits the error of a train or ring to a number of parameters."""
 
 
 class Fit(Protocol):
-    """Decompositions of one matrix by one method."""
+    """All decompositions of one matrix by one method."""
 
     def within_error(self, error: float) -> Factors:
         """The fewest parameters at this relative error (asvd: of the outputs)."""
         ...
 
     def within_params(self, params: int) -> Factors | None:
-        """The least error at up to this many parameters; None if not even the smallest rank fits."""
+        """The least error with up to this many parameters; None if the smallest rank does not fit."""
         ...
 
 
@@ -193,7 +193,7 @@ class LowRankMethod:
         self.low, self.high, self.cost = min(min_rank, most), most, sum(w.shape)
 
     def within_error(self, error: float) -> LowRank:
-        """At least `min_rank`, at most `max_rank`: the error may then be larger, which the caller checks."""
+        """The smallest sufficient rank, within `min_rank` and `max_rank`; the caller checks the error."""
         return self.fit.at(min(max(self.fit.rank_for(error), self.low), self.high))
 
     def within_params(self, params: int) -> LowRank | None:
@@ -203,7 +203,7 @@ class LowRankMethod:
 
 
 class RingMethod:
-    """`tt` and `tr`: the first unfolding is decomposed once, the others anew for each accuracy."""
+    """`tt` and `tr`: the first unfolding is decomposed once, the others again for each accuracy."""
 
     def __init__(self, w: np.ndarray, order: int, closed: bool, pad: bool, sweeps: int) -> None:
         self.w, self.closed, self.sweeps = w, closed, sweeps
@@ -211,23 +211,23 @@ class RingMethod:
 
     @cached_property
     def tensor(self) -> np.ndarray:
-        """The matrix by modes."""
+        """The matrix as a tensor of modes."""
         return to_tensor(self.w, self.out, self.inner)
 
     @cached_property
     def first(self) -> Unfolding:
-        """Decomposed at first use."""
+        """The SVD of the first unfolding, computed at first use."""
         return Unfolding.of(self.tensor)
 
     def within_error(self, error: float) -> TensorRing:
-        """The error is a guarantee."""
+        """The error is an upper bound."""
         arrays = (ring if self.closed else train)(self.first, error=error)
         if self.sweeps:
             arrays = refine(self.tensor, arrays, self.sweeps)[0]
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """The smallest error, by bisection, whose train or ring fits."""
+        """The smallest error whose train or ring fits, by bisection."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:
@@ -248,4 +248,4 @@ METHODS: dict[str, Callable[..., Fit]] = {
     "tt": lambda w, gram, o: RingMethod(w, o.order, False, o.pad, o.sweeps),
     "tr": lambda w, gram, o: RingMethod(w, o.order, True, o.pad, o.sweeps),
 }
-"""Name -> fit of a matrix, given the Gram matrix of its inputs or None, and the options of `compress`."""
+"""Name -> fit of a matrix, given the Gram matrix of its inputs or None, and `CompressOptions`."""

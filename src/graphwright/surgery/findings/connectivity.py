@@ -1,4 +1,7 @@
-"""Cycles: nodes that wait for each other. A loop over time goes through a state, and is none."""
+"""Rules about connectivity: cycles, separate parts, unreachable outputs, unread nodes, empty ports.
+
+A loop over time steps goes through a state, and is no cycle.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from graphwright.graph.analysis import connected_components, strongly_connected_components
 from graphwright.program.kinds import ASSIGN, INPUT, SOURCES, STORED
-from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, removed, rewired, sweep
-from graphwright.surgery.findings.interface import best_source, empty_places, fits
-from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, remove_unread_cone, removed, rewired
+from graphwright.surgery.findings.wiring import best_source, empty_ports, fits
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
     from graphwright.surgery.findings.diagnosis import Diagnosis
 
 
-@finding("cycle")
 def cycle(d: Diagnosis) -> Iterator[Finding]:
     """The shortest cycle of each strongly connected component."""
     p = d.program
-    if not p.back_edges:  # every edge goes forwards in the order
+    if not p.back_edges:  # no edge goes backwards in the topological order
         return
     for component in strongly_connected_components(p.graph):
         if len(component) == 1 and not p.graph.has_edge(component[0], component[0]):
@@ -34,7 +35,7 @@ def cycle(d: Diagnosis) -> Iterator[Finding]:
             p,
             "cycle",
             Severity.CRITICAL,
-            "nodes depend on each other",
+            "the nodes depend on each other in a cycle",
             *nodes,
             edges=edges,
             got=" -> ".join([*names, names[0]]),
@@ -44,11 +45,11 @@ def cycle(d: Diagnosis) -> Iterator[Finding]:
 
 
 def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...]:
-    """The edges of a shortest cycle within a strongly connected component, the one that closes it last."""
+    """The edges of a shortest cycle in a strongly connected component, ending with the closing edge."""
     inside = set(component)
     best: list[EdgeId] = []
-    loose = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
-    for closing in loose or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
+    back = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
+    for closing in back or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
         goal, start = p.graph.endpoints(closing)
         came: dict[NodeId, EdgeId | None] = {start: None}
         queue = [start]
@@ -72,7 +73,7 @@ def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...
 
 
 def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
-    """Cut an edge into a junction, the one that closed the cycle first; else let a port read something earlier."""
+    """Cut an edge into a junction, preferably the closing one; or let a port read an earlier value."""
     p = d.program
     cuttable = [e for e in edges if p.is_junction(p.graph.target(e)) and p.graph.in_degree(p.graph.target(e)) > 1]
     cuttable.sort(key=lambda e: e not in p.back_edges)
@@ -92,9 +93,8 @@ def _delay(e: Transaction, edge: EdgeId) -> None:
     e.connect(source, target, delay=1)
 
 
-@finding("components")
 def components(d: Diagnosis) -> Iterator[Finding]:
-    """Connected parts that hold ops beside the one that most outputs belong to; what only counts steps is none."""
+    """Connected parts with ops beside the part with most outputs; integer counters do not count."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
     parts = [sorted(part) for part in parts if any(w.is_op(i) for i in part)]
@@ -102,13 +102,13 @@ def components(d: Diagnosis) -> Iterator[Finding]:
     for part in parts[1:]:
         nodes = [w.nodes[i] for i in part]
         if not w.outputs.intersection(part) and not any(s.dtype.is_float for n in nodes for s in p.specs(n)):
-            continue  # a counter of batches, say
+            continue  # for example a counter of batches
         outputs = [name for name, v in zip(p.output_names(), p.outputs(), strict=True) if v.node in nodes]
         yield Finding.of(
             p,
             "components",
             Severity.ERROR,
-            "a network of its own beside the main one",
+            "this part is not connected to the main network",
             *nodes,
             witness={"nodes": len(nodes), "outputs": outputs},
             fixes=(_remove(p, nodes, outputs),),
@@ -122,13 +122,12 @@ def _remove(p: Program, nodes: list[NodeId], outputs: list[str]) -> Fix:
             e.set_outputs(**{name: v for name, v in rest if name not in outputs})
         remove(e, nodes)
 
-    what = f"remove the {len(nodes)} nodes around {p.path(nodes[0])}"
+    what = f"remove the {len(nodes)} nodes connected to {p.path(nodes[0])}"
     return Fix(what, apply, edges=1, keeps_function=not outputs)
 
 
-@finding("unreachable")
 def unreachable(d: Diagnosis) -> Iterator[Finding]:
-    """Outputs that no input has an effect on, and inputs without effect on any output."""
+    """Outputs that no input affects, and inputs that affect no output."""
     p, w = d.program, d.wiring
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     if not inputs or not w.outputs:
@@ -143,10 +142,10 @@ def unreachable(d: Diagnosis) -> Iterator[Finding]:
     if cut_off:
         name, output = cut_off[0]
         starts = idle or inputs
-        yield _finding(d, f"no input has an effect on the output {name!r}", w.nodes[output], starts, [output], reached)
+        yield _finding(d, f"no input affects the output {name!r}", w.nodes[output], starts, [output], reached)
     else:
         for i in idle:
-            yield _finding(d, "has no effect on any output", w.nodes[i], [i], sorted(w.outputs), reached)
+            yield _finding(d, "the input affects no output", w.nodes[i], [i], sorted(w.outputs), reached)
 
 
 def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]) -> Finding:
@@ -167,14 +166,14 @@ def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: li
     )
 
 
-def _reconnect(d: Diagnosis, frontier: list[int], behind: set[int], reached: set[int]) -> Fix | None:
-    """Let the nearest port behind the gap that fits read the last node before it."""
+def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> Fix | None:
+    """Let the nearest fitting port after the gap read the last node before it."""
     p, w = d.program, d.wiring
     best: tuple[int, int, int, list[EdgeId]] | None = None
     for last in frontier:
         earlier = set(w.flood([last], w.before))
         spec = p.specs(w.nodes[last])[0]
-        for i in sorted(behind - earlier):
+        for i in sorted(later - earlier):
             for edge in p.in_edges(w.nodes[i]):
                 source = w.at[p.graph.source(edge)]
                 if source in reached or w.ops[source] in STORED or not fits(p, w.nodes[i], p.edge_port(edge), spec):
@@ -185,32 +184,30 @@ def _reconnect(d: Diagnosis, frontier: list[int], behind: set[int], reached: set
     if best is None:
         return None
     last, source, edges = w.nodes[best[1]], w.nodes[best[2]], best[3]
-    edges = [e for e in edges if p.graph.target(e) != last and w.at[p.graph.target(e)] in behind]
+    edges = [e for e in edges if p.graph.target(e) != last and w.at[p.graph.target(e)] in later]
 
     def apply(e: Transaction) -> None:
         for edge in edges:
             e.rewire(edge, last)
-        sweep(e, source)
+        remove_unread_cone(e, source)
 
     return Fix(f"let {p.path(p.graph.target(edges[0]))} read {p.path(last)}", apply, edges=len(edges))
 
 
-@finding("isolated")
 def isolated(d: Diagnosis) -> Iterator[Finding]:
-    """Nodes without any edge that are no output."""
+    """Nodes without edges that are no output."""
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
         alone = not w.before[i] and w.unread(i) and w.ops[i] not in STORED
         if alone and node not in d.claimed:
             fixes = (removed(p, [node], keeps=True),)
-            yield Finding.of(p, "isolated", Severity.WARNING, "is connected to nothing", node, fixes=fixes)
+            yield Finding.of(p, "isolated", Severity.WARNING, "the node is connected to nothing", node, fixes=fixes)
 
 
-@finding("dead_end")
 def dead_end(d: Diagnosis) -> Iterator[Finding]:
-    """Nodes whose results nothing reads, with what only they use.
+    """Nodes whose results nothing reads, with everything that only they use.
 
-    Where inputs lie in that cone it is the way to the outputs that is missing: see `unreachable`.
+    If an input is only used there, the path to the outputs is missing instead: see `unreachable`.
     """
     p, w = d.program, d.wiring
     needed = w.reaching([*w.outputs, *(i for i, op in enumerate(w.ops) if op == ASSIGN)])
@@ -227,7 +224,7 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
             p,
             "dead_end",
             Severity.WARNING,
-            "computes what nothing reads",
+            "nothing reads the result",
             *members,
             witness={"cone": [p.path(n) for n in members]},
             fixes=(removed(p, members, keeps=True), _output(p, node)),
@@ -242,22 +239,21 @@ def _output(p: Program, node: NodeId) -> Fix:
     return Fix(f"make {p.path(node)} an output", apply, edges=1)
 
 
-@finding("orphan_source")
 def orphan_source(d: Diagnosis) -> Iterator[Finding]:
-    """Each port that misses its edge, and each junction that is zero because nothing enters it."""
+    """Ports that lack an edge, and junctions that are zero because they have no edge."""
     p, w = d.program, d.wiring
-    for node, port in empty_places(p, w):
+    for node, port in empty_ports(p, w):
         junction = p.is_junction(node)
         source = best_source(p, w, node, port)
-        lost = source is not None and source.node in d.claimed
+        reconnects = source is not None and source.node in d.claimed
         fixes = [_connect(p, source, node, port, junction)] if source is not None else []
-        if junction and not lost:
+        if junction and not reconnects:
             fixes += _without(p, node)
         yield Finding.of(
             p,
             "orphan_source",
             Severity.WARNING if junction else Severity.ERROR,
-            "sums nothing, and is zero" if junction else f"port {port} has no edge",
+            "the junction has no edge, so it is zero" if junction else f"port {port} has no edge",
             node,
             where=p.path(node) if junction else f"{p.path(node)}, port {port}",
             witness={"port": port, "nearest": None if source is None else p.path(source)},
@@ -270,14 +266,14 @@ def _connect(p: Program, source: Value, node: NodeId, port: int, junction: bool)
         f"connect {p.path(source)} to {p.path(node)}",
         lambda e: e.connect(source, node, None if junction else port),
         edges=1,
-        keeps_function=not junction,  # what misses a port did not run
+        keeps_function=not junction,  # a node with an empty port did not run
     )
 
 
 def _without(p: Program, node: NodeId) -> list[Fix]:
-    """Where only sums read a zero, it can go."""
+    """A fix that removes a zero junction, if only sums read it."""
     readers = p.consumers(node)
     plain = readers and all(p.is_junction(n) and p.graph.in_degree(n) > 1 for n in readers)
     if not plain or any(v.node == node for v in p.outputs()):
         return []
-    return [Fix(f"remove {p.path(node)}, a zero among sums", lambda e: e.remove(node), edges=1, keeps_function=True)]
+    return [Fix(f"remove {p.path(node)}, a zero term of sums", lambda e: e.remove(node), edges=1, keeps_function=True)]

@@ -1,7 +1,7 @@
-"""What a rule looks at: the program as far as it is mended, what is known of it, and a probe if there is one.
+"""The view of a program that rules work on: a fork with earlier findings fixed, cached analyses, and a probe.
 
-Each finding is mended on a fork before the next rule looks, so that what follows from a defect is not reported as a
-defect of its own. The program itself is only read.
+Each finding is fixed on a fork before the next rule runs, so the consequences of a defect are not reported as defects
+of their own. The program itself is only read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from graphwright.errors import GraphwrightError
 from graphwright.program import AssemblyReport
 from graphwright.progress import Progress
-from graphwright.surgery.findings.wiring import Wiring
+from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -25,57 +25,57 @@ if TYPE_CHECKING:
 
 
 class Diagnosis:
-    """One look at a program.
+    """The state of one diagnosis.
 
     Attributes:
-        original: the program asked about.
-        program: a fork of it as soon as something was mended.
-        model: what it belongs to, if that is known: config, checkpoint.
-        limits: from where on something is a finding.
+        original: the diagnosed program.
+        program: the same, or a fork with the findings so far fixed.
+        model: the model of the program, if known: config, checkpoint.
+        limits: thresholds.
         probe: a batch and a loss, if given.
     """
 
     def __init__(self, program: Program, model: Model | None, limits: Limits, probe: Probe | None) -> None:
         self.original = self.program = program
         self.model, self.limits, self.probe = model, limits, probe
-        self._known: tuple[int, Wiring] | None = None
-        self._report: tuple[int, AssemblyReport] | None = None
-        self._claimed: tuple[int, dict[NodeId, NodeId]] | None = None
+        self._cached: dict[str, tuple[int, Any]] = {}
+
+    def _of_version(self, name: str, make: Callable[[], Any]) -> Any:
+        """A value that is computed once per version of the program."""
+        known = self._cached.get(name)
+        if known is None or known[0] != self.program.version:
+            known = self._cached[name] = self.program.version, make()
+        return known[1]
 
     @property
     def wiring(self) -> Wiring:
-        """Its graph as lists."""
-        if self._known is None or self._known[0] != self.program.version:
-            self._known = self.program.version, Wiring(self.program)
-        return self._known[1]
+        """The graph of the program as lists."""
+        return self._of_version("wiring", lambda: Wiring(self.program))
 
     @property
     def assembly(self) -> AssemblyReport:
-        """What `validate()` says of it; what is valid fits by the invariant of `Program`."""
+        """The result of `program.validate()`; a valid program has no mismatches by invariant."""
         p = self.program
         if p.valid:
             return AssemblyReport((), len(p), p.graph.edge_count)
-        if self._report is None or self._report[0] != self.program.version:
-            self._report = self.program.version, self.program.validate()
-        return self._report[1]
+        return self._of_version("assembly", p.validate)
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
-        """Unread nodes that an empty port or junction misses -> who misses them."""
-        from graphwright.surgery.findings.interface import best_source, empty_places
+        """Unread nodes that are the best source of an empty port or junction -> the node with the empty port."""
+        return self._of_version("claimed", self._claimed)
 
-        if self._claimed is None or self._claimed[0] != self.program.version:
-            found: dict[NodeId, NodeId] = {}
-            w = self.wiring
-            for node, port in empty_places(self.program, w):
-                best = best_source(self.program, w, node, port)
-                if best is not None and w.unread(w.at[best.node]):
-                    found[best.node] = node
-            self._claimed = self.program.version, found
-        return self._claimed[1]
+    def _claimed(self) -> dict[NodeId, NodeId]:
+        found: dict[NodeId, NodeId] = {}
+        w = self.wiring
+        for node, port in empty_ports(self.program, w):
+            best = best_source(self.program, w, node, port)
+            if best is not None and w.unread(w.at[best.node]):
+                found[best.node] = node
+        return found
 
     def mend(self, finding: Finding) -> None:
-        """Make the first fix of a finding on the fork; one that fails there leaves it as it is."""
+        """Apply the first fix of a finding on the fork; a fix that fails changes nothing."""
         if not finding.fixes:
             return
         if self.program is self.original:
@@ -87,39 +87,36 @@ class Diagnosis:
             return
 
 
-class Cancelled(Exception):
-    """The caller wants no more; what was found so far is kept."""
+class DiagnosisCancelled(Exception):
+    """The caller cancelled the diagnosis; findings so far are returned."""
 
 
 class Probe:
-    """What rules of the kind `probe` run.
+    """A batch that rules run through the program.
 
     Attributes:
         inputs: arrays by input name.
-        loss: name of an output or node whose sum is the loss; or a function that adds one to a fork and gives its name;
-            None if none was given.
+        loss: name of an output or node whose sum is the loss; or a function that adds a loss to a fork and returns its
+            name; or None.
     """
 
     def __init__(
-        self,
-        inputs: Mapping[str, Any],
-        loss: str | Callable[[Program], str] | None,
-        report: Report | None = None,
+        self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, report: Report | None = None,
         cancel: Callable[[], bool] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.inputs, self.loss = dict(inputs), loss
         self._report, self._cancel = report, cancel
         self._run: tuple[Program, int, Run, str | None] | None = None
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Report progress. Raises: Cancelled."""
+        """Report progress. Raises: DiagnosisCancelled."""
         if self._report is not None:
             self._report(Progress(what, done, total))
         if self._cancel is not None and self._cancel():
-            raise Cancelled
+            raise DiagnosisCancelled
 
     def run(self, p: Program) -> Run:
-        """All values of one run; states are written on a fork only."""
+        """A run of the batch with all values, on a fork."""
         return self._made(p)[2]
 
     def _made(self, p: Program) -> tuple[Program, int, Run, str | None]:
@@ -131,7 +128,7 @@ class Probe:
         return self._run
 
     def gradients(self, p: Program, wrt: Sequence[Value]) -> dict[Value, np.ndarray]:
-        """D loss / d of some values, as float64 arrays."""
+        """Gradients of the loss with respect to some values, float64; empty without a loss."""
         _, _, made, loss = self._made(p)
         if loss is None or not wrt:
             return {}

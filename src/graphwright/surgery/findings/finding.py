@@ -1,6 +1,6 @@
-"""A finding: one thing that is wrong with a network, the witness that shows it, and edits that mend it.
+"""A finding: one defect of a network, a witness that shows it, and edits that fix it.
 
-It is a `Mismatch`, as `program.validate()` gives them, that also says how bad it is and what can be done.
+It extends `Mismatch`, the result of `program.validate()`, by a severity and fixes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.program import Mismatch, Value
 from graphwright.program.editing.replace import redirect
+from graphwright.report import plain
 from graphwright.surgery.findings.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Severity(IntEnum):
-    """How bad it is: worth knowing, suspicious, wrong, or such that nothing runs."""
+    """Severity: worth knowing, suspicious, wrong, or so that nothing runs."""
 
     INFO = 0
     WARNING = 1
@@ -35,15 +36,14 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A list of edits that mends one finding.
+    """Edits that fix one finding.
 
     Attributes:
-        what: what it does, as the journal says it.
+        what: description, for the journal.
         apply: makes the edits in an open transaction.
-        edges, ops: how many it adds or moves.
-        parameters: how many numbers it adds.
-        keeps_function: what ran before gives the same results; a repair of what did not run keeps it too, if there is
-            only one.
+        edges, ops: number of edges and ops that it adds or moves.
+        parameters: number of parameters that it adds.
+        keeps_function: results of the program stay the same; also True for the only repair of a part that did not run.
     """
 
     what: str
@@ -55,28 +55,28 @@ class Fix:
 
     @property
     def cost(self) -> float:
-        """1 per edge, 2 per op, 1 per million numbers, and 10 where the function changes."""
+        """1 per edge, 2 per op, 1 per million parameters, and 10 if the function changes."""
         return self.edges + 2 * self.ops + self.parameters / 1e6 + (0 if self.keeps_function else 10)
 
     def to_json(self) -> dict[str, Any]:
-        """What, cost and whether the function stays."""
+        """Description, cost and whether the function stays the same."""
         return {"what": self.what, "cost": round(self.cost, 6), "keeps_function": self.keeps_function}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding(Mismatch):
-    """One thing that is wrong.
+    """One defect.
 
     Attributes:
         kind: name of the rule that found it.
-        where: path of what it is about, or a checkpoint key.
+        where: path of the affected node, or a checkpoint key.
         what: one sentence.
-        axis, expected, got: as in a mismatch.
-        severity: how bad it is.
+        axis, expected, got: as in `Mismatch`.
+        severity: see `Severity`.
         nodes, edges: handles of the elements.
-        paths: of the nodes, then of the edges, as they were called when it was found.
-        witness: what shows it: paths, keys, places, numbers.
-        fixes: edits that mend it, the cheapest first.
+        paths: of the nodes, then of the edges, at the time of the diagnosis.
+        witness: evidence: paths, keys, indices, numbers.
+        fixes: by ascending cost.
     """
 
     severity: Severity = Severity.WARNING
@@ -97,64 +97,48 @@ class Finding(Mismatch):
         where: str | None = None,
         fixes: tuple[Fix, ...] = (),
         witness: Mapping[str, Any] | None = None,
-        **facts: Any,
+        axis: int | None = None,
+        expected: str | None = None,
+        got: str | None = None,
     ) -> Finding:
-        """A finding about some elements of a program; `where` is the first one unless given."""
+        """A finding about some elements of a program; `where` defaults to the first one."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
-        return Finding(
-            kind=kind,
-            where=where or paths[0],
-            what=what,
-            severity=severity,
-            nodes=nodes,
-            edges=edges,
-            paths=paths,
-            witness=dict(witness or {}),
-            fixes=tuple(sorted(fixes, key=lambda f: f.cost)),
-            **facts,
-        )
+        return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
+                       dict(witness or {}), tuple(sorted(fixes, key=lambda f: f.cost)))  # fmt: skip
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Kind and place: two findings that agree in it are the same one."""
+        """Kind and location: findings with the same identity are the same finding."""
         return self.kind, self.where
 
     def cheapest(self, only: str | None = None) -> Fix | None:
-        """The cheapest fix; with `only="keeps_function"` the cheapest that changes no result. None if there is none."""
+        """The cheapest fix, or None; with `only="keeps_function"` the cheapest that changes no result."""
         return next((f for f in self.fixes if only is None or f.keeps_function), None)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values, always with the same keys."""
-        return {
-            "kind": self.kind,
-            "severity": str(self.severity),
-            "where": self.where,
-            "what": self.what,
-            "axis": self.axis,
-            "expected": self.expected,
-            "got": self.got,
-            "paths": list(self.paths),
-            "witness": dict(self.witness),
-            "fixes": [f.to_json() for f in self.fixes],
-        }
+        """Plain values, always with the same keys."""
+        names = ("kind", "where", "what", "axis", "expected", "got", "paths", "witness")
+        return {n: plain(getattr(self, n)) for n in names} | {
+            "severity": str(self.severity), "fixes": [f.to_json() for f in self.fixes],
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on something is a finding.
+    """Thresholds of the rules.
 
     Attributes:
-        siblings: share of alike blocks that have a residual path, from which on one without it stands out.
-        head_ratio: a head's norm above this times the median of its layer, or below its inverse, is unbalanced.
-        dead_head: share of the median below which a head is dead.
-        rank: effective rank as a share of the smaller side of a matrix, below which it is degenerate.
-        gradient: share of the median gradient norm of its kind below which a param hardly learns.
-        rows: of the probe that must leave a unit inactive before it counts as such.
+        siblings: share of equal blocks with a residual path above which a block without one is reported.
+        head_ratio: largest ratio of a head's norm to the median of its layer; its inverse is the smallest.
+        dead_head: share of the median below which a head counts as dead.
+        rank: smallest effective rank of a matrix, as a share of its smaller side.
+        gradient: smallest gradient norm of a param, as a share of the median of its kind.
+        rows: smallest number of probe rows for reporting inactive units.
         width: a dominator narrower than this share of both neighbours is a bottleneck.
-        declared: path patterns of bottlenecks that are meant.
-        redundant: largest change of an output, as a share of its largest entry, that an edge may make and be redundant.
-        gain: largest ratio of gradients along the trunk, and of the gain of a chain without norms.
-        stable_rank: of the representations of tokens, below which they have collapsed.
+        declared: path patterns of intended bottlenecks.
+        redundant: an edge is redundant if its removal changes outputs by less than this share of their largest entry.
+        gain: largest ratio of gradients along the trunk, and largest gain of a chain without norms.
+        stable_rank: smallest stable rank of the representations of tokens.
     """
 
     siblings: float = 0.5
@@ -171,47 +155,47 @@ class Limits:
 
 
 def remove(e: Transaction, nodes: Iterable[NodeId]) -> None:
-    """Remove those of some nodes that are still there."""
+    """Remove the nodes that still exist."""
     e.remove([n for n in nodes if n in e.program.graph])
 
 
-def sweep(e: Transaction, *ends: NodeId) -> None:
-    """Remove those of some nodes that nothing reads, with all that only they use."""
+def remove_unread_cone(e: Transaction, *ends: NodeId) -> None:
+    """Remove those of some nodes that nothing reads, and everything that only they use."""
     w = Wiring(e.program)
     dead = [w.at[n] for n in ends if n in w.at and w.unread(w.at[n])]
     remove(e, [w.nodes[i] for i in w.cone(dead)])
 
 
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
-    """Let an edge read another value; what only the old one needed goes."""
+    """A fix that lets an edge read another value, and removes nodes that only the old value needed."""
     before = p.graph.source(edge)
 
     def apply(e: Transaction) -> None:
         e.rewire(edge, source)
-        sweep(e, before)
+        remove_unread_cone(e, before)
 
     return Fix(f"rewire {p.path(edge)} to {p.path(source)}", apply, edges=1, keeps_function=keeps)
 
 
 def bypassed(p: Program, node: NodeId, *, keeps: bool) -> Fix:
-    """Let what reads a one-operand node read its operand, and remove it."""
+    """A fix that removes a one-operand node, and lets its readers read its operand."""
 
     def apply(e: Transaction) -> None:
         (operand,) = e.program.operands(node)
         redirect(e, {Value(node): operand})
-        sweep(e, node)
+        remove_unread_cone(e, node)
 
-    return Fix(f"take {p.path(node)} ({p.op(node)}) out", apply, edges=1, keeps_function=keeps)
+    return Fix(f"bypass {p.path(node)} ({p.op(node)})", apply, edges=1, keeps_function=keeps)
 
 
 def removed(p: Program, nodes: Sequence[NodeId], *, keeps: bool) -> Fix:
-    """Remove nodes."""
+    """A fix that removes nodes."""
     more = f" and {len(nodes) - 1} nodes that only it uses" if len(nodes) > 1 else ""
     return Fix(f"remove {p.path(nodes[0])}{more}", lambda e: remove(e, nodes), edges=1, keeps_function=keeps)
 
 
 def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
-    """Grow an axis by units that change nothing; none if it can't be grown."""
+    """A fix that grows an axis by units that change nothing; none if the axis cannot grow."""
     if group.frozen or len(group.atoms) != 1:
         return ()
     more = size - group.size

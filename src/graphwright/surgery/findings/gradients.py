@@ -1,4 +1,4 @@
-"""Gradients that do not arrive: no differentiable path leads on, or a probe shows that they are too weak."""
+"""Rules about gradients: blocked, vanishing or exploding ones, and losses that are fed squashed scores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from graphwright.program.axes.solve_axes import origin
 from graphwright.program.gates import Gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
-from graphwright.surgery.findings.interface import template
-from graphwright.surgery.findings.kinds import finding
 from graphwright.surgery.findings.residuals import GATE
+from graphwright.surgery.findings.wiring import template
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -29,16 +28,15 @@ if TYPE_CHECKING:
 KIND = "blocked_gradient"
 
 
-@finding(KIND)
 def blocked_gradient(d: Diagnosis) -> Iterator[Finding]:
-    """Trainable params without a path to the loss over differentiable ops and open gates; with a probe, weak ones."""
+    """Trainable params without a differentiable path to the loss; with a probe, params with weak gradients."""
     yield from by_structure(d)
     if d.probe is not None and d.probe.loss is not None and d.program.valid:
         yield from _by_probe(d)
 
 
 def roots(d: Diagnosis) -> list[int]:
-    """Numbers of the nodes that a gradient starts from: the loss, else all floating outputs."""
+    """Numbers of the nodes where gradients start: the loss, or all floating outputs."""
     p, w = d.program, d.wiring
     if d.probe is not None and isinstance(d.probe.loss, str):
         name = d.probe.loss
@@ -47,16 +45,16 @@ def roots(d: Diagnosis) -> list[int]:
 
 
 def trainable(p: Program) -> list[NodeId]:
-    """Param nodes that an optimizer would change."""
+    """Param nodes that an optimizer would train."""
     return [n for n in p.params() if p.attrs(n).get("trainable", True) and p.spec(n).dtype.is_float]
 
 
 def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
-    """Numbers of the nodes that a gradient arrives at, from the loss or other ends."""
+    """Numbers of the nodes that gradients from the loss (or other nodes) reach."""
     p, w = d.program, d.wiring
     order = list(roots(d) if starts is None else starts)
     seen = set(order)
-    for i in order:  # grows while it is walked
+    for i in order:  # grows during iteration
         if not _open(p, w, i):
             continue
         for j in _differentiated(p, w, i):
@@ -76,7 +74,7 @@ def _open(p: Program, w: Wiring, i: int) -> bool:
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
-    """What a node reads and gives a gradient to: floating operands, but for those that a frozen zero multiplies."""
+    """Operands that get a gradient from a node: floating ones that are not multiplied by a frozen zero."""
     node = w.nodes[i]
     values = p.operands(node)
     shut: set[int] = set()
@@ -93,12 +91,12 @@ def _frozen_zero(p: Program, node: NodeId) -> bool:
 
 
 def _closed(p: Program, product: NodeId, gate: Value) -> bool:
-    """Whether a product is by a gate that is held at 0."""
+    """Whether a product multiplies by a gate that is held at 0."""
     return p.op(gate.node) == GATE and product in (gates := Gates(p)) and set(gates[product].states) == {"closed"}
 
 
 def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
-    """One finding per node that stops the gradient of trained weights; `loss` names an output to start from."""
+    """One finding per node that blocks the gradient of trained weights; `loss` names an output to start from."""
     p, w = d.program, d.wiring
     starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
     learns = learning(d, starts)
@@ -106,7 +104,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
     blocked: dict[int, list[NodeId]] = defaultdict(list)
     for param in trainable(p):
         if w.at[param] in learns or w.at[param] not in ends:
-            continue  # what no output reads was found before
+            continue  # weights that no output reads are reported by other rules
         blocker = _first_blocker(p, w, w.at[param], ends)
         blocked[blocker].append(param)
     for blocker, params in blocked.items():
@@ -115,7 +113,7 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
             p,
             KIND,
             Severity.ERROR,
-            f"no gradient passes, and {len(params)} trained weights get none",
+            f"no gradient passes, so {len(params)} trained weights get none",
             node,
             *params,
             got=p.op(node),
@@ -125,9 +123,9 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
-    """The nearest node behind a param through which no gradient comes, on a way to the loss."""
+    """The nearest node after a param that passes no gradient, on a path to the loss."""
     order, seen = [start], {start}
-    for i in order:  # grows while it is walked
+    for i in order:  # grows during iteration
         if i != start and (not _open(p, w, i)):
             return i
         for j in w.after[i]:
@@ -164,26 +162,26 @@ def _train(e: Transaction, gate: NodeId) -> None:
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
 def _by_probe(d: Diagnosis) -> Iterator[Finding]:
-    """Gradients that are zero, not finite or far below those of their kind; units that no row activates."""
+    """Gradients that are zero, not finite or far below the median of their kind; units that no row activates."""
     assert d.probe is not None
     p, w, learns = d.program, d.wiring, learning(d)
     params = [n for n in trainable(p) if w.at[n] in learns]
     norms = {v.node: float(np.linalg.norm(g)) for v, g in d.probe.gradients(p, [Value(n) for n in params]).items()}
-    alike: dict[str, list[float]] = defaultdict(list)
+    same_kind: dict[str, list[float]] = defaultdict(list)
     for node, norm in norms.items():
-        alike[_role(p, node)].append(norm)
+        same_kind[_role(p, node)].append(norm)
     silent = {w.nodes[i] for i in _silent(d)}
     now = set(w.flood(roots(d), w.before))
     for node, norm in norms.items():
-        median = float(np.median(alike[_role(p, node)]))
+        median = float(np.median(same_kind[_role(p, node)]))
         if not np.isfinite(norm):
-            what = "its gradient is not finite"
+            what = "the gradient is not finite"
         elif norm == 0 or norm < d.limits.gradient * median:
             if w.at[node] not in now or _meets_state(p, node):
-                continue  # what a first step cannot tell: it acts through what is carried
+                continue  # it acts through a state, which a first step does not show
             if _cancelled(p, w, node) or silent & {w.nodes[i] for i in w.flood([w.at[node]], w.after)}:
                 continue
-            what = "its gradient is zero" if norm == 0 else "its gradient is far below that of its kind"
+            what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
         else:
             continue
         witness = {"norm": norm if np.isfinite(norm) else str(norm), "median": median}
@@ -201,18 +199,18 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _meets_state(p: Program, node: NodeId) -> bool:
-    """Whether a param acts on what a state holds, which is often zero before the first step."""
+    """Whether a param multiplies a state, which is often zero before the first step."""
     return any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
 
 
 def _role(p: Program, node: NodeId) -> str:
-    """Params of one template, or without siblings of one rank, are of a kind."""
+    """Key of params that are compared: the template of the path, or the rank if it has no numbers."""
     name, numbers = template(p.path(node))
     return name if numbers else f"rank {len(p.spec(node).shape)}"
 
 
 def _silent(d: Diagnosis) -> dict[int, list[int]]:
-    """ReLU nodes -> units that are zero on every row, where there are enough rows to tell."""
+    """ReLU nodes -> units that are zero on every row, if there are enough rows."""
     assert d.probe is not None
     p, w, found = d.program, d.wiring, {}
     run = d.probe.run(p)
@@ -223,7 +221,7 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
         rows = run.values[value].to_numpy("float32")
         if rows.ndim < 2:
             continue
-        axis = -1 if rows.ndim <= 3 else 1  # channels of an image stand second
+        axis = -1 if rows.ndim <= 3 else 1  # the channel axis of images is 1
         rows = np.moveaxis(rows, axis, -1).reshape(-1, rows.shape[axis])
         units = np.flatnonzero(~rows.any(axis=0))
         if len(rows) >= d.limits.rows and len(units):
@@ -232,10 +230,12 @@ def _silent(d: Diagnosis) -> dict[int, list[int]]:
 
 
 def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
-    """Whether a bias has gradient zero by construction: one shift of all keys that a softmax cancels (no rotary
-    positions between), or a shift per channel that a batch norm subtracts.
+    """Whether a bias has gradient zero by construction.
+
+    A common shift of all keys is cancelled by softmax (without rotary positions in between); a shift per channel is
+    subtracted by batch norm.
     """
-    _value, here = Value(node), node
+    here = node
     while True:
         readers = p.out_edges(here)
         if len(readers) != 1:
@@ -253,15 +253,14 @@ def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
         passes = row.view is not None or row.traits.convert or bias or row.traits.sums
         if not (passes or p.is_junction(reader)):
             return False
-        _value, here = Value(reader), reader
+        here = reader
 
 
 _LEAST_ROWS = 8
 
 
-@finding("gain", reads="weights")
 def gain(d: Diagnosis) -> Iterator[Finding]:
-    """With a probe, gradients and representations at the junctions of the trunk; without one, chains without norms."""
+    """Chains of linear maps without norms; with a probe also gradients and representations along the trunk."""
     if not d.program.valid:
         return
     if d.probe is not None:
@@ -271,7 +270,7 @@ def gain(d: Diagnosis) -> Iterator[Finding]:
 
 
 def trunk(p: Program) -> list[NodeId]:
-    """Junctions of the shape that most of them have, in order."""
+    """Junctions of the most frequent shape, in order."""
     groups: dict[object, list[NodeId]] = {}
     for node in p.junctions():
         if p.spec(node).dtype.is_float and len(p.spec(node).shape) >= 2:
@@ -301,7 +300,7 @@ def _gradients(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _collapse(d: Diagnosis) -> Iterator[Finding]:
-    """The stable rank |X|_F^2 / |X|_2^2 of what the last junction holds for the tokens of the probe."""
+    """Report a small stable rank ‖X‖_F² / ‖X‖₂² of the tokens' representations at the last junction of the trunk."""
     assert d.probe is not None
     p = d.program
     for node in trunk(p)[-1:]:
@@ -318,7 +317,7 @@ def _collapse(d: Diagnosis) -> Iterator[Finding]:
                 p,
                 "gain",
                 Severity.WARNING,
-                "the representations of all tokens have collapsed into one direction",
+                "the representations of all tokens have collapsed to one direction",
                 node,
                 expected=f"a stable rank of {d.limits.stable_rank:g} or more",
                 got=f"{rank:.3g}",
@@ -327,7 +326,7 @@ def _collapse(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _chains(d: Diagnosis) -> Iterator[Finding]:
-    """Products behind one another without a norm between: the product of their spectral norms."""
+    """Report chains of linear maps without a norm in between whose spectral norms multiply to an extreme number."""
     p = d.program
     after = {n: _next(p, n) for n in p.of_kind("linear")}
     starts = [n for n in after if n not in set(after.values())]
@@ -351,7 +350,7 @@ def _chains(d: Diagnosis) -> Iterator[Finding]:
                 p,
                 "gain",
                 Severity.WARNING,
-                "a chain without norms multiplies by orders of magnitude",
+                "a chain without norms scales by orders of magnitude",
                 *chain,
                 expected=f"1/{d.limits.gain:g} to {d.limits.gain:g}",
                 got=f"{np.exp(total):.3g}",
@@ -367,7 +366,7 @@ def _scale(e: Transaction, params: list[NodeId], factor: float) -> None:
 
 
 def _next(p: Program, node: NodeId) -> NodeId | None:
-    """The product that alone reads a product, through elementwise ops."""
+    """The only linear map that reads a linear map, through elementwise ops; or None."""
     while True:
         readers = p.consumers(node)
         if len(readers) != 1 or p.op(readers[0]) in KINDS or traits(p.op(readers[0])).normalises:
@@ -380,9 +379,8 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
             return None
 
 
-@finding("double_softmax")
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:
-    """A softmax that feeds `cross_entropy`, or a sigmoid that feeds `bce_with_logits`.
+    """A softmax before `cross_entropy`, or a sigmoid before `bce_with_logits`.
 
     Scores in [0, 1] bound the loss of K classes from below by ln(1 + (K - 1)/e), and flatten its gradient.
     """
@@ -397,7 +395,7 @@ def double_softmax(d: Diagnosis) -> Iterator[Finding]:
                 p,
                 "double_softmax",
                 Severity.WARNING,
-                f"takes logits and is fed the result of a {p.op(squash)}",
+                f"the loss takes logits, but reads the result of a {p.op(squash)}",
                 node,
                 squash,
                 edges=(scores,),

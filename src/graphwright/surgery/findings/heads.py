@@ -1,4 +1,4 @@
-"""Heads out of balance: slices of q, k, v and o whose norm stands far from that of the other heads of the layer."""
+"""Unbalanced heads: slices of q, k, v and o with norms far from those of the other heads of the layer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from graphwright.ops import OPS, traits
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import KINDS
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
-from graphwright.surgery.findings.interface import template
-from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.wiring import template
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -24,20 +23,20 @@ if TYPE_CHECKING:
 
 KIND = "unbalanced_heads"
 _BETWEEN = frozenset({"rope", "rms_norm"})
-"""Ops that keep heads apart between a product and the attention, beside views and casts."""
+"""Ops between a projection and the attention that do not mix heads, besides views and casts."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The slices of one projection of an attention.
+class HeadProjection:
+    """The head slices of one projection of an attention.
 
     Attributes:
         name: q, k, v or o.
         weight: param node.
         bias: param node, or None.
-        dim: dimension of the weight along which heads lie.
-        start: first place of head 0.
-        heads, width: how many, and places of each.
+        dim: dimension of the weight along which heads are arranged.
+        start: first index of head 0.
+        heads, width: number of heads, and indices per head.
     """
 
     name: str
@@ -48,19 +47,18 @@ class Part:
     heads: int
     width: int
 
-    def places(self, head: int) -> slice:
-        """Of one head along `dim`."""
+    def slice(self, head: int) -> slice:
+        """Indices of one head along `dim`."""
         return slice(self.start + head * self.width, self.start + (head + 1) * self.width)
 
     def norms(self, p: Program) -> np.ndarray:
         """Frobenius norm per head."""
         values = np.moveaxis(p.weights.array(p.key(self.weight)).to_numpy("float64"), self.dim, 0)
-        return np.array([np.linalg.norm(values[self.places(h)]) for h in range(self.heads)])
+        return np.array([np.linalg.norm(values[self.slice(h)]) for h in range(self.heads)])
 
 
-@finding(KIND, reads="weights")
 def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
-    """One finding per key head and its queries that stand out, with the parts that do."""
+    """One finding per unbalanced key head with its query heads."""
     p = d.program
     found = {node: attention_parts(p, node) for node in p.of_kind("sdpa")} if p.valid else {}
     norms = {(node, name): part.norms(p) for node, parts in found.items() for name, part in parts.items()}
@@ -81,14 +79,14 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
-    """Of the heads of a layer; of those of all alike layers, where one of two key heads would be half of them."""
+    """Median over the heads of a layer; with fewer than three key heads, over all layers of the same template."""
     own = template(p.path(node))[0]
     among = [r for (n, part), r in norms.items() if part == name and (n == node or template(p.path(n))[0] == own)]
     return float(np.median(np.concatenate(among) if groups < 3 else norms[node, name]))
 
 
-def attention_parts(p: Program, node: NodeId) -> dict[str, Part]:
-    """Projections of an attention by name, as far as they are linear maps of whole heads."""
+def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
+    """Projections of an attention by name, if they are linear maps of whole heads."""
     found = {}
     for name, port in (("q", 0), ("k", 1), ("v", 2)):
         heads = p.spec(p.operands(node)[port]).shape[1]
@@ -99,18 +97,18 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, Part]:
             weight = origin(p, operands[1])
             bias = origin(p, operands[2]) if len(operands) > 2 else None
             if weight is not None and size % heads == 0 and (len(operands) == 2 or bias is not None):
-                found[name] = Part(name, weight, bias, 0, start, heads, size // heads)
+                found[name] = HeadProjection(name, weight, bias, 0, start, heads, size // heads)
     reader = _read_by(p, node)
     heads = p.spec(node).shape[1]
     if reader is not None and isinstance(heads, int):
         weight = origin(p, p.operands(reader)[1])
         if weight is not None and p.spec(weight).sizes[1] % heads == 0:
-            found["o"] = Part("o", weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
+            found["o"] = HeadProjection("o", weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
     return found
 
 
 def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
-    """(linear, first row, rows) that make what attention reads, behind views, rotary positions and norms per head."""
+    """(linear, first row, rows) that computes an operand of attention, before views, RoPE and head norms."""
     start, size = 0, None
     while True:
         op = p.op(value.node)
@@ -129,7 +127,7 @@ def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
 
 
 def _read_by(p: Program, node: NodeId) -> NodeId | None:
-    """The linear map that alone reads an attention, behind views."""
+    """The only linear map that reads an attention, through views; or None."""
     while True:
         readers = p.consumers(node)
         if len(readers) != 1:
@@ -155,7 +153,7 @@ def _within(d: Diagnosis, ratio: float) -> bool:
 def _finding(
     d: Diagnosis,
     node: NodeId,
-    parts: dict[str, Part],
+    parts: dict[str, HeadProjection],
     group: int,
     queries: int,
     mine: dict[str, dict[int, float]],
@@ -184,9 +182,9 @@ def _finding(
 
 
 def _rescale(
-    d: Diagnosis, parts: dict[str, Part], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
+    d: Diagnosis, parts: dict[str, HeadProjection], mine: dict[str, dict[int, float]], off: list[tuple[str, int, float]]
 ) -> Iterator[Fix]:
-    """Q times c and k by c, o times c and v by c: powers of two, which round nothing."""
+    """A fix that scales q by c and k by 1/c, or o by c and v by 1/c, with powers of two, which are exact."""
     p, factors = d.program, {}
     for one, shared in (("q", "k"), ("o", "v")):
         if not any(n in (one, shared) for n, _, _ in off):
@@ -199,7 +197,7 @@ def _rescale(
         after = [r * factors[n] for n in (one, shared) for r in mine[n].values()]
         if not all(_within(d, r) for r in after):
             return
-    weights = [(node, part.places(h), part.dim if node == part.weight else 0, factors[n])
+    weights = [(node, part.slice(h), part.dim if node == part.weight else 0, factors[n])
                for n in factors for part in [parts[n]] for h in mine[n]
                for node in (part.weight, part.bias) if node is not None]  # fmt: skip
     if any(p.axes().readers(node) != 1 for node, *_ in weights):
@@ -209,9 +207,9 @@ def _rescale(
         for node in dict.fromkeys(node for node, *_ in weights):
 
             def scaled(values: np.ndarray, node: NodeId = node) -> np.ndarray:
-                for other, places, dim, factor in weights:
+                for other, indices, dim, factor in weights:
                     if other == node:
-                        np.moveaxis(values, dim, 0)[places] *= factor
+                        np.moveaxis(values, dim, 0)[indices] *= factor
                 return values
 
             e.set_weight(node, scaled)
@@ -220,8 +218,8 @@ def _rescale(
     yield Fix(f"rescale {pairs} of the head against each other", apply, edges=len(weights), keeps_function=True)
 
 
-def _cut(p: Program, parts: dict[str, Part], dead: list[int]) -> Fix:
-    """Cut dead heads; where their output is exactly zero nothing changes."""
+def _cut(p: Program, parts: dict[str, HeadProjection], dead: list[int]) -> Fix:
+    """A fix that cuts dead heads; nothing changes if their output is exactly zero."""
 
     def zero(head: int) -> bool:
         exact = [("v", head * parts["v"].heads // parts["q"].heads)] + ([("o", head)] if "o" in parts else [])
@@ -232,7 +230,7 @@ def _cut(p: Program, parts: dict[str, Part], dead: list[int]) -> Fix:
         here = {a for g in axes.of(e.program.path(parts["q"].weight), 0) for a in g.atoms}
         group = next((g for g in axes.values() if "heads" in g.kinds and set(g.atoms) <= here), None)
         if group is None:
-            raise GraphwrightError("the heads are no axis that can be cut", where=p.path(parts["q"].weight))
+            raise GraphwrightError("the heads are not an axis that can be cut", where=p.path(parts["q"].weight))
         e.cut_units(group.units(dead), ragged=len(group.atoms) > 1)
 
     what = f"cut head {', '.join(map(str, dead))}"

@@ -1,6 +1,7 @@
-"""The register of rules: each is a function from a diagnosis to findings, under the name of their kind.
+"""The table of rules, in the order in which `diagnose` runs them: a defect is reported by the first rule that finds it.
 
-A rule of your own is registered with `@finding("name")`, or comes as an entry point of `graphwright.findings`.
+A rule is a function from a `Diagnosis` to findings. User rules are registered with `@finding("name")`, or come as entry
+points of the group `graphwright.findings`.
 """
 
 from __future__ import annotations
@@ -8,91 +9,92 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 
 from graphwright.errors import UsageError
+from graphwright.surgery.findings import connectivity, gradients, heads, interface, residuals, tensors
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding
 
 Rule = Callable[[Diagnosis], Iterable[Finding]]
-
-ORDER = (
-    "interface",
-    "tensor",
-    "cycle",
-    "isolated",
-    "dead_end",
-    "orphan_source",
-    "components",
-    "unreachable",
-    "blocked_gradient",
-    "missing_residual",
-    "unbalanced_heads",
-    "bottleneck",
-    "redundant",
-    "gain",
-    "double_softmax",
-)
-"""Kinds in the order in which they are asked: a defect is reported once, under the first kind that explains it."""
-
-_FILES = (*("interface", "tensors", "connectivity", "gradients", "residuals", "heads"),)
+READS = ("structure", "weights", "probe")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A registered rule. `reads` says what it needs: `structure`, `weights` or `probe`."""
+class FindingRule:
+    """A registered rule.
+
+    Attributes:
+        name: kind of its findings.
+        rule: the function.
+        reads: `structure`; `weights` if it reads values of weights; `probe` if it needs a batch to run.
+    """
 
     name: str
     rule: Rule
-    reads: str
+    reads: str = "structure"
 
 
-_kinds: dict[str, Kind] = {}
-_loaded = False
+_rules = {
+    rule.name: rule
+    for rule in (
+        FindingRule("interface", interface.interface),
+        FindingRule("tensor", tensors.tensor, "weights"),
+        FindingRule("cycle", connectivity.cycle),
+        FindingRule("isolated", connectivity.isolated),
+        FindingRule("dead_end", connectivity.dead_end),
+        FindingRule("orphan_source", connectivity.orphan_source),
+        FindingRule("components", connectivity.components),
+        FindingRule("unreachable", connectivity.unreachable),
+        FindingRule("blocked_gradient", gradients.blocked_gradient),
+        FindingRule("missing_residual", residuals.missing_residual),
+        FindingRule("unbalanced_heads", heads.unbalanced_heads, "weights"),
+        FindingRule("bottleneck", tensors.bottleneck),
+        FindingRule("redundant", residuals.redundant, "probe"),
+        FindingRule("gain", gradients.gain, "weights"),
+        FindingRule("double_softmax", gradients.double_softmax),
+    )
+}
+_plugins_loaded = False
 
 
 def finding(name: str, *, reads: str = "structure") -> Callable[[Rule], Rule]:
-    """Register the function below as the rule of a kind of finding.
+    """Register the decorated function as a rule, after the existing ones.
 
     Args:
-        name: of the kind.
-        reads: `structure`; `weights` for a rule that reads their values; `probe` for one that runs a batch, which is
-            asked only if there is one.
-    Raises: UsageError for a name that is taken, or another `reads`.
+        name: kind of its findings.
+        reads: see `FindingRule`; a `probe` rule runs only if there is a batch.
+    Raises: UsageError for a name that is taken, or an unknown `reads`.
     """
-    if reads not in ("structure", "weights", "probe"):
-        raise UsageError("a rule reads something else", where=name, expected="structure, weights or probe", got=reads)
+    if reads not in READS:
+        raise UsageError("unknown value of reads", where=name, expected=", ".join(READS), got=reads)
 
     def enter(rule: Rule) -> Rule:
-        if name in _kinds:
-            raise UsageError("a rule of this name is registered", where=name)
-        _kinds[name] = Kind(name, rule, reads)
+        if name in _rules:
+            raise UsageError("a rule with this name is registered already", where=name)
+        _rules[name] = FindingRule(name, rule, reads)
         return rule
 
     return enter
 
 
-def kinds() -> dict[str, Kind]:
-    """All rules by name, the built-in ones first and in their order."""
-    global _loaded
-    if not _loaded:
-        _loaded = True
-        for file in _FILES:
-            import_module(f"graphwright.surgery.findings.{file}")
+def rules() -> dict[str, FindingRule]:
+    """All rules by name, in order; entry points are loaded at the first call."""
+    global _plugins_loaded
+    if not _plugins_loaded:
+        _plugins_loaded = True
         for point in entry_points(group="graphwright.findings"):
             try:
                 point.load()
-            except Exception as error:  # a broken plugin must not break the others; it is named
+            except Exception as error:  # a broken plugin must not break the others; its name is logged
                 logging.getLogger("graphwright.surgery").warning("plugin %r was skipped: %s", point.name, error)
-    rank = {name: i for i, name in enumerate(ORDER)}
-    return dict(sorted(_kinds.items(), key=lambda item: rank.get(item[0], len(rank))))
+    return dict(_rules)
 
 
-def chosen(names: Sequence[str] | None) -> list[Kind]:
-    """Rules by name, in their order; all of them for None. Raises: UsageError naming those there are."""
-    known = kinds()
+def chosen(names: Sequence[str] | None) -> list[FindingRule]:
+    """Rules by name, in order; all of them for None. Raises: UsageError for an unknown name."""
+    known = rules()
     wanted = list(known) if names is None else [names] if isinstance(names, str) else list(names)
     if unknown := [n for n in wanted if n not in known]:
-        raise UsageError("no such kind of finding", got=", ".join(map(str, unknown)), expected=", ".join(known))
-    return [kind for name, kind in known.items() if name in wanted]
+        raise UsageError("unknown kind of finding", got=", ".join(map(str, unknown)), expected=", ".join(known))
+    return [rule for name, rule in known.items() if name in wanted]

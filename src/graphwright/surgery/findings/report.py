@@ -1,4 +1,4 @@
-"""Findings: what was found, as a value that is printed, drawn, written as JSON, and mended in one edit."""
+"""Findings: the result of a diagnosis, which can be printed, drawn, stored as JSON, and fixed in one edit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ TOOL = "graphwright diagnose"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Findings(Sequence[Finding]):
-    """What a diagnosis found; false if nothing.
+    """The findings of a diagnosis; false if there are none.
 
     Attributes:
-        program: that was asked about.
-        version: of it at the time.
+        program: the diagnosed one.
+        version: of the program at that time.
         found: the findings, the most severe first.
-        asked: kinds that were asked for.
+        asked: names of the rules that ran.
         complete: False if the caller cancelled.
     """
 
@@ -39,7 +39,7 @@ class Findings(Sequence[Finding]):
     asked: tuple[str, ...]
     complete: bool = True
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- access ------------------------------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Any:
         return self.found[index]
 
@@ -50,16 +50,16 @@ class Findings(Sequence[Finding]):
         return iter(self.found)
 
     def of(self, kind: str) -> tuple[Finding, ...]:
-        """Those of one kind."""
+        """Findings of one kind."""
         return tuple(f for f in self.found if f.kind == kind)
 
     def counts(self) -> dict[str, int]:
-        """Severity -> how many, the worst first."""
+        """Severity -> number of findings, the worst first."""
         found = Counter(f.severity for f in self.found)
         return {str(s): found[s] for s in sorted(Severity, reverse=True)}
 
     def to_json(self) -> dict[str, Any]:
-        """The whole report as plain values."""
+        """The report as plain values."""
         return {
             "schema": SCHEMA,
             "program": self.program.name,
@@ -86,47 +86,47 @@ class Findings(Sequence[Finding]):
         return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
 
     def overlay(self) -> dict[NodeId, NodeNote]:
-        """For pictures: each node that a finding names, with the worst severity and what was found.
+        """Marks for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
 
-        `program.to_html(overlay=found.overlay())`; nodes that are gone by now are left out.
+        Nodes that no longer exist are left out.
         """
-        told: dict[NodeId, list[Finding]] = {}
+        by_node: dict[NodeId, list[Finding]] = {}
         for f in self.found:
             ends = [self.program.graph.target(e) for e in f.edges if e in self.program.graph]
             here = [n for n in dict.fromkeys((*f.nodes, *ends)) if n in self.program.graph]
-            if here and self.program.op(here[0]) in STORED:  # it is drawn inside what reads it
+            if here and self.program.op(here[0]) in STORED:  # weights are drawn inside their readers
                 here += [n for n in self.program.consumers(here[0]) if n not in here]
             for node in here:
-                told.setdefault(node, []).append(f)
+                by_node.setdefault(node, []).append(f)
         return {
             node: NodeNote(
                 int(max(f.severity for f in found)), "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found)
             )
-            for node, found in told.items()
+            for node, found in by_node.items()
         }
 
-    # -- mending -----------------------------------------------------------------------------------------------------
+    # -- fixing ------------------------------------------------------------------------------------------------------
     def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
-        """Mend one finding, by its cheapest fix or one of its others, as one edit.
+        """Fix one finding by its cheapest fix, or by another one of its fixes, as one edit.
 
-        Raises: UsageError if there is no fix; whatever the edit raises, with the program as before.
+        Raises: UsageError if there is no fix; errors of the edit, with the program as before.
         """
         chosen = fix or finding.cheapest()
         if chosen is None:
-            raise UsageError("no fix is known", where=finding.where, got=finding.kind)
+            raise UsageError("the finding has no fix", where=finding.where, got=finding.kind)
         self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
         return self.program.journal[-1]
 
     def fix_all(self, only: str | None = "keeps_function") -> tuple[Finding, ...]:
-        """Mend what can be mended, in one edit, each finding by its cheapest fix.
+        """Fix all fixable findings in one edit, each by its cheapest fix.
 
         Args:
-            only: "keeps_function" takes fixes that change no result; None takes any.
-        Returns: the findings that were mended. Raises: UsageError for another `only`; SpecMismatch and others if the
-            result does not fit, with the program as before.
+            only: "keeps_function" uses fixes that change no result; None uses any.
+        Returns: the fixed findings. Raises: UsageError for another `only`; SpecMismatch and others if the result does
+            not fit, with the program as before.
         """
         if only not in ("keeps_function", None):
-            raise UsageError("no such restriction", expected='"keeps_function" or None', got=only)
+            raise UsageError("unknown value of only", expected='"keeps_function" or None', got=only)
         pairs = [(f, fix) for f in self.found if (fix := f.cheapest(only)) is not None]
         if pairs:
             self._make(pairs, f"fix {len(pairs)} finding{'s'[: len(pairs) > 1]}")
@@ -136,11 +136,11 @@ class Findings(Sequence[Finding]):
         p = self.program
         if p.version != self.version:
             raise UsageError(
-                "the program changed since it was diagnosed",
+                "the program changed after the diagnosis",
                 where=p.name,
                 expected=f"version {self.version}",
                 got=f"version {p.version}",
-                fix="diagnose it again",
+                fix="diagnose the program again",
             )
         with p.edit(why, tool=TOOL, check=p.valid) as e:
             for _, fix in pairs:
@@ -155,5 +155,5 @@ def _sentence(f: Finding) -> str:
 def _offer(f: Finding) -> str:
     fix = f.cheapest()
     if fix is None:
-        return "no fix known"
+        return "no fix"
     return f"fix: {fix.what}" + (" (keeps the function)" if fix.keeps_function else "")

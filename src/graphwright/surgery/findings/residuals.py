@@ -1,4 +1,4 @@
-"""Blocks without the residual path that their siblings have, or that the architecture gives them."""
+"""Rules about residual paths: missing ones, and redundant edges into sums."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from graphwright.ops import OPS, traits
 from graphwright.program import Value
 from graphwright.program.kinds import CONST, KINDS, PARAM
 from graphwright.program.weights import as_array
-from graphwright.surgery.findings.finding import Finding, Fix, Severity, sweep
-from graphwright.surgery.findings.interface import shifted, template
-from graphwright.surgery.findings.kinds import finding
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove_unread_cone
+from graphwright.surgery.findings.wiring import shifted, template
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
 GATE = "gate"
 """The op that makes the values of all gates of a program."""
 _FAR = 400
-"""Nodes of a branch that are looked at before it counts as having another start."""
+"""Largest number of nodes of a branch that is searched for its start."""
 
 
-def hands_on(p: Program, node: NodeId) -> bool:
-    """Whether a node's result is the sum of what it reads, up to a cast or a factor that is one number."""
+def passes_sum(p: Program, node: NodeId) -> bool:
+    """Whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
     op = p.op(node)
     row = None if op in KINDS else OPS.get(op)
     if row is None:
@@ -42,20 +41,20 @@ def _one(p: Program, value: Value) -> bool:
 
 
 def carried(p: Program, source: NodeId, target: NodeId) -> bool:
-    """Whether a value reaches a sum by identity edges, past other sums, casts and gates."""
+    """Whether a value reaches a sum along identity edges: through other sums, casts and gates."""
     stack, seen = [target], {target}
     while stack:
         for value in p.operands(stack.pop()):
             if value.node == source:
                 return True
-            if value.node not in seen and hands_on(p, value.node):
+            if value.node not in seen and passes_sum(p, value.node):
                 seen.add(value.node)
                 stack.append(value.node)
     return False
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
-    """(source, first node of the branch) of an identity path into a sum, around its branch; None if there is none."""
+    """(source, first node of the branch) of an identity path around a branch into a sum, or None."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
         starts = [n for n in operands if n != source]
@@ -66,9 +65,9 @@ def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
 
 
 def _back(p: Program, starts: list[NodeId], source: NodeId) -> NodeId | None:
-    """The node through which a walk back from the ends of a branch first meets its source."""
+    """The node at which a backward walk from the ends of a branch first reaches its source."""
     order, seen = list(starts), set(starts)
-    for node in order:  # grows while it is walked
+    for node in order:  # grows during iteration
         if len(order) > _FAR:
             return None
         for value in p.operands(node):
@@ -81,7 +80,7 @@ def _back(p: Program, starts: list[NodeId], source: NodeId) -> NodeId | None:
 
 
 def bridges(p: Program, source: Value, junction: NodeId) -> tuple[Fix, ...]:
-    """The identity path that is missing: gated at zero, so that nothing changes until it is trained, or open."""
+    """Fixes that add an identity path: gated at zero, so that nothing changes until it is trained, or open."""
     ends = f"{p.path(source)} -> {p.path(junction)}"
     return (
         Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, source, junction), 1, 1, 1, keeps_function=True),
@@ -90,19 +89,18 @@ def bridges(p: Program, source: Value, junction: NodeId) -> tuple[Fix, ...]:
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
-    """An edge that multiplies by a trained number, which starts at 0."""
+    """Connect an edge with a trained scalar gate that starts at 0."""
     e.gate(e.connect(source, junction), "scale", init=0.0)
 
 
-@finding("missing_residual")
 def missing_residual(d: Diagnosis) -> Iterator[Finding]:
-    """Junctions without an identity path around their branch, where most siblings or the architecture have one."""
+    """Junctions without an identity path around their branch, if most siblings or the architecture have one."""
     found = {f.identity: f for f in (*_among_siblings(d), *_against_architecture(d))}
     yield from found.values()
 
 
 def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
-    """Paths that the model has as it was opened, between nodes that both have."""
+    """Identity paths of the opened model that are missing now, between nodes that still exist."""
     if d.model is None or d.model.checkpoint is None:
         return
     p, source = d.program, d.model.original
@@ -114,7 +112,7 @@ def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
         if here is None or start is None or not p.is_junction(here) or carried(p, start, here):
             continue
         if p.specs(start)[0] == p.spec(here):
-            what = f"no identity path leads from {p.path(start)}, as one does in the architecture"
+            what = f"the identity path of the architecture from {p.path(start)} is missing"
             yield _finding(p, here, Value(start), what, {"architecture": d.model.arch.name})
 
 
@@ -127,17 +125,17 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
         groups.setdefault(template(p.path(junction))[0], []).append(junction)
     for junction in known:
         others = [n for n in groups[template(p.path(junction))[0]] if n != junction]
-        alike = [(n, found) for n in others if (found := known[n]) is not None]
-        if not alike or len(alike) < d.limits.siblings * len(others):
+        with_path = [(n, found) for n in others if (found := known[n]) is not None]
+        if not with_path or len(with_path) < d.limits.siblings * len(others):
             continue
-        for sibling, (source, branch) in alike:
+        for sibling, (source, branch) in with_path:
             entry = _entry(p, paths, junction, sibling, source, branch)
             if entry is None:
                 continue
             if not carried(p, entry.node, junction):
                 name = p.path(sibling)
-                what = f"no identity path leads from {p.path(entry)} around its branch, as one does at {name}"
-                witness = {"sibling": name, "siblings_with": len(alike), "siblings": len(others)}
+                what = f"no identity path from {p.path(entry)} around the branch, unlike at {name}"
+                witness = {"sibling": name, "siblings_with": len(with_path), "siblings": len(others)}
                 yield _finding(p, junction, entry, what, witness)
             break
 
@@ -145,7 +143,7 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
 def _entry(
     p: Program, paths: dict[str, NodeId], junction: NodeId, sibling: NodeId, source: NodeId, branch: NodeId
 ) -> Value | None:
-    """What the branch into a junction starts from: what its first node reads, as the sibling's reads the source."""
+    """The value that the branch into a junction starts from, found by the operand of its sibling's first node."""
     first = paths.get(shifted(p.path(branch), p.path(sibling), p.path(junction)))
     if first is None or p.op(first) != p.op(branch):
         return None
@@ -168,14 +166,13 @@ def _finding(p: Program, junction: NodeId, entry: Value, what: str, witness: dic
 
 
 _SCREEN = 1e-4
-"""Share of the largest |<dL/dy, m>| below which an edge is worth a run."""
+"""Share of the largest |⟨dL/dy, m⟩| below which an edge is tested by a run."""
 _MOST = 64
-"""Runs of one diagnosis."""
+"""Largest number of runs."""
 
 
-@finding("redundant", reads="probe")
 def redundant(d: Diagnosis) -> Iterator[Finding]:
-    """Edges whose message moves no output: screened by |<dL/dy, m>|, then proved with zero in its place."""
+    """Edges into sums that affect no output: screened by |⟨dL/dy, m⟩|, then tested with the message m set to zero."""
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
         return
@@ -191,8 +188,8 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
     top = max(weight.values(), default=0.0)
     suspects = sorted((e for e, x in weight.items() if x <= _SCREEN * top), key=weight.__getitem__)[:_MOST]
     for at, edge in enumerate(suspects):
-        probe.step("leaving edges out", at, len(suspects))
-        if _waits(p, edge):
+        probe.step("testing edges", at, len(suspects))
+        if _starts_at_zero(p, edge):
             continue
         moved = _moved(d, run, edge)
         if moved < d.limits.redundant:
@@ -200,7 +197,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
                 p,
                 "redundant",
                 Severity.INFO,
-                "moves no output",
+                "the edge affects no output",
                 p.graph.source(edge),
                 edges=(edge,),
                 where=p.path(edge),
@@ -211,7 +208,7 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _moved(d: Diagnosis, run: Run, edge: EdgeId) -> float:
-    """Largest change of an output, as a share of its largest entry, with zero in place of what an edge carries."""
+    """Largest change of an output, as a share of its largest entry, if an edge carries zero."""
     p = d.program
     assert d.probe is not None
     carried = run.value(p.edge_value(edge))
@@ -225,11 +222,11 @@ def _moved(d: Diagnosis, run: Run, edge: EdgeId) -> float:
     return moved
 
 
-def _waits(p: Program, edge: EdgeId) -> bool:
-    """Whether an edge was made to start at zero: behind a trained number that gates it, or a new zero matrix."""
+def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
+    """Whether an edge is zero by design until training: through a trained gate, or a zero matrix."""
     node = p.graph.source(edge)
     operands = p.operands(node)
-    gated = hands_on(p, node) and traits(p.op(node)).multiplies
+    gated = passes_sum(p, node) and traits(p.op(node)).multiplies
     matrix = traits(p.op(node)).contracts == "out_in" and p.op(operands[1].node) == PARAM
     return gated or (matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any())
 
@@ -237,4 +234,4 @@ def _waits(p: Program, edge: EdgeId) -> bool:
 def _cut(e: Transaction, edge: EdgeId) -> None:
     source = e.program.graph.source(edge)
     e.cut(edge)
-    sweep(e, source)
+    remove_unread_cone(e, source)

@@ -1,4 +1,4 @@
-"""Weights: values that are not finite, matrices that carry nothing, and what contradicts the config."""
+"""Rules about weights (not finite, degenerate, unread, contradicting the config) and about narrow layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.selection import matches
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, grown, rewired
 from graphwright.surgery.findings.gradients import roots
-from graphwright.surgery.findings.kinds import finding
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from graphwright.surgery.findings.diagnosis import Diagnosis
 
 
-@finding("tensor", reads="weights")
 def tensor(d: Diagnosis) -> Iterator[Finding]:
-    """Everything that is wrong with stored tensors."""
+    """Unread weights, bad values, and contradictions to the config."""
     yield from _unused(d)
     yield from _values(d)
     yield from _contradictions(d)
@@ -41,7 +39,7 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
     for i, node in enumerate(w.nodes):
         if w.ops[i] in STORED and w.unread(i) and node not in d.claimed:
             fix = Fix(f"remove {p.path(node)}", lambda e, node=node: e.remove(node), edges=1, keeps_function=True)
-            yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads it", node, fixes=(fix,),
+            yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads the weight", node, fixes=(fix,),
                              witness={"key": p.key(node)})  # fmt: skip
     for mismatch in d.assembly.mismatches:
         if mismatch.kind == "name":
@@ -49,7 +47,7 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _values(d: Diagnosis) -> Iterator[Finding]:
-    """NaN and infinity in any weight; zero or nearly dependent rows in trained matrices."""
+    """NaN and infinity in weights; zero or nearly dependent rows in trained matrices."""
     p = d.program
     bad = {key: (count, first) for key, count, first in non_finite(p)}
     for key, (count, first) in bad.items():
@@ -64,27 +62,27 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
             witness={"key": key, "first": list(first), "count": count},
             fixes=(*_restore(d, key, part=True), _clamp(key)),
         )
-    waiting, scales = _added(d.original), _norm_scales(p)
+    added, scales = _added(d.original), _norm_scales(p)
     for node in p.params():
         key, spec = p.key(node), p.spec(node)
         if key in bad or not spec.dtype.is_float or min(spec.sizes, default=0) == 0:
             continue
-        if len(spec.shape) < 2 and node not in scales:  # a bias may well be zero
+        if len(spec.shape) < 2 and node not in scales:  # a bias may be zero
             continue
         values = p.weights.array(key).to_numpy("float32").reshape(spec.sizes[0], -1)
         if not values.any():
-            if key not in waiting:  # a new matrix starts at zero, so that the function stays
-                yield Finding.of(p, "tensor", Severity.WARNING, "all its values are zero", node,
+            if key not in added:  # a new matrix starts at zero, so that the function stays the same
+                yield Finding.of(p, "tensor", Severity.WARNING, "all values are zero", node,
                                  fixes=_restore(d, key), witness={"key": key})  # fmt: skip
             continue
-        used = values[values.any(axis=1)][:, values.any(axis=0)]  # units that are zero are another matter
+        used = values[values.any(axis=1)][:, values.any(axis=0)]  # zero units are ignored here
         least = d.limits.rank * min(used.shape)
         if least >= 1 and (rank := effective_rank(used)) < least:
             yield Finding.of(
                 p,
                 "tensor",
                 Severity.WARNING,
-                "its rows are nearly dependent",
+                "the rows are nearly dependent",
                 node,
                 expected=f"an effective rank of {least:.1f} or more",
                 got=f"{rank:.2f}",
@@ -94,7 +92,7 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
 
 
 def _norm_scales(p: Program) -> set[NodeId]:
-    """Params that are the factor of a norm over features: at zero they shut off all that is behind."""
+    """Params that scale a norm over features; zeros would block everything after it."""
     if not p.valid:
         return set()
     ends = ((node, c) for node, c in p.axes().solution.corrections if c.offset == 0)
@@ -112,7 +110,7 @@ def effective_rank(matrix: np.ndarray) -> float:
 
 
 def _added(p: Program) -> set[str]:
-    """Keys of params that an edit of the journal added and none has set since."""
+    """Keys of params that an edit of the journal added and no later edit set."""
     keys: set[str] = set()
     for entry in p.journal:
         for record in entry.edits:
@@ -124,7 +122,7 @@ def _added(p: Program) -> set[str]:
 
 
 def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
-    """The values of the checkpoint, if it has other ones of this shape that are finite; with `part` those needed."""
+    """A fix that restores finite values of the checkpoint; with `part` only where the current ones are not finite."""
     if d.model is None or d.model.checkpoint is None:
         return ()
     source = d.model.original.weights
@@ -138,7 +136,7 @@ def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
         return ()
     values = array.to_numpy("float32")
     if part:
-        what = f"restore what is not finite in {key} from the checkpoint"
+        what = f"restore the values of {key} that are not finite from the checkpoint"
         return (Fix(what, lambda e: e.set_weight(key, lambda now: np.where(np.isfinite(now), now, values))),)
     return (Fix(f"restore {key} from the checkpoint", lambda e: e.set_weight(key, values)),)
 
@@ -149,11 +147,13 @@ def _clamp(key: str) -> Fix:
         top = float(np.abs(known).max()) if known.size else 0.0
         return np.nan_to_num(values, nan=0.0, posinf=top, neginf=-top)
 
-    return Fix(f"clamp {key}: NaN to 0, infinity to its largest entry", lambda e: e.set_weight(key, finite), edges=1)
+    return Fix(
+        f"clamp {key}: NaN to 0, infinity to the largest finite entry", lambda e: e.set_weight(key, finite), edges=1
+    )
 
 
 def _contradictions(d: Diagnosis) -> Iterator[Finding]:
-    """What the config says of the weights, and the program does not have."""
+    """Weights that the config requires and the program lacks, and the reverse."""
     model, p = d.model, d.original
     if model is None:
         return
@@ -169,15 +169,15 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
     expected = {key: path for path, key in model.keys.items()}
     for key, path in expected.items():
         if key not in present and path not in gone:
-            yield Finding("tensor", key, "the config asks for this weight, and it is missing", severity=Severity.ERROR)
+            yield Finding("tensor", key, "the config requires this weight, but it is missing", severity=Severity.ERROR)
     for key in sorted(present - expected.keys() - added):
-        yield Finding.of(p, "tensor", Severity.ERROR, "the config knows no such weight", p.readers(key)[0],
+        yield Finding.of(p, "tensor", Severity.ERROR, "the config does not know this weight", p.readers(key)[0],
                          witness={"key": key})  # fmt: skip
     yield from _tie(d)
 
 
 def _tie(d: Diagnosis) -> Iterator[Finding]:
-    """The config ties head and embedding, and they read two weights."""
+    """Report that head and embedding read two weights although the config ties them."""
     p = d.program
     head, path = TIED_HEAD.removesuffix(".weight"), {p.path(n): n for n in p.nodes()}
     if d.model is None or not getattr(d.model.dims, "tied", False) or head not in path or EMBEDDING not in path:
@@ -187,14 +187,14 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
     if edge is None or read is None or read == path[EMBEDDING]:
         return
     source = path[EMBEDDING]
-    while p.graph.source(edge) != read:  # behind a cast
+    while p.graph.source(edge) != read:  # after a cast
         edge = p.in_edges(p.graph.source(edge))[0]
     fits = p.spec(source) == p.spec(read)
     yield Finding.of(
         p,
         "tensor",
         Severity.ERROR,
-        "the config ties it to the embedding, and it is a weight of its own",
+        "the config ties it to the embedding, but it is a separate weight",
         read,
         path[head],
         edges=(edge,),
@@ -209,9 +209,8 @@ def _equal(p: Program, a: NodeId, b: NodeId) -> bool:
     return bool(np.array_equal(one, two))
 
 
-@finding("bottleneck")
 def bottleneck(d: Diagnosis) -> Iterator[Finding]:
-    """Dominators of a result whose features are fewer than a share of those of both neighbours in the chain."""
+    """Dominators of a result with fewer features than a share of both neighbours in the chain."""
     p, w = d.program, d.wiring
     seen: set[NodeId] = set()
     for start in p.inputs() if p.valid else ():
@@ -224,18 +223,18 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
                 chain += [(width, node)] if width else []
                 node = above.get(node)
             steps = [(width, [n for _, n in run][-1]) for width, run in groupby(chain, key=lambda step: step[0])]
-            for behind, (width, node), before in zip(steps, steps[1:], steps[2:], strict=False):
-                least = d.limits.width * min(behind[0], before[0])
+            for later, (width, node), before in zip(steps, steps[1:], steps[2:], strict=False):
+                least = d.limits.width * min(later[0], before[0])
                 declared = any(matches(pattern, p.path(node)) for pattern in d.limits.declared)
                 if width < least and node not in seen and not declared:
                     seen.add(node)
-                    yield _finding(p, node, width, ceil(least), (before, behind))
+                    yield _finding(p, node, width, ceil(least), (before, later))
 
 
 def features(p: Program, node: NodeId) -> int:
-    """Channels of a floating value: its last axis, of a convolution the second one; 0 for what has none.
+    """Number of features of a floating value: its last axis, for convolutions axis 1; 0 if it has none.
 
-    Other values of four axes are heads, or images on their way between convolutions.
+    Other values of four axes are heads, or images between convolutions, and count as 0.
     """
     specs = p.specs(node)
     if len(specs) != 1 or not specs[0].dtype.is_float or len(specs[0].shape) < 2:
@@ -253,24 +252,24 @@ def _axis(p: Program, node: NodeId) -> int | None:
 def _finding(
     p: Program, node: NodeId, width: int, least: int, sides: tuple[tuple[int, NodeId], tuple[int, NodeId]]
 ) -> Finding:
-    (wide_before, before), (wide_behind, behind) = sides
+    (width_before, before), (width_later, later) = sides
     return Finding.of(
         p,
         "bottleneck",
         Severity.INFO,
-        f"all that reaches the results passes {width} features",
+        f"all information passes through {width} features",
         node,
         before,
-        behind,
+        later,
         expected=f"{least} or more",
         got=str(width),
-        witness={"widths": [wide_before, width, wide_behind]},
+        witness={"widths": [width_before, width, width_later]},
         fixes=_widen(p, node, least - width),
     )
 
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:
-    """Grow the axis by units that change nothing, where it can be grown."""
+    """A fix that grows the axis by units that change nothing, if it can grow."""
     dim = _axis(p, node)
     for group in p.axes().values():
         if any(m.value == Value(node) and m.dim == dim for m in group.members) and not group.mixed:

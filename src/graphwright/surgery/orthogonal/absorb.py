@@ -1,8 +1,8 @@
-"""Merging the stretch of a head into the linear map behind it, where nothing in between would notice.
+"""Merging the factor P of a head into the next linear map, where that is exact.
 
-Attention mixes positions and leaves the places of a value head alone: V_g = P_g U_g lets O_h take P_g for each query
-head h of the group. Queries meet keys in a product: Q_h = P_h U_h lets K_h take P_hᵀ, unless a rotation, a norm or
-a second query head stands in between.
+Attention mixes positions, not the features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of
+the group. Queries and keys meet in a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or
+a second query head is in between.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ if TYPE_CHECKING:
 HEADS = {"heads", "kv_groups"}
 
 
-class Part(NamedTuple):
-    """Rows (dim 0) or columns (dim 1) of a matrix; all of it where `places` is None."""
+class MatrixSlice(NamedTuple):
+    """Rows (dim 0) or columns (dim 1) of a matrix; all of it if `indices` is None."""
 
     dim: int = 0
-    places: np.ndarray | None = None
+    indices: np.ndarray | None = None
 
     def of(self, w: np.ndarray) -> np.ndarray:
-        """Those of a matrix, as a copy."""
-        return w.copy() if self.places is None else np.take(w, self.places, axis=self.dim)
+        """A copy of the slice."""
+        return w.copy() if self.indices is None else np.take(w, self.indices, axis=self.dim)
 
     def put(self, w: np.ndarray, value: np.ndarray) -> None:
-        """Write them into a matrix."""
-        if self.places is None:
+        """Write the slice into a matrix."""
+        if self.indices is None:
             w[...] = value
         elif self.dim == 0:
-            w[self.places] = value
+            w[self.indices] = value
         else:
-            w[:, self.places] = value
+            w[:, self.indices] = value
 
 
-def head_parts(p: Program, matrix: Matrix) -> list[Part]:
-    """A part per head: rows of q, k and v, columns of o; none where the matrix has no heads.
+def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
+    """One slice per head: rows of q, k and v, columns of o; empty if the matrix has no heads.
 
     Key heads that several query heads share count once.
     """
-    best: list[Part] = []
+    best: list[MatrixSlice] = []
     for group in p.axes().values():
         if HEADS & set(group.kinds):
             parts = _parts(group, matrix.key, range(group.size))
-            apart = sum(len(part.places) for part in parts if part.places is not None)
-            if parts and apart == matrix.shape[parts[0].dim] and len(parts) > len(best):
+            covered = sum(len(part.indices) for part in parts if part.indices is not None)
+            if parts and covered == matrix.shape[parts[0].dim] and len(parts) > len(best):
                 best = parts
     return best
 
 
-def parts_of(p: Program, units: Units) -> dict[str, list[Part]]:
-    """Weight key -> the parts that units have in it; biases and norms have none."""
-    found: dict[str, list[Part]] = {}
+def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
+    """Weight key -> the slices of some units in it; biases and norms have none."""
+    found: dict[str, list[MatrixSlice]] = {}
     for name, ids in units.chosen.items():
         group = p.axes()[name]
         for key in dict.fromkeys(m.key for m in group.members if m.key is not None):
@@ -70,37 +70,37 @@ def parts_of(p: Program, units: Units) -> dict[str, list[Part]]:
 
 
 def selected_by(p: Program, keys: set[str]) -> Selection:
-    """The params of some weights."""
+    """Selection of the params of some weights."""
     return p.select(op="param", where=lambda n: p.key(n) in keys)
 
 
-def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Part]:
-    found: dict[tuple[int, bytes], Part] = {}
+def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[MatrixSlice]:
+    found: dict[tuple[int, bytes], MatrixSlice] = {}
     for unit in ids:
-        for dim, places in group.slices(unit).get(key, {}).items():
-            found.setdefault((dim, places.tobytes()), Part(dim, places))
+        for dim, indices in group.slices(unit).get(key, {}).items():
+            found.setdefault((dim, indices.tobytes()), MatrixSlice(dim, indices))
     return list(found.values())
 
 
 class Neighbour(NamedTuple):
-    """The map that takes a stretch: `o` behind values (side 1, columns), `k` beside queries (side 0, rows)."""
+    """The map that absorbs P: `o` after values (side 1, columns), `k` beside queries (side 0, rows)."""
 
     matrix: Matrix
     side: int
 
 
 def neighbour(p: Program, matrix: Matrix) -> Neighbour:
-    """Who can take the stretch of a matrix. Raises: NotAbsorbable naming the op in between."""
-    if len(matrix.uses) != 1 or traits(matrix.uses[0].op).contracts != "out_in":
-        raise _refusal(matrix, "several readers" if len(matrix.uses) != 1 else matrix.uses[0].op)
-    node = matrix.uses[0].node
+    """The map that can absorb the factor P of a matrix. Raises: NotAbsorbable naming the op in between."""
+    if len(matrix.readers) != 1 or traits(matrix.readers[0].op).contracts != "out_in":
+        raise _refusal(matrix, "several readers" if len(matrix.readers) != 1 else matrix.readers[0].op)
+    node = matrix.readers[0].node
     if len(p.operands(node)) > 2:
         raise _refusal(matrix, "bias")
-    node, port = _behind(p, matrix, node)
+    node, port = _next_op(p, matrix, node)
     if not traits(p.op(node)).attention or port == 1:
         raise _refusal(matrix, f"{p.op(node)} {p.path(node)}")
     if port == 2:
-        end, at = _behind(p, matrix, node)
+        end, at = _next_op(p, matrix, node)
         if traits(p.op(end)).contracts != "out_in" or at != 0:
             raise _refusal(matrix, f"{p.op(end)} {p.path(end)}")
         return Neighbour(_read_by(p, end), 1)
@@ -117,24 +117,24 @@ def neighbour(p: Program, matrix: Matrix) -> Neighbour:
     return Neighbour(keys, 0)
 
 
-def absorb(e: Transaction, matrix: Matrix, parts: list[Part], stretches: list[np.ndarray]) -> str:
-    """Multiply the stretch of each part into the neighbour; returns the neighbour's path."""
+def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
+    """Multiply the factor P of each slice into the neighbour; return the neighbour's path."""
     p = e.program
     other, side = neighbour(p, matrix)
     w = values(p, other.key)
     new = w.copy()
     for mine, theirs in _pairs(p, matrix, other, side):
-        for part, stretch in zip(parts, stretches, strict=True):
-            if part.places is not None and np.array_equal(part.places, mine):
-                place = Part(side, theirs)
-                block = place.of(w)
-                place.put(new, block @ stretch if side == 1 else stretch.T @ block)
+        for part, factor in zip(parts, factors, strict=True):
+            if part.indices is not None and np.array_equal(part.indices, mine):
+                target = MatrixSlice(side, theirs)
+                block = target.of(w)
+                target.put(new, block @ factor if side == 1 else factor.T @ block)
     e.set_weight(other.key, new)
     return other.path
 
 
 def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(rows of a head in the matrix, its places in the neighbour), for each query head."""
+    """(rows of a head in the matrix, its indices in the neighbour), for each query head."""
     best: list[tuple[np.ndarray, np.ndarray]] = []
     for group in p.axes().values():
         if HEADS & set(group.kinds):
@@ -146,8 +146,8 @@ def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[n
     return best
 
 
-def _behind(p: Program, matrix: Matrix, node: NodeId) -> tuple[NodeId, int]:
-    """The next node that is no mere rearrangement, and the port at which it is entered."""
+def _next_op(p: Program, matrix: Matrix, node: NodeId) -> tuple[NodeId, int]:
+    """The next node that is not a rearrangement, and the operand number at which it reads the value."""
     while True:
         edges = p.out_edges(node)
         if len(edges) != 1:
@@ -164,9 +164,5 @@ def _read_by(p: Program, node: NodeId) -> Matrix:
 
 
 def _refusal(matrix: Matrix, between: str) -> NotAbsorbable:
-    return NotAbsorbable(
-        "its stretch cannot be merged into a neighbour",
-        where=matrix.path,
-        between=between,
-        fix='fold="insert" keeps it as a node of its own',
-    )
+    return NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
+                         fix='fold="insert" keeps it as a node')  # fmt: skip

@@ -1,7 +1,6 @@
-"""Rotations and their generators: a skew matrix A, exp(A) and the Cayley map to rotations, and the logarithm back.
+"""Rotations and their skew generators A: exp(A), the Cayley map, and the logarithm; retraction of a gradient step.
 
-Sources: Higham 2005, "The scaling and squaring method for the matrix exponential revisited" for exp; that of the
-logarithm is spelled out at `lie_log`.
+Source of exp: Higham 2005, "The scaling and squaring method for the matrix exponential revisited".
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from math import ceil, log2
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.surgery.errors import NotRotation
-from graphwright.surgery.orthogonal.methods import gram_error
+from graphwright.surgery.errors import NotRotation, check_choices
+from graphwright.surgery.orthogonal.methods import gram_error, polar, qr
 
 PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800, 129060195264000, 10559470521600,
         670442572800, 33522128640, 1323241920, 40840800, 960960, 16380, 182, 1)  # fmt: skip
@@ -20,9 +19,9 @@ PADE = (64764752532480000, 32382376266240000, 7771770303897600, 1187353796428800
 PADE_NORM = 5.371920351148152
 """1-norm up to which it is exact to float64."""
 GENERIC = 1.1142
-"""Weight of the imaginary part that tells eigenvalues apart; any number that is no tangent of half a usual angle."""
+"""Weight of the imaginary part that separates eigenvalues; a number that is the tangent of no common half angle."""
 TOLERANCE = 1e-8
-"""How far a matrix may be from orthogonal, or from skew, to be taken for it."""
+"""Tolerance of the checks that a matrix is orthogonal, or skew."""
 
 
 def skew(x: np.ndarray) -> np.ndarray:
@@ -34,10 +33,11 @@ def skew(x: np.ndarray) -> np.ndarray:
 def so_generator(n: int, i: int, j: int) -> np.ndarray:
     """The generator of the rotation from axis i towards axis j: [n, n] with 1 at (j, i) and -1 at (i, j).
 
-    Raises: UsageError for i = j, or an axis that is none.
+    Raises: UsageError for i = j, or an axis outside 0 .. n - 1.
     """
     if i == j or not (0 <= i < n and 0 <= j < n):
-        raise UsageError("a plane has two axes", expected=f"two different numbers from 0 to {n - 1}", got=(i, j))
+        raise UsageError("the axes of the plane are invalid", expected=f"two different numbers from 0 to {n - 1}",
+                         got=(i, j))  # fmt: skip
     a = np.zeros((n, n))
     a[j, i], a[i, j] = 1.0, -1.0
     return a
@@ -75,8 +75,8 @@ def lie_log(q: np.ndarray) -> np.ndarray:
     """The skew A with exp(A) = Q and angles in (-π, π].
 
     The skew part K and the symmetric part S of Q commute, so that the Hermitian S + i c K has the eigenvectors of Q
-    and, for a generic c, its own eigenspaces. Eigenvalues -1, and those next to it, come in pairs, each a turn by the
-    half circle or a little less in a plane of two real vectors.
+    and, for a generic c, its own eigenspaces. Eigenvalues at or near -1 come in pairs: each is a rotation by about π in
+    the plane of two real vectors.
 
     Raises: NotRotation if Q is not orthogonal, or has determinant -1.
     """
@@ -89,10 +89,10 @@ def lie_log(q: np.ndarray) -> np.ndarray:
     k, s = (q - q.T) / 2, (q + q.T) / 2
     _, v = np.linalg.eigh(s + 1j * GENERIC * k)
     eigenvalues = np.einsum("ij,ik,kj->j", v.conj(), q, v)
-    turned = np.abs(eigenvalues + 1) < 1e-6
-    angles = np.where(turned, 0.0, np.angle(eigenvalues))
+    flipped = np.abs(eigenvalues + 1) < 1e-6
+    angles = np.where(flipped, 0.0, np.angle(eigenvalues))
     a = ((v * (1j * angles)) @ v.conj().T).real
-    for b1, b2 in _planes(k, _real_basis(v[:, turned])):
+    for b1, b2 in _planes(k, _real_basis(v[:, flipped])):
         angle = float(np.arctan2(b2 @ q @ b1, b1 @ q @ b1))
         a += (angle or np.pi) * (np.outer(b2, b1) - np.outer(b1, b2))
     return skew(a)
@@ -105,9 +105,9 @@ def _real_basis(v: np.ndarray) -> np.ndarray:
 
 
 def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Pairs of orthonormal vectors, each of which spans a plane that the skew K maps into itself; the fastest first.
+    """Pairs of orthonormal vectors whose planes are invariant under the skew K, the fastest rotation first.
 
-    Where K is 0 within rounding every plane will do.
+    Where K is 0 within rounding, any plane is returned.
     """
     found = []
     small = basis.T @ k @ basis
@@ -121,7 +121,7 @@ def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarr
         b2 = b2 - b1 * (b1 @ b2)
         b2 /= np.linalg.norm(b2)
         found.append((basis @ b1, basis @ b2))
-        rest = np.linalg.svd(np.stack([b1, b2]))[2][2:].T  # what is orthogonal to the plane
+        rest = np.linalg.svd(np.stack([b1, b2]))[2][2:].T  # the orthogonal complement of the plane
         basis, small = basis @ rest, rest.T @ small @ rest
     return found
 
@@ -129,15 +129,44 @@ def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarr
 def _square(x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, np.float64)
     if x.ndim != 2 or x.shape[0] != x.shape[1]:
-        raise ShapeError("a square matrix is needed", expected="[n, n]", got=list(x.shape))
+        raise ShapeError("the matrix is not square", expected="[n, n]", got=list(x.shape))
     return x
 
 
 def _skew(a: np.ndarray) -> np.ndarray:
-    """The matrix, made exactly skew. Raises: UsageError if it is not nearly so."""
+    """The matrix, made exactly skew. Raises: UsageError if it is not skew within the tolerance."""
     a = _square(a)
     error = float(np.abs(a + a.T).max(initial=0.0))
     if not error <= TOLERANCE * max(1.0, float(np.abs(a).max(initial=0.0))):
         raise UsageError("the generator is not skew", expected="A = -Aᵀ", got=f"max |A + Aᵀ| = {error:.3g}",
                          fix="skew(A) is its skew part")  # fmt: skip
     return (a - a.T) / 2
+
+
+RETRACTIONS = ("qr", "polar", "cayley")
+
+
+def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
+    """One Riemannian gradient step; the result keeps the orthonormal columns (rows, if wide) of `w`.
+
+    ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of G.
+
+    Args:
+        w: [out, in], orthonormal.
+        gradient: [out, in], of a loss with respect to w.
+        lr: length of the step, in units of the gradient.
+        by: retraction: `qr` (cheapest), `polar` (nearest), `cayley` (a rotation from the left).
+    Raises: UsageError for an unknown retraction, ShapeError.
+    """
+    w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
+    if w.ndim != 2 or w.shape != gradient.shape:
+        raise ShapeError("the gradient does not have the shape of w", expected=list(w.shape), got=list(gradient.shape))
+    check_choices({"by": by}, {"by": RETRACTIONS})
+    if w.shape[0] < w.shape[1]:
+        return retract(w.T, gradient.T, lr, by).T
+    inner = w.T @ gradient
+    tangent = w @ skew(inner) + gradient - w @ inner
+    if by != "cayley":
+        return (qr if by == "qr" else polar)(w - lr * tangent)
+    half = tangent - w @ (w.T @ tangent) / 2
+    return cayley(-lr * (half @ w.T - w @ half.T)) @ w

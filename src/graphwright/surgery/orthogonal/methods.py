@@ -1,4 +1,4 @@
-"""The ways to an orthonormal factor, by name."""
+"""Methods that compute the orthonormal factor of a matrix."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from graphwright.errors import ShapeError, UsageError
+from graphwright.errors import ShapeError
+from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import finite
 
 
 def in_range(w: np.ndarray) -> np.ndarray:
-    """W, or W over its largest entry where products of entries would leave the range of its dtype.
+    """W, or W divided by its largest entry if products of entries would overflow or underflow.
 
     The orthonormal factor is the same. Raises: NonFiniteWeight.
     """
     largest = max(finite(w).max(initial=0.0), -w.min(initial=0.0))
-    far = float(np.finfo(w.dtype).max) ** (1 / 3)  # two factors, and a third for sums over rows
+    far = float(np.finfo(w.dtype).max) ** (1 / 3)  # products of two entries, with room for sums over rows
     return w if largest == 0 or 1 / far < largest < far else w / largest
 
 
 PROBES = 64
-"""Random directions by which the gain is measured."""
+"""Number of random directions in which the gain is measured."""
 
 
 def gram_error(w: np.ndarray) -> float:
@@ -38,14 +39,14 @@ def is_orthogonal(w: np.ndarray, tol: float = 1e-8) -> bool:
 
 
 def condition(w: np.ndarray) -> float:
-    """σ_max / σ_min over all min(out, in) singular values; infinite if one of them is 0 within rounding."""
+    """σ_max / σ_min over all min(out, in) singular values; infinite if σ_min is 0 within rounding."""
     sigma = np.linalg.svd(w, compute_uv=False)
     floor = sigma[0] * max(w.shape) * np.finfo(np.float64).eps
     return float(sigma[0] / sigma[-1]) if sigma[-1] > floor else float("inf")
 
 
 def gain(w: np.ndarray, probes: int = PROBES, seed: int = 0) -> tuple[float, float]:
-    """Smallest and largest ‖W d‖ / ‖d‖ over random directions d; of a wide matrix in the span of its rows."""
+    """Smallest and largest ‖W d‖ / ‖d‖ over random directions d; for a wide matrix in the span of its rows."""
     rng = np.random.default_rng(seed)
     d = rng.standard_normal((w.shape[1], probes))
     if w.shape[0] < w.shape[1]:
@@ -56,33 +57,33 @@ def gain(w: np.ndarray, probes: int = PROBES, seed: int = 0) -> tuple[float, flo
 
 
 ROWS = 256
-"""Rows at a time: enough for a full-speed product, and little beside a matrix."""
+"""Rows per product: enough for full speed, with little temporary memory."""
 
 
 def multiply(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A := A B for A [m, n] and a square B [n, n], in the memory of A, which it returns."""
+    """A := A B in place for A [m, n] and a square B [n, n]; returns A."""
     for start in range(0, len(a), ROWS):
         a[start : start + ROWS] = a[start : start + ROWS] @ b
     return a
 
 
 WELL_CONDITIONED = 1e-12
-"""Smallest ratio of eigenvalues of WᵀW, so condition number 10⁶, up to which they are accurate enough to start from."""
+"""Smallest ratio of eigenvalues of WᵀW (condition number 10⁶) for which they are accurate enough."""
 FAR, NEAR, STEPS = 1e-2, 1e-8, 3
-"""Cosines between columns: too large for a first-order step, and so small that it leaves nothing; steps at most."""
+"""Cosines between columns: too large for a first-order step; negligible after one; and the limit of steps."""
 SMALL = 32
-"""Up to this width an SVD is as fast as anything."""
+"""Width up to which an SVD is the fastest method."""
 
 
 def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
     """Nearest matrix with orthonormal columns (out >= in) or rows (out < in).
 
-    Rank-deficient matrices, zero ones too, get a full orthonormal factor. Well-conditioned ones are solved through the
+    Rank-deficient and zero matrices get a full orthonormal factor too. Well-conditioned matrices are solved through the
     eigenvectors of their Gram matrix, which is faster than an SVD; others by SVD.
 
     Args:
         w: [out, in]; computed in float64.
-        special: of a square matrix the nearest rotation: where det(U Vᵀ) is -1 the direction of the smallest singular
+        special: the nearest rotation of a square matrix: if det(U Vᵀ) is -1, the direction of the smallest singular
             value is flipped.
     Returns: float64 [out, in].
     Raises: NonFiniteWeight.
@@ -96,8 +97,8 @@ def polar(w: np.ndarray, *, special: bool = False) -> np.ndarray:
     return _by_svd(w) if quick is None else quick
 
 
-def stretch(w: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """The other factor: W = Q P of a tall matrix, W = P Q of a wide one; symmetric for the polar Q."""
+def second_factor(w: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """P of W = Q P (tall) or W = P Q (wide); symmetric for the polar Q."""
     return q.T @ w if w.shape[0] >= w.shape[1] else w @ q.T
 
 
@@ -113,8 +114,8 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
     The eigenvectors carry an error of ε κ², so C = S² + F is not quite diagonal. To first order C^-½ is S^-1 less
     F_ij / (s_i s_j (s_i + s_j)) (Higham 2008, "Functions of Matrices", section 6.1: the derivative of the square root
-    solves a Sylvester equation); an entry of C is as accurate as the two columns are long, so Q is orthonormal to ε.
-    What is of second order goes with one more such step.
+    solves a Sylvester equation). The error of an entry of C scales with the lengths of its two columns, so Q is
+    orthonormal to ε. One more such step removes the second-order error.
     """
     eigenvalues, v = np.linalg.eigh(w.T @ w)
     if eigenvalues[0] <= WELL_CONDITIONED * eigenvalues[-1]:
@@ -131,7 +132,7 @@ def _by_gram(w: np.ndarray) -> np.ndarray | None:
 
 
 def _straighten(r: np.ndarray) -> float:
-    """R := R C^-½ to first order, in place; returns the largest cosine between two columns before, beyond FAR alone."""
+    """R := R C^-½ to first order, in place, unless two columns are too far from orthogonal; returns their cosine."""
     c = r.T @ r
     s = np.sqrt(np.diagonal(c))
     c /= -s
@@ -154,9 +155,9 @@ def newton_schulz(w: np.ndarray, *, tol: float | None = None, polish: bool = Tru
     """The polar factor of a float32 or float64 matrix [out, in], in its dtype.
 
     Args:
-        tol: of max |XᵀX - I| at which the cubic steps end; 2e-6 in float32, 1e-12 in float64.
-        polish: False leaves the cubic steps out: singular values are then between 0.68 and 1.2, not 1.
-    Returns: the factor, by SVD where the steps do not converge, as for a singular matrix.
+        tol: max |XᵀX - I| at which the cubic steps stop; 2e-6 in float32, 1e-12 in float64.
+        polish: False skips the cubic steps: singular values are then between 0.68 and 1.2, not 1.
+    Returns: the factor; computed by SVD if the steps do not converge, as for a singular matrix.
     Raises: NonFiniteWeight.
     """
     w = np.asarray(w)
@@ -202,9 +203,9 @@ def _cubic(x: np.ndarray, tol: float) -> bool:
 
 
 def qr(w: np.ndarray) -> np.ndarray:
-    """Q of W = Q R (out >= in), or of W = L Q (out < in), with diag(R) >= 0, which makes it unique at full rank.
+    """Q of W = Q R (out >= in), or of W = L Q (out < in), with diag(R) >= 0; unique at full rank.
 
-    Columns that depend on earlier ones get orthonormal ones of their own. Float64 [out, in].
+    Linearly dependent columns are replaced by orthonormal ones. Float64 [out, in].
 
     Raises: NonFiniteWeight.
     """
@@ -217,18 +218,15 @@ def qr(w: np.ndarray) -> np.ndarray:
 
 
 METHODS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"polar": polar, "qr": qr, "newton_schulz": newton_schulz}
-"""Name -> float64 [out, in] to its orthonormal factor."""
+"""Name -> function from a float64 matrix to its orthonormal factor."""
 
 
 def orthonormal(w: np.ndarray, method: str = "polar", special: bool = False) -> np.ndarray:
-    """The orthonormal factor of a matrix. Raises: UsageError, ShapeError for `special` of one that is not square."""
-    if method not in METHODS:
-        raise UsageError("no such method", where="method", expected=", ".join(METHODS), got=method)
+    """The orthonormal factor of a matrix. Raises: ShapeError if `special` and the matrix is not square."""
+    check_choices({"method": method}, {"method": METHODS})
     if not special:
         return METHODS[method](w)
     if method != "polar" or w.shape[0] != w.shape[1]:
-        raise ShapeError(
-            "the nearest rotation is a polar factor of a square matrix", where="special",
-            expected="method='polar', [n, n]", got=f"{method!r}, {list(w.shape)}",
-        )  # fmt: skip
+        raise ShapeError("special=True needs method='polar' and a square matrix", where="special",
+                         got=f"method={method!r}, {list(w.shape)}")  # fmt: skip
     return polar(w, special=True)

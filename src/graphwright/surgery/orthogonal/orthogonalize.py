@@ -1,22 +1,33 @@
-"""Orthogonalise stored matrices: replace W by its orthonormal factor Q, or write it as Q and a stretch P exactly."""
+"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.program import Units
-from graphwright.progress import Progress
+from graphwright.report import ReportBase, plain, table
+from graphwright.surgery.errors import check_choices
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import LowRank
-from graphwright.surgery.matrices import Skipped, find_matrices, rounded, stored, values
-from graphwright.surgery.measure import input_grams, measured, output_error
-from graphwright.surgery.orthogonal.absorb import Part, absorb, head_parts, neighbour, parts_of, selected_by
-from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, stretch
-from graphwright.surgery.orthogonal.report import OrthoReport, OrthoRow
+from graphwright.surgery.matrices import (
+    MatrixReport,
+    Skipped,
+    edit_matrices,
+    find_matrices,
+    program_of,
+    rounded,
+    stored,
+    values,
+)
+from graphwright.surgery.measure import input_grams, measure_drift, output_error
+from graphwright.surgery.orthogonal.absorb import MatrixSlice, absorb, head_parts, neighbour, parts_of, selected_by
+from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, second_factor
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -24,112 +35,191 @@ if TYPE_CHECKING:
     from graphwright.progress import Report
     from graphwright.surgery.calibration import Calibration
     from graphwright.surgery.matrices import Matrix
+    from graphwright.surgery.measure import Drift
 
 PER = ("matrix", "head")
 FOLDS = ("none", "insert", "absorb", "scale")
+COLUMNS = ("path", "shape", "parts", "error", "distance", "condition", "predicted", "measured", "seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class OrthogonalizeOptions:
+    """Options of `orthogonalize`.
+
+    Attributes:
+        per: `matrix`, or `head`: rows of each head in q, k and v, columns of each in o.
+        fold: use of the second factor P of W = Q P (wide: P Q). `none` drops it: the function changes. `insert` adds it
+            as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps its
+            mean singular value: W ≈ s Q.
+        special: for square matrices the nearest rotation, with determinant +1.
+        inplace: write into the weight's memory if nothing else holds it; comparison on calibration data does.
+    """
+
+    per: str = "matrix"
+    fold: str = "none"
+    special: bool = False
+    inplace: bool = False
+
+    def __post_init__(self) -> None:
+        check_choices({"per": self.per, "fold": self.fold}, {"per": PER, "fold": FOLDS})
+        if self.fold == "absorb" and self.per != "head":
+            raise UsageError("fold='absorb' works per head only", where="fold", fix="per='head'")
+        if self.inplace and self.fold == "insert":
+            raise UsageError("two factors do not fit into the memory of one matrix", where="inplace", fix="fold='none'")
+        if self.special and self.fold == "absorb":
+            raise UsageError("the rows of a head are no square matrix", where="special", fix="special=False")
+
+
+class OrthogonalizeKeywords(TypedDict, total=False):
+    """`OrthogonalizeOptions` as keywords."""
+
+    per: str
+    fold: str
+    special: bool
+    inplace: bool
+
+
+@dataclass(slots=True, repr=False)
+class OrthoRow(ReportBase):
+    """One matrix.
+
+    Attributes:
+        path, shape, dtype: of the matrix.
+        parts: number of slices that were made orthonormal: 1, or one per head.
+        error: max |QᵀQ - I| (wide: |QQᵀ - I|) of Q as stored, over the slices.
+        distance: ‖W - Q‖ / ‖W‖.
+        condition, condition_after: σ_max / σ_min of the worst slice.
+        gain: smallest and largest ‖Qd‖ / ‖d‖ over random directions d.
+        scale: mean singular value, the factor of `fold="scale"`.
+        predicted: relative drift of this layer's output by itself, on its calibration inputs; None without them.
+        measured: drift of its output in the edited program.
+        seconds: time taken.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    dtype: str
+    parts: int
+    error: float
+    distance: float
+    condition: float
+    condition_after: float
+    gain: tuple[float, float]
+    scale: float
+    predicted: float | None
+    seconds: float
+    measured: Drift | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; an infinite condition number is the text `inf`."""
+        facts = ReportBase.to_json(self)
+        return {**facts, **{n: "inf" for n in ("condition", "condition_after") if facts[n] == inf}}
+
+
+@dataclass(slots=True, kw_only=True, repr=False)
+class OrthoReport(MatrixReport):
+    """Report on all matrices of one call; see `MatrixReport`.
+
+    Attributes:
+        method, per, fold: of the call.
+        mean_error, max_error: of the rows.
+    """
+
+    method: str
+    per: str
+    fold: str
+    rows: list[OrthoRow] = field(default_factory=list)
+    FIGURES: ClassVar = ("mean_error", "max_error")
+
+    @property
+    def mean_error(self) -> float:
+        """Mean error over the processed matrices."""
+        return float(np.mean([r.error for r in self.rows])) if self.rows else 0.0
+
+    @property
+    def max_error(self) -> float:
+        """Largest error over the processed matrices."""
+        return max((r.error for r in self.rows), default=0.0)
+
+    def __str__(self) -> str:
+        rows = [{**r.to_json(), "measured": r.measured and r.measured.relative} for r in self.rows]
+        return self.text(
+            f"orthogonalize: {self.method} per {self.per}, fold {self.fold}",
+            table(rows, COLUMNS),
+            f"{len(self.rows)} matrices, mean error {self.mean_error:.3g}, largest {self.max_error:.3g}",
+        )
 
 
 class _Solved(NamedTuple):
-    """A matrix as Q and, per part, the stretch and the scale that it came from."""
+    """A matrix with orthonormal slices, and per slice the factor P and its mean singular value."""
 
     q: np.ndarray
-    stretches: list[np.ndarray]
+    factors: list[np.ndarray]
     scales: list[float]
 
 
 def orthogonalize(
-    program: Program,
+    program: Program | Model,
     where: str | Selection | Units,
     method: str = "polar",
     *,
-    per: str = "matrix",
-    fold: str = "none",
-    special: bool = False,
-    inplace: bool = False,
     calibration: Calibration | None = None,
     dry_run: bool = False,
     keep_partial: bool = False,
-    progress: Report | None = None,
+    report: Report | None = None,
+    **options: Unpack[OrthogonalizeKeywords],
 ) -> OrthoReport:
-    """Make matrices orthonormal, in one edit that `program.undo()` takes back.
+    """Make matrices orthonormal, in one edit that `program.undo()` reverts.
 
-    A tall matrix (out >= in) gets orthonormal columns, a wide one orthonormal rows. Computed in float64, rounded once
-    to the dtype that the weight is stored in; errors are measured behind that rounding. A tied weight counts once.
+    A tall matrix (out >= in) gets orthonormal columns, a wide one orthonormal rows. Computed in float64 and rounded
+    once to the stored dtype; errors are measured after rounding. A tied weight is processed once.
 
     Args:
         program: edited in place.
         where: pattern of linear maps, a selection, or units (`program.select("layers.1.attn").heads[3]`), which are
-            made orthonormal head by head and leave the other heads' bytes alone.
-        method: `polar`, the nearest; `qr`, the cheapest; `newton_schulz`, polar by products alone.
-        per: `matrix`, or `head`: rows of each head in q, k and v, columns of each in o.
-        fold: what becomes of the rest P of W = Q P (wide: P Q). `none` drops it: the function changes. `insert` adds it
-            as a node: exact. `absorb` multiplies it into the next map, per head, where that is exact. `scale` keeps of
-            it the mean singular value: W ≈ s Q.
-        special: of square matrices the nearest rotation, det +1.
-        inplace: write into the memory of the weight where nobody else holds it; a comparison on calibration data does.
+            made orthonormal head by head; the bytes of other heads stay the same.
+        method: `polar`, the nearest; `qr`, the cheapest; `newton_schulz`, polar by matrix products only.
         calibration: data on which drift is predicted and measured.
-        dry_run: report the same, on a copy, and leave the program as it is.
-        keep_partial: on Ctrl-C or lack of memory keep the matrices done so far; otherwise nothing is changed.
-        progress: called per matrix.
-    Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable, UsageError for no such option.
+        dry_run: report the same, from a copy; leave the program unchanged.
+        keep_partial: on Ctrl-C or lack of memory keep the finished matrices; otherwise nothing changes.
+        report: called with `Progress` per matrix.
+        options: see `OrthogonalizeOptions`.
+    Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable, UsageError for an unknown option.
     """
-    _check(method, per, fold, special, inplace)
-    matrices, skipped, parts = _chosen(program, where, per)
-    if fold == "absorb":
+    given, p = OrthogonalizeOptions(**options), program_of(program)
+    check_choices({"method": method}, {"method": METHODS})
+    matrices, skipped, parts = _chosen(p, where, given.per)
+    if given.fold == "absorb":
         for m in matrices:
-            neighbour(program, m)
-    grams = input_grams(program, matrices, calibration) if calibration is not None else {}
-    found = OrthoReport(method, "head" if parts else per, fold, dry_run, skipped=skipped)
-    before = None if calibration is None else program.fork()  # a fork holds the arrays: not where it is not needed
-    target = program.fork() if dry_run else program
-    how = f"orthogonalise {len(matrices)} matrices: {method}, fold {fold}"
-    with target.edit(how, author="pass", tool="graphwright.surgery.orthogonalize") as e:
-        for i, m in enumerate(matrices):
-            try:
-                with target.edit(m.path):
-                    mine = parts.get(m.key, [Part()])
-                    found.rows.append(_one(e, m, mine, method, fold, special, inplace, grams.get(m.path)))
-                if progress is not None:
-                    progress(Progress("orthogonalise", i + 1, len(matrices), {"error": found.rows[-1].error}))
-            except (KeyboardInterrupt, MemoryError):
-                if not keep_partial:
-                    raise
-                found.interrupted = True
-                found.skipped += [Skipped(left.path, "interrupted before") for left in matrices[len(found.rows) :]]
-                break
+            neighbour(p, m)
+    grams = input_grams(p, matrices, calibration) if calibration is not None else {}
+    found = OrthoReport(method=method, per="head" if parts else given.per, fold=given.fold, dry_run=dry_run,
+                        options=plain(given), skipped=skipped)  # fmt: skip
+    before = None if calibration is None else p.fork()  # a fork holds the arrays, which would prevent `inplace`
+
+    def edit(e: Transaction, m: Matrix) -> dict[str, float]:
+        row = _orthogonalize(e, m, parts.get(m.key, [MatrixSlice()]), method, given, grams.get(m.path))
+        found.rows.append(row)
+        return {"error": row.error}
+
+    why = f"orthogonalise {len(matrices)} matrices: {method}, fold {given.fold}"
+    target = edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, keep_partial=keep_partial,
+                           report=report)  # fmt: skip
     if calibration is not None and before is not None:
-        done = {m.path: program_path for m in matrices for program_path in _readers(target, m)}
-        found.drift, layers = measured(before, target, calibration, list(done.values()))
+        maps = {m.path: m.name for m in matrices if m.readers and target.free_name(m.name) != m.name}
+        found.drift, layers = measure_drift(before, target, calibration, list(maps.values()))
         for row in found.rows:
-            row.measured = layers.get(done.get(row.path, ""))
+            row.measured = layers.get(maps.get(row.path, ""))
     return found
-
-
-def orthogonalize_model(model: Model, where: str | Selection | Units, method: str, **options: Any) -> OrthoReport:
-    """`orthogonalize` of a model's program; what `model.orthogonalize` calls."""
-    return orthogonalize(model.program, where, method, **options)
-
-
-def _check(method: str, per: str, fold: str, special: bool, inplace: bool) -> None:
-    for name, given, known in (("method", method, tuple(METHODS)), ("per", per, PER),
-                               ("fold", fold, FOLDS)):  # fmt: skip
-        if given not in known:
-            raise UsageError("no such option", where=name, expected=", ".join(known), got=given)
-    if fold == "absorb" and per != "head":
-        raise UsageError("stretches are absorbed head by head", where="fold='absorb'", fix="per='head'")
-    if inplace and fold == "insert":
-        raise UsageError("two factors do not fit into the memory of one", where="inplace", fix="fold='none'")
-    if special and fold == "absorb":
-        raise UsageError("a head's rows are no square matrix", where="special", fix="per='matrix'")
 
 
 def _chosen(
     p: Program, where: str | Selection | Units, per: str
-) -> tuple[list[Matrix], list[Skipped], dict[str, list[Part]]]:
-    """Matrices, what is left alone, and per key the parts where it is not the whole."""
+) -> tuple[list[Matrix], list[Skipped], dict[str, list[MatrixSlice]]]:
+    """Matrices, skipped params, and the slices per key unless whole matrices are processed."""
     if isinstance(where, Units):
         if where.program is not p:
-            raise UsageError("the units are of another program", got=repr(where))
+            raise UsageError("the units belong to another program", got=repr(where))
         parts = parts_of(p, where)
         matrices, skipped = find_matrices(p, selected_by(p, set(parts)))
         return matrices, skipped, {m.key: parts[m.key] for m in matrices}
@@ -137,42 +227,35 @@ def _chosen(
     if per == "matrix":
         return matrices, skipped, {}
     parts = {m.key: head_parts(p, m) for m in matrices}
-    headless = [m for m in matrices if not parts[m.key]]
-    skipped += [Skipped(m.path, "no heads") for m in headless]
+    skipped += [Skipped(m.path, "no heads") for m in matrices if not parts[m.key]]
     matrices = [m for m in matrices if parts[m.key]]
     if not matrices:
         raise UsageError("none of the matrices has heads", where=str(where), got=skipped[0].path, fix='per="matrix"')
     return matrices, skipped, parts
 
 
-def _solve(w: np.ndarray, parts: list[Part], method: str, special: bool) -> _Solved:
-    q, stretches, scales = w.copy(), [], []
+def _solve(w: np.ndarray, parts: list[MatrixSlice], method: str, special: bool) -> _Solved:
+    q, factors, scales = w.copy(), [], []
     for part in parts:
         block = part.of(w)
         made = orthonormal(block, method, special)
         part.put(q, made)
-        stretches.append(stretch(block, made))
+        factors.append(second_factor(block, made))
         scales.append(float(np.vdot(made, block)) / min(block.shape))
-    return _Solved(q, stretches, scales)
+    return _Solved(q, factors, scales)
 
 
-def _one(
-    e: Transaction,
-    m: Matrix,
-    parts: list[Part],
-    method: str,
-    fold: str,
-    special: bool,
-    inplace: bool,
+def _orthogonalize(
+    e: Transaction, m: Matrix, parts: list[MatrixSlice], method: str, options: OrthogonalizeOptions,
     gram: np.ndarray | None,
-) -> OrthoRow:
-    started = perf_counter()
+) -> OrthoRow:  # fmt: skip
+    started, fold = perf_counter(), options.fold
     w = values(e.program, m.key)
-    solved = _solve(w, parts, method, special)
+    solved = _solve(w, parts, method, options.special)
     q = rounded(solved.q, m.dtype)
     new = q
     if fold == "insert":
-        factors = _factors(m, parts, solved)
+        factors = _low_rank(m, parts, solved)
         attach(e, m, factors)
         new = rounded(factors.outer, m.dtype) @ rounded(factors.inner, m.dtype)
     else:
@@ -184,44 +267,40 @@ def _one(
             for part, s in zip(parts, solved.scales, strict=True):
                 part.put(q, part.of(new) / s if s else part.of(q))
         elif fold == "absorb":
-            absorb(e, m, parts, solved.stretches)
-        e.set_weight(m.key, stored(new, m.dtype), inplace=inplace)
+            absorb(e, m, parts, solved.factors)
+        e.set_weight(m.key, stored(new, m.dtype), inplace=options.inplace)
     blocks = [(part.of(w), part.of(q)) for part in parts]
     gains = [gain(made) for _, made in blocks]
-    exact = fold == "absorb"  # the next layer makes up for it, so the layer's own output is no measure of it
+    exact = fold == "absorb"  # the next layer compensates, so the layer's own output says nothing
     return OrthoRow(
-        m.path,
-        m.shape,
-        m.dtype.name,
-        len(parts),
-        max(gram_error(made) for _, made in blocks),
-        float(np.linalg.norm(w - q) / np.linalg.norm(w)) if w.any() else float("inf"),
-        max(condition(block) for block, _ in blocks),
-        max(condition(made) for _, made in blocks),
-        (min(low for low, _ in gains), max(high for _, high in gains)),
-        float(np.mean(solved.scales)),
-        None if gram is None or exact else output_error(w, new, gram),
-        perf_counter() - started,
+        path=m.path,
+        shape=m.shape,
+        dtype=m.dtype.name,
+        parts=len(parts),
+        error=max(gram_error(made) for _, made in blocks),
+        distance=float(np.linalg.norm(w - q) / np.linalg.norm(w)) if w.any() else inf,
+        condition=max(condition(block) for block, _ in blocks),
+        condition_after=max(condition(made) for _, made in blocks),
+        gain=(min(low for low, _ in gains), max(high for _, high in gains)),
+        scale=float(np.mean(solved.scales)),
+        predicted=None if gram is None or exact else output_error(w, new, gram),
+        seconds=perf_counter() - started,
     )
 
 
-def _factors(m: Matrix, parts: list[Part], solved: _Solved) -> LowRank:
-    """W = outer · inner with Q as one of them; the stretches of heads stand on one block diagonal."""
-    tall = [part.of(solved.q).shape for part in parts]
-    before = all(rows >= columns for rows, columns in tall)
-    if parts[0].places is None:
-        p = solved.stretches[0]
+def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:
+    """W = outer · inner with Q as one factor; the factors P of heads form a block diagonal matrix."""
+    shapes = [part.of(solved.q).shape for part in parts]
+    before = all(rows >= columns for rows, columns in shapes)
+    if parts[0].indices is None:
+        p = solved.factors[0]
         return LowRank(solved.q, p) if before else LowRank(p, solved.q)
     if any((part.dim == 1) != before or (rows < columns) != (part.dim == 0)
-           for part, (rows, columns) in zip(parts, tall, strict=True)):  # fmt: skip
-        raise UsageError("heads wider than their input share no stretch", where=m.path, got=tall[0], fix='per="matrix"')
+           for part, (rows, columns) in zip(parts, shapes, strict=True)):  # fmt: skip
+        raise UsageError("heads wider than their input have no common second factor", where=m.path, got=shapes[0],
+                         fix='per="matrix"')  # fmt: skip
     p = np.eye(m.shape[parts[0].dim])
-    for part, block in zip(parts, solved.stretches, strict=True):
-        assert part.places is not None
-        p[np.ix_(part.places, part.places)] = block
+    for part, block in zip(parts, solved.factors, strict=True):
+        assert part.indices is not None
+        p[np.ix_(part.indices, part.indices)] = block
     return LowRank(solved.q, p) if parts[0].dim == 1 else LowRank(p, solved.q)
-
-
-def _readers(p: Program, m: Matrix) -> list[str]:
-    """Path of the first map that reads a matrix, if it is still there under that name."""
-    return [m.name] if m.uses and p.free_name(m.name) != m.name else []

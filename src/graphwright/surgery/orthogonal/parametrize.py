@@ -1,8 +1,8 @@
-"""Weights that stay orthonormal while they train: computed from a generator that any optimizer may change freely.
+"""Weights that stay orthonormal in training: computed from a generator that any optimizer may change freely.
 
-Three states, each an edit from the other: *parametrised*, the matrix is computed from its generator in every run, and
-this is what is trained and saved; *baked*, a stored matrix is read and the generator rests; *dense*, the generator is
-gone. Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`, and the matrix `q.orthogonal`.
+A map has three states, converted by edits. *Parametrised*: every run computes the matrix from its generator; this state
+is trained and saved. *Baked*: a stored matrix is read, the generator is unused. *Dense*: the generator is removed.
+Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`, and the matrix `q.orthogonal`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.errors import ShapeError, UsageError
 from graphwright.program import EmptySelection, Value
 from graphwright.program.editing.replace import redirect
 from graphwright.program.kinds import PARAM
+from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import find_matrices, stored, values
-from graphwright.surgery.orthogonal.lie import cayley, skew
-from graphwright.surgery.orthogonal.methods import polar, qr, stretch
+from graphwright.surgery.orthogonal.methods import polar, second_factor
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -27,28 +26,26 @@ if TYPE_CHECKING:
 MAPS = ("cayley", "exp", "householder")
 SCALES = ("none", "scalar", "diag", "spd")
 SQUARINGS = 3
-"""Of exp: it is a rotation for any generator, and exp itself to float32 up to angles of about 3."""
+"""Of exp: exact to float32 for angles up to about 3; a rotation for any generator."""
 
 
 def parametrize(program: Program, where: str | Selection, map: str = "cayley", scale: str = "none") -> list[str]:
-    """Let matrices be computed from generators, in one edit: W = Q S with Q = R(A) Q₀ (wide: S Q with Q = Q₀ R(A)).
+    """Compute matrices from generators, in one edit: W = Q S with Q = R(A) Q₀ (wide: S Q with Q = Q₀ R(A)).
 
-    Q₀ is the polar factor of W, fixed. R(A) is a rotation of the longer side, so that every orthonormal matrix that
-    turns into Q₀ is reached; at the start it is the identity.
+    Q₀ is the polar factor of W, fixed. R(A) is a rotation of the longer side, the identity at the start; it reaches
+    every orthonormal matrix that a rotation maps to Q₀.
 
     Args:
-        program: edited in place; its new params are trained in the place of W.
+        program: edited in place; the new params are trained instead of W.
         where: pattern of linear maps, or a selection.
-        map: `cayley`, (I - A/2)⁻¹ (I + A/2), which reaches all rotations but half turns; `exp` of A, by a Padé
+        map: `cayley`, (I - A/2)⁻¹ (I + A/2), which reaches all rotations without half turns; `exp` of A, by a Padé
             approximant; `householder`, a product of reflections. A is the skew part X - Xᵀ of the generator X.
         scale: `none`, S = I: the weight becomes its polar factor. `scalar` and `diag`: the mean singular value, or a
-            factor per column (row) of Q. `spd`: S = C Cᵀ, with which the weight is at first what it was.
+            factor per column (row) of Q. `spd`: S = C Cᵀ, which starts at the exact weight.
     Returns: paths of the computed matrices.
-    Raises: EmptySelection, NonFiniteWeight, UsageError for no such map or scale.
+    Raises: EmptySelection, NonFiniteWeight, UsageError for an unknown map or scale.
     """
-    for name, given, known in (("map", map, MAPS), ("scale", scale, SCALES)):
-        if given not in known:
-            raise UsageError("no such option", where=name, expected=", ".join(known), got=given)
+    check_choices({"map": map, "scale": scale}, {"map": MAPS, "scale": SCALES})
     matrices, _ = find_matrices(program, where)
     with program.edit(f"parametrise {len(matrices)} matrices: {map}, scale {scale}", author="pass",
                       tool="graphwright.surgery.parametrize") as e:  # fmt: skip
@@ -56,9 +53,9 @@ def parametrize(program: Program, where: str | Selection, map: str = "cayley", s
 
 
 def bake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Store the computed matrices and read those, in one edit; the generators rest until `unbake`.
+    """Store the computed matrices and read the stored ones, in one edit; `unbake` reverts it.
 
-    Returns: paths of the stored weights. Raises: EmptySelection if nothing here is parametrised and not baked.
+    Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not baked.
     """
     bases = [b for b in _chosen(program, where) if not _has(program, f"{b}.weight")]
     _need(bases, where)
@@ -71,9 +68,9 @@ def bake(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def unbake(program: Program, where: str | Selection = "**") -> list[str]:
-    """Compute baked matrices from their generators again, in one edit; what was stored goes.
+    """Compute baked matrices from their generators again, in one edit, and remove the stored ones.
 
-    Returns: paths of the computed matrices. Raises: EmptySelection if nothing here is baked.
+    Returns: paths of the computed matrices. Raises: EmptySelection if no selected map is baked.
     """
     bases = [b for b in _chosen(program, where) if _has(program, f"{b}.weight")]
     _need(bases, where)
@@ -85,14 +82,14 @@ def unbake(program: Program, where: str | Selection = "**") -> list[str]:
     return [f"{base}.orthogonal" for base in bases]
 
 
-def settle(program: Program, where: str | Selection = "**") -> list[str]:
-    """Make matrices dense, in one edit: stored and trainable, their generators gone. For export.
+def make_dense(program: Program, where: str | Selection = "**") -> list[str]:
+    """Replace generators by stored, trainable matrices, in one edit; for export.
 
-    Returns: paths of the weights. Raises: EmptySelection if nothing here is parametrised.
+    Returns: paths of the weights. Raises: EmptySelection if no selected map is parametrised.
     """
     bases = _chosen(program, where)
     _need(bases, where)
-    with program.edit(f"settle {len(bases)} matrices", author="pass", tool="graphwright.surgery.settle") as e:
+    with program.edit(f"make {len(bases)} matrices dense", author="pass", tool="graphwright.surgery.make_dense") as e:
         for base in bases:
             made, path = program.node(f"{base}.orthogonal"), f"{base}.weight"
             if _has(program, path):
@@ -106,7 +103,7 @@ def settle(program: Program, where: str | Selection = "**") -> list[str]:
 
 
 def parametrized(p: Program) -> list[str]:
-    """Names of the maps whose matrices have generators, in order of creation."""
+    """Names of the parametrised maps, in order of creation."""
     ending = ".generator.weight"
     return [p.path(n).removesuffix(ending) for n in p.of_kind(PARAM) if p.path(n).endswith(ending)]
 
@@ -120,21 +117,21 @@ def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
         return e.param(f"{base}.{name}.weight", stored(value, m.dtype), key=f"{key}.{name}.weight", trainable=trainable)
 
     n, tall = max(w.shape), w.shape[0] >= w.shape[1]
-    maker = _Maker(e, base, m)
+    nodes = _GeneratorNodes(e, base, m)
     generator = param("generator", np.repeat(np.eye(n), 2, axis=1)[:, : n - n % 2] if map == "householder"
                       else np.zeros((n, n)))  # fmt: skip
-    rotation = maker.rotation(generator, map, n)
+    rotation = nodes.rotation(generator, map, n)
     fixed = param("base", q, trainable=False)
-    made = maker.add("matmul", rotation, fixed) if tall else maker.add("matmul", fixed, rotation)
-    p = stretch(w, q)
+    made = nodes.add("matmul", rotation, fixed) if tall else nodes.add("matmul", fixed, rotation)
+    p = second_factor(w, q)
     if scale == "scalar":
-        made = maker.add("mul", made, param("scale", np.array([[np.trace(p) / len(p)]])))
+        made = nodes.add("mul", made, param("scale", np.array([[np.trace(p) / len(p)]])))
     elif scale == "diag":
-        made = maker.add("mul", made, param("scale", np.diagonal(p)[None, :] if tall else np.diagonal(p)[:, None]))
+        made = nodes.add("mul", made, param("scale", np.diagonal(p)[None, :] if tall else np.diagonal(p)[:, None]))
     elif scale == "spd":
         root = param("scale", _root(p))
-        spd = maker.add("matmul", root, maker.add("permute", root, axes=(1, 0)))
-        made = maker.add("matmul", made, spd) if tall else maker.add("matmul", spd, made)
+        spd = nodes.add("matmul", root, nodes.add("permute", root, axes=(1, 0)))
+        made = nodes.add("matmul", made, spd) if tall else nodes.add("matmul", spd, made)
     redirect(e, {Value(m.param): Value(made)})
     e.remove(m.param)
     e.rename(made, f"{base}.orthogonal")
@@ -142,13 +139,13 @@ def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
 
 
 def _root(p: np.ndarray) -> np.ndarray:
-    """Symmetric root of a positive semidefinite matrix."""
+    """Symmetric square root of a positive semidefinite matrix."""
     eigenvalues, v = np.linalg.eigh((p + p.T) / 2)
     return (v * np.sqrt(np.maximum(eigenvalues, 0.0))) @ v.T
 
 
-class _Maker:
-    """Adds the nodes of one generator."""
+class _GeneratorNodes:
+    """Adds the nodes that compute one matrix from its generator."""
 
     def __init__(self, e: Transaction, base: str, m: Matrix) -> None:
         self.e, self.base, self.dtype, self.count = e, base, m.dtype, 0
@@ -180,26 +177,26 @@ class _Maker:
         return q
 
     def _reflections(self, v: NodeId, eye: NodeId) -> NodeId:
-        """H₁ H₂ .. = I - V T Vᵀ with T⁻¹ the upper triangle of VᵀV, its diagonal halved; pairs begin as equals.
+        """H₁ H₂ .. = I - V T Vᵀ with T⁻¹ the upper triangle of VᵀV, its diagonal halved; pairs start equal.
 
         Source: Joffrain et al. 2006, "Accumulating Householder transformations, revisited".
         """
         count = int(self.e.spec(v).shape[1])
-        turned = self.add("permute", v, axes=(1, 0))
+        transposed = self.add("permute", v, axes=(1, 0))
         upper = self.const("upper", np.triu(np.ones((count, count)), 1) + 0.5 * np.eye(count))
-        triangle = self.add("mul", self.add("matmul", turned, v), upper)
-        return self.add("sub", eye, self.add("matmul", v, self.add("solve", triangle, turned)))
+        triangle = self.add("mul", self.add("matmul", transposed, v), upper)
+        return self.add("sub", eye, self.add("matmul", v, self.add("solve", triangle, transposed)))
 
 
 def _value(p: Program, base: str) -> np.ndarray:
-    """The computed matrix, as the program computes it."""
+    """The matrix that the program computes."""
     made = p.node(f"{base}.orthogonal")
     part = p.extract(_generator(p, made))
     return part.run({}, keep=[f"{base}.orthogonal"]).value(f"{base}.orthogonal").to_numpy()
 
 
 def _generator(p: Program, made: NodeId) -> list[NodeId]:
-    """The matrix and everything it is computed from, in topological order."""
+    """The node of the matrix and all its ancestors, in topological order."""
     found, stack = {made}, [made]
     while stack:
         for value in p.operands(stack.pop()):
@@ -224,34 +221,5 @@ def _chosen(p: Program, where: str | Selection) -> list[str]:
 
 def _need(bases: list[str], where: object) -> None:
     if not bases:
-        raise EmptySelection("nothing here is in that state", where=str(where), fix="parametrize(program, where) first")
-
-
-WAYS = ("qr", "polar", "cayley")
-
-
-def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
-    """One step against a gradient; the result has orthonormal columns (rows, if it is wide) as `w` has.
-
-    ξ = W skew(WᵀG) + (I - WWᵀ) G is the part of G that does not stretch W.
-
-    Args:
-        w: [out, in], orthonormal.
-        gradient: [out, in], of a loss by w.
-        lr: length of the step, in units of the gradient.
-        by: how to come back: `qr` (cheapest), `polar` (nearest), `cayley` (a rotation from the left).
-    Raises: UsageError for no such way, ShapeError.
-    """
-    w, gradient = np.asarray(w, np.float64), np.asarray(gradient, np.float64)
-    if w.ndim != 2 or w.shape != gradient.shape:
-        raise ShapeError("a gradient has the shape of its matrix", expected=list(w.shape), got=list(gradient.shape))
-    if by not in WAYS:
-        raise UsageError("no such retraction", where="by", expected=", ".join(WAYS), got=by)
-    if w.shape[0] < w.shape[1]:
-        return retract(w.T, gradient.T, lr, by).T
-    inner = w.T @ gradient
-    tangent = w @ skew(inner) + gradient - w @ inner
-    if by != "cayley":
-        return (qr if by == "qr" else polar)(w - lr * tangent)
-    half = tangent - w @ (w.T @ tangent) / 2
-    return cayley(-lr * (half @ w.T - w @ half.T)) @ w
+        raise EmptySelection("no selected map is in the required state", where=str(where),
+                             fix="parametrize(program, where)")  # fmt: skip

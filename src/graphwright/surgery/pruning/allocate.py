@@ -1,7 +1,7 @@
-"""Allocation: how many units each axis loses, so that a budget is met at the least predicted cost.
+"""Allocation: how many units each axis loses, so that a budget is met at the least predicted error.
 
-Each axis offers blocks of units, cheapest first; blocks of all axes are put in one order and as few as are enough are
-taken. Within an axis a block is never worth less than the one before it, so that an axis is always cut from its start.
+Each axis has blocks of units, cheapest first. The blocks of all axes are sorted, and the shortest sufficient prefix is
+cut. Within an axis the error per cost never falls from block to block, so the cheapest blocks of an axis go first.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from graphwright.ops.axes import Atom, Term
     from graphwright.program import Program
     from graphwright.surgery.budgets import SizeBudget
-    from graphwright.surgery.pruning.modules import Module
+    from graphwright.surgery.pruning.branches import ResidualBranch
 
 SCOPES = ("loss", "global", "kind", "layer")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What an axis loses, unit by unit.
+    """The error of removing units of an axis one by one.
 
     Attributes:
         axis: its name.
-        kind: axes of one kind and size are equal ones.
-        size: units now.
-        growth: [size] squared error that each removal adds, in the order of removal; the last one stays.
-        cost: what one unit takes, in what the budget counts.
+        kind: axes of the same kind and size are treated as equal.
+        size: current number of units.
+        growth: [size] squared error that each removal adds, in the order of removal; the last unit stays.
+        cost: of one unit, in what the budget counts.
     """
 
     axis: str
@@ -52,7 +52,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class _UnitBlock:
     value: float
     axes: tuple[str, ...]
     kept: int
@@ -71,23 +71,14 @@ def allocate(
 
     Args:
         curves: of the axes.
-        met: whether a budget is met with so many units kept; true stays true with fewer.
-        scope: `global` and `loss` compare the growth of error per cost of all axes (in the units of the curves), `kind`
-            those of equal axes, each kind losing the same share; `layer` takes the same share of every axis.
-        round_to: sizes are multiples of it, but for axes that lose nothing.
-        min_keep: share of an axis that stays at least.
-        uniform: equal axes keep equally many units.
+        met: whether sizes meet the budget; must stay true with fewer units.
+        scope, round_to, min_keep, uniform: see `PruneOptions`; `loss` and `global` differ in the units of the curves.
     """
-    if scope not in SCOPES:
-        raise UsageError("no such scope", expected=", ".join(SCOPES), got=scope)
-    if round_to < 1 or not 0 <= min_keep <= 1:
-        raise UsageError("sizes cannot be like this", expected="round_to >= 1, 0 <= min_keep <= 1",
-                         got=(round_to, min_keep))  # fmt: skip
     sizes = {c.axis: c.size for c in curves}
     blocks = [b for group in _groups(curves, uniform) for b in _blocks(group, scope, round_to, min_keep)]
     if scope == "kind":
         blocks = _ranked(blocks, {c.axis: (c.kind, c.size) for c in curves})
-    blocks.sort(key=lambda b: b.value)  # stable: blocks of an axis stay in order
+    blocks.sort(key=lambda b: b.value)  # stable: blocks of one axis keep their order
 
     def after(n: int) -> dict[str, int]:
         return sizes | {axis: b.kept for b in blocks[:n] for axis in b.axes}
@@ -102,18 +93,18 @@ def allocate(
 
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
-    """Axis -> the fewest units that may stay."""
+    """Axis -> smallest allowed number of units."""
     return {c.axis: _kept(c.size, round_to, min_keep)[-1] for c in curves}
 
 
 def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
-    """Sizes an axis can have, falling: as it is, then multiples."""
+    """Allowed sizes of an axis, descending: the current one, then multiples."""
     least = max(ceil(min_keep * size - 1e-9), 1)
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
 
 
 def _groups(curves: Sequence[Curve], uniform: bool) -> list[list[Curve]]:
-    """Axes that are cut together: each alone, or all equal ones."""
+    """Axes that are cut together: each by itself, or all of equal kind and size."""
     if not uniform:
         return [[c] for c in curves]
     found: dict[tuple[str, int], list[Curve]] = {}
@@ -122,7 +113,7 @@ def _groups(curves: Sequence[Curve], uniform: bool) -> list[list[Curve]]:
     return list(found.values())
 
 
-def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) -> list[_Block]:
+def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) -> list[_UnitBlock]:
     size, cost = group[0].size, sum(c.cost for c in group)
     total = np.concatenate([[0.0], np.cumsum(np.sum([c.growth for c in group], axis=0))])
     kept, values = _kept(size, round_to, min_keep), []
@@ -130,24 +121,24 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
         grown = (total[size - now] - total[size - before]) / (cost * (before - now))
         values.append((size - now) / size if scope == "layer" else grown)
     values = np.maximum.accumulate(values) if values else []
-    return [_Block(float(v), tuple(c.axis for c in group), k) for v, k in zip(values, kept[1:], strict=True)]
+    return [_UnitBlock(float(v), tuple(c.axis for c in group), k) for v, k in zip(values, kept[1:], strict=True)]
 
 
-def _ranked(blocks: Sequence[_Block], kinds: Mapping[str, tuple[str, int]]) -> list[_Block]:
-    """Values replaced by the place among blocks of the same kind, 0 to 1."""
-    found: list[_Block] = []
+def _ranked(blocks: Sequence[_UnitBlock], kinds: Mapping[str, tuple[str, int]]) -> list[_UnitBlock]:
+    """Blocks with their values replaced by the rank among blocks of the same kind, 0 to 1."""
+    found: list[_UnitBlock] = []
     for kind in dict.fromkeys(kinds.values()):
         own = sorted((b for b in blocks if kinds[b.axes[0]] == kind), key=lambda b: b.value)
-        found += [_Block(i / len(own), b.axes, b.kept) for i, b in enumerate(own)]
+        found += [_UnitBlock(i / len(own), b.axes, b.kept) for i, b in enumerate(own)]
     return found
 
 
 class Footprint:
-    """Sizes of a program, or of the part below some nodes, for any numbers of units.
+    """Parameters, bytes and operations of a program for any numbers of units.
 
     Args:
-        p: the program as it is now.
-        nodes: which parameters and operations count; all by default.
+        p: the current program.
+        nodes: whose parameters and operations count; by default all.
     """
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
@@ -166,10 +157,10 @@ class Footprint:
             for atom in {a for v in values for t in dims[v] for a in atoms(t)}:
                 self._with.setdefault(atom, []).append(node)
 
-    def of(self, kept: Mapping[str, int] | None = None, gone: Collection[NodeId] = ()) -> ModelSize:
-        """The sizes with so many units of axes kept, and some nodes gone.
+    def of(self, kept: Mapping[str, int] | None = None, removed: Collection[NodeId] = ()) -> ModelSize:
+        """The sizes with so many units per axis kept, and some nodes removed.
 
-        Of heads in any number per key head (an axis of several) each takes the same share of what they all take.
+        Query heads in any number per key head (an axis of several atoms) count as equal shares of their total.
         """
         maps: dict[Atom, np.ndarray] = {}
         shares: dict[tuple[Atom, ...], float] = {}
@@ -181,7 +172,7 @@ class Footprint:
                 shares[group.atoms] = count / group.size
         touched = {n for a in (*maps, *(a for s in shares for a in s)) for n in self._with.get(a, ())}
         dims, params, size, flops = self.axes.solution.dims, 0.0, 0.0, 0.0
-        away = set(gone)
+        away = set(removed)
         for node, (count, nbytes) in self._params_of.items():
             if node in away:
                 continue
@@ -215,7 +206,7 @@ def _number(size: int | str) -> int:
 
 
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
-    """What is left of something along these dimensions, where they hold all atoms of an axis."""
+    """Share that remains along these dimensions, where they contain all atoms of an axis."""
     inside = {a for t in terms for a in atoms(t)}
     return prod(left for group, left in shares.items() if set(group) <= inside)
 
@@ -226,11 +217,11 @@ class Goal:
 
     Attributes:
         target: the budget.
-        of: what it counts: `params`, `bytes`, `flops` or `ms`.
-        base: what is there before, of the part that the budget is about.
-        most: what may be left.
-        nodes: that part; None for the whole program.
-        feeds: a chunk of inputs to measure time with.
+        of: the counted quantity: `params`, `bytes`, `flops` or `ms`.
+        base: its value before, over `nodes`.
+        most: its limit.
+        nodes: the counted nodes; None for the whole program.
+        feeds: a chunk of inputs, to measure time.
     """
 
     target: SizeBudget
@@ -242,39 +233,39 @@ class Goal:
 
     @staticmethod
     def of_target(p: Program, target: SizeBudget, nodes: Collection[NodeId], feeds: Mapping[str, np.ndarray]) -> Goal:
-        """A share is of the given nodes, a number is for the whole program."""
+        """A `Ratio` counts the given nodes, other budgets the whole program."""
         if isinstance(target, Ratio):
             base = getattr(size(p, nodes), target.of)
             return Goal(target, target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
         if isinstance(target, Latency):
             return Goal(target, "ms", _ms(p, feeds), target.ms, None, feeds)
         if not isinstance(target, AtMost):
-            raise UsageError("pruning takes a budget of size", expected="Ratio, Params, Flops, Bytes or Latency",
-                             got=repr(target))  # fmt: skip
+            raise UsageError("the target of pruning is not a size budget", got=repr(target),
+                             expected="Ratio, Params, Flops, Bytes or Latency")  # fmt: skip
         return Goal(target, target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
-        """How to count a program that some of the nodes may have left."""
+        """The footprint of a program from which some of the nodes may have been removed."""
         return Footprint(p, None if self.nodes is None else [n for n in self.nodes if n in p.graph])
 
-    def least(self, p: Program, found: Sequence[Module]) -> float:
-        """What the smallest of some modules takes; nothing where time is counted, which adds up to no sum."""
+    def least(self, p: Program, found: Sequence[ResidualBranch]) -> float:
+        """Size of the smallest of some branches; 0 for time, which is not additive."""
         if self.of == "ms":
             return 0.0
         footprint = self.counted(p)
         return getattr(footprint.of(), self.of) - max(getattr(footprint.of({}, m.nodes), self.of) for m in found)
 
     def taken(self, p: Program, footprint: Footprint, kept: Mapping[str, int]) -> float:
-        """What is left with so many units; time is measured on a copy that was cut."""
+        """Size with so many units kept; time is measured on a copy of that size."""
         if self.of != "ms":
             return getattr(footprint.of(kept), self.of)
         return _ms(trimmed(p, kept), self.feeds)
 
 
 def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
-    """A copy with the first so many units of each axis: of the right size, and nothing else."""
+    """A copy with the first units of each axis, for measuring time."""
     made, axes = p.fork(), p.axes()
-    with made.edit("a program of this size", author="pass", tool="prune") as e:
+    with made.edit("trim to this size", author="pass", tool="prune") as e:
         for name, count in kept.items():
             if count < axes[name].size:
                 e.cut_units(made.axes()[name].units(range(count, axes[name].size)), ragged=True)
@@ -282,7 +273,7 @@ def trimmed(p: Program, kept: Mapping[str, int]) -> Program:
 
 
 def unit_cost(footprint: Footprint, of: str, name: str, size: int) -> float:
-    """What one unit of an axis takes; time is taken to go with operations."""
+    """Cost of one unit of an axis; time is assumed proportional to operations."""
     what = "flops" if of == "ms" else of
     whole, less = (getattr(footprint.of(kept), what) for kept in ({}, {name: size - 1}))
     return max(whole - less, 1e-9)

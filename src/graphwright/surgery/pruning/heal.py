@@ -1,4 +1,4 @@
-"""Healing: a short distillation of a pruned program from what it was, as one edit."""
+"""Healing: a short distillation of the unpruned program into the pruned one, as one edit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from graphwright.nn import functional
 from graphwright.optim import AdamW, clip_grad_norm_
 from graphwright.plan import compile
 from graphwright.progress import Progress
+from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Stream
+from graphwright.surgery.measure import kl, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
-from graphwright.surgery.pruning.statistics import need_tokens
+from graphwright.surgery.pruning.scores import need_tokens
 
 if TYPE_CHECKING:
     from graphwright.autograd import Tensor
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
     from graphwright.surgery.calibration import Calibration
 
 
-@dataclass(frozen=True, slots=True)
-class Healing:
-    """What a distillation did.
+@dataclass(frozen=True, slots=True, repr=False)
+class Healing(ReportBase):
+    """Losses of a distillation.
 
     Attributes:
-        losses: KL(teacher ‖ program), nats per token, at each step.
-        before, after: the same on the held-out windows.
+        losses: KL(teacher ‖ program) of each step, nats per token.
+        before, after: KL on the held-out windows.
     """
 
     losses: tuple[float, ...]
@@ -48,22 +50,22 @@ def heal(
     seed: int = 0,
     report: Report | None = None,
 ) -> Healing:
-    """Train a program to score tokens as another does: KL(teacher ‖ program) by AdamW, in one journal entry.
+    """Train a program to score tokens as its teacher does: minimise KL(teacher ‖ program) by AdamW, in one edit.
 
     Args:
         program: the pruned one; its weights are trained.
-        teacher: what it was: `program.at(seq)`, or the model that it was opened from. It is only read.
+        teacher: the program before pruning: `program.at(seq)`, or `model.original`. It is only read.
         calibration: windows to learn from, and held-out ones to measure on.
-        steps: of `batch` windows each, drawn with a seed.
-        lr: peak; it falls to nothing as half a cosine, after a warm-up of a tenth of the steps.
+        steps: number of training steps.
+        lr: peak learning rate; a warm-up of a tenth of the steps, then half a cosine down to 0.
         batch: windows per step.
-        seed: of the draw.
+        seed: of the draw of windows.
         report: called with `Progress`.
-    Raises: UsageError for steps below one; MissingCalibration for programs that score no tokens; NonFinite when the
-        loss is no number. After any error, Ctrl-C included, the weights are as before.
+    Raises: UsageError for steps below one; MissingCalibration for programs that score no tokens; NonFinite for a loss
+        that is not finite. After any error, Ctrl-C included, the weights are as before.
     """
     if steps < 1 or batch < 1:
-        raise UsageError("healing takes steps", expected="steps and batch from 1 up", got=(steps, batch))
+        raise UsageError("steps and batch must be >= 1", got=(steps, batch))
     need_tokens(program, "healing")
     chunks = calibration.feeds(program)
     windows = {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
@@ -89,9 +91,9 @@ def heal(
             rows = rng.integers(0, len(windows["ids"]), min(batch, len(windows["ids"])))
             feeds = {n: np.ascontiguousarray(windows[n][rows]) for n in names}
             (goal,) = Stream(teacher, [feeds]).outputs("logits")
-            losses.append(float(step(_log_softmax(goal), *feeds.values()).item()))
+            losses.append(float(step(log_softmax(goal), *feeds.values()).item()))
             if not np.isfinite(losses[-1]):
-                raise NonFinite("the loss is not a finite number", where=f"step {i}", fix="a smaller lr")
+                raise NonFinite("the loss is not finite", where=f"step {i}", fix="a smaller lr")
             if report is not None:
                 report(Progress("healing", i + 1, steps, {"kl": losses[-1]}))
     return Healing(tuple(losses), before, divergence(program, teacher, calibration))
@@ -101,12 +103,7 @@ def divergence(program: Program, teacher: Program, calibration: Calibration) -> 
     """KL(teacher ‖ program) on the held-out windows, nats per token."""
     feeds, total, count = calibration.feeds(program, held=True), 0.0, 0
     pair = zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True)
-    for x, y in pair:
-        a, b = _log_softmax(x).astype(np.float64), _log_softmax(y).astype(np.float64)
-        total, count = total + float((np.exp(a) * (a - b)).sum()), count + a[..., 0].size
+    for ours, theirs in pair:
+        found = kl(ours.astype(np.float64), theirs.astype(np.float64))
+        total, count = total + float(found.sum()), count + found.size
     return total / count
-
-
-def _log_softmax(z: np.ndarray) -> np.ndarray:
-    z = z - z.max(axis=-1, keepdims=True)
-    return z - np.log(np.exp(z).sum(axis=-1, keepdims=True))

@@ -1,7 +1,7 @@
-"""A plan of pruning: ordered steps, each one coupled group with what it costs and what it is predicted to lose.
+"""Plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and predicted error.
 
-A step holds names and values, no handles, so that it can be applied later, alone or with the others; weights that
-changed meanwhile make it refuse.
+A step holds names and values, no handles, so it can be applied later, alone or with the others; it refuses to run if
+its weights changed in the meantime.
 """
 
 from __future__ import annotations
@@ -13,37 +13,44 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.program.axes.units import Units, runs
+from graphwright.report import ReportBase, plain
 from graphwright.surgery.errors import StaleStep
-from graphwright.surgery.pruning.modules import modules, remove_module
+from graphwright.surgery.pruning.branches import remove_branch, residual_branches
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
     from graphwright.program import Program
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.pruning.report import PruneReport
 
 TOOL = "graphwright.surgery.prune"
+SCHEMA = 1
+TIMES = ("ms_per_token", "tokens_per_s", "ms_per_run")
+LABELS = {
+    "parameters": "parameters", "bytes": "bytes", "flops": "FLOP/token", "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift", "ms_per_token": "ms per token",
+    "tokens_per_s": "tokens/s", "ms_per_run": "ms per run",
+}  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One coupled group that goes.
+@dataclass(frozen=True, slots=True, repr=False)
+class PruneStep(ReportBase):
+    """The removal of one coupled group.
 
     Attributes:
-        what: `units` of an axis, or a `module`.
-        name: of the axis, or of the edge that takes the module to the residual path.
-        units: numbers of the units that go; none of a module.
+        what: `units` of an axis, or a `module` (a residual branch).
+        name: of the axis, or of the edge by which the branch enters the residual path.
+        units: numbers of the removed units; empty for a module.
         size: units before.
-        weights: key -> value after, of products that were restored.
-        digests: key -> digest, of every weight of the group, that it was planned for.
+        weights: key -> new value, of restored products.
+        digests: key -> digest that each weight of the group had when the step was planned.
         shapes: key -> (shape before, shape after).
-        params: parameters that go.
-        error, plain: mean squared error of the product's output, relative, on calibration data, and what it would be
-            without restoring; of a module the loss without and with it.
+        params: removed parameters.
+        error, plain: relative mean squared error of the product's output on the calibration data, with and without
+            restoring; for a module the loss after and before its removal.
         held_out: the error on held-out windows.
-        ridge: λ of the fit, in units of the mean diagonal; None where nothing was restored.
+        ridge: λ of the fit, in units of the mean diagonal; None if nothing was restored.
         quantiles: of the scores: 0, 25, 50, 75, 100 %.
-        ragged: heads go in unequal number.
+        ragged: key heads are left with unequal numbers of query heads.
     """
 
     what: str
@@ -62,78 +69,144 @@ class Step:
     ragged: bool = False
 
     def check(self, p: Program) -> None:
-        """Raises: StaleStep if a weight of the group is not the one that it was planned for."""
+        """Raises: StaleStep if a weight of the group changed after planning."""
         changed = [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]
         if changed:
-            raise StaleStep(
-                "weights of this group changed since the plan was made",
-                where=self.name,
-                got=", ".join(changed[:4]),
-                fix="plan again: prune(..., dry_run=True)",
-            )
+            raise StaleStep("weights of this group changed after the plan was made", where=self.name,
+                            got=", ".join(changed[:4]), fix="plan again: prune(..., dry_run=True)")  # fmt: skip
 
     def make(self, e: Transaction) -> None:
         """Apply inside an open edit. Raises: StaleStep."""
         p = e.program
         self.check(p)
         if self.what == "module":
-            found = [m for m in modules(p) if m.name == self.name]
+            found = [b for b in residual_branches(p) if b.name == self.name]
             if not found:
-                raise StaleStep("there is no such module by now", where=self.name)
-            remove_module(e, found[0])
+                raise StaleStep("the module no longer exists", where=self.name)
+            remove_branch(e, found[0])
             return
         e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
         for key, array in self.weights.items():
             e.set_weight(key, array)
 
     def apply(self, p: Program) -> None:
-        """As an edit of its own. Raises: StaleStep."""
+        """Apply as an edit of its own. Raises: StaleStep."""
         with p.edit(f"prune {self}", author="pass", tool=TOOL) as e:
             self.make(e)
 
     def details(self) -> str:
-        """Every weight that changes its shape, and the units that go."""
+        """The step, every weight whose shape changes, and the removed units."""
         lines = [str(self)]
-        lines += [f"  {key}: {list(a)} => {list(b) if b else 'gone'}" for key, (a, b) in self.shapes.items()]
+        lines += [f"  {key}: {list(a)} => {list(b) if b else 'removed'}" for key, (a, b) in self.shapes.items()]
         return "\n".join([*lines, *([f"  units {runs(self.units)}"] if self.units else [])])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {
-            "what": self.what, "name": self.name, "units": runs(self.units), "of": self.size, "params": self.params,
-            "error": self.error, "plain": self.plain, "held_out": self.held_out, "ridge": self.ridge,
-            "restored": sorted(self.weights), "quantiles": list(self.quantiles),
-            "shapes": {k: [list(a), list(b)] for k, (a, b) in self.shapes.items()},
-        }  # fmt: skip
+        """Plain values, with the keys of restored weights instead of their values."""
+        names = ("what", "name", "params", "error", "plain", "held_out", "ridge", "quantiles", "shapes")
+        facts = {"units": runs(self.units), "of": self.size, "restored": sorted(self.weights)}
+        return {name: plain(getattr(self, name)) for name in names} | facts
 
     def __str__(self) -> str:
         if self.what == "module":
             loss = "" if self.plain is None or self.error is None else f", loss {self.plain:.4f} => {self.error:.4f}"
             return f"{self.name} cut, {self.params:,} parameters{loss}"
-        of = f"{self.size} => {self.size - len(self.units)}"
         error = "" if self.error is None else f", relative error {self.error:.3e}"
-        return f"{self.name} {of}, {self.params:,} parameters{error}"
+        return f"{self.name} {self.size} => {self.size - len(self.units)}, {self.params:,} parameters{error}"
+
+
+@dataclass(slots=True, repr=False)
+class PruneReport(ReportBase):
+    """Report on a pruning that was made or planned.
+
+    Attributes:
+        target, reached: the budget as text; and {of, before, after, asked}, in what the budget counts.
+        steps: see `PruneStep`.
+        before, after: {parameters, bytes, flops, nats, perplexity, bits_per_byte, ms_per_token, tokens_per_s}, on
+            held-out windows, times only if requested; programs that score no tokens have {drift, ms_per_run}.
+        export_level: before and after; None without a model.
+        calibration: sizes, seed and hashes of the windows on both sides.
+        settings: the `PruneOptions`.
+        attempts: shares of attention modules that were tried, with their losses on the calibration data.
+        warnings: for the user.
+        journal: hash of the journal; None for a plan.
+        seconds: of the whole call.
+    """
+
+    target: str
+    reached: dict[str, Any]
+    steps: tuple[PruneStep, ...]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    export_level: tuple[int | None, int | None] | None
+    calibration: dict[str, Any]
+    settings: dict[str, Any]
+    attempts: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    journal: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def empty(self) -> bool:
+        """True if no step was needed."""
+        return not self.steps
+
+    def figures(self) -> dict[str, Any]:
+        """The figures that `optimise_report` computes again from the journal: all but times, settings and attempts."""
+        sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
+        rows = [{k: v for k, v in s.to_json().items() if k not in ("ridge", "quantiles")} for s in self.steps]
+        return {**sides, "layers": rows, "calibration": self.calibration, "journal": self.journal}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; the steps are called `layers`."""
+        facts = ReportBase.to_json(self)
+        return {"schema": SCHEMA, "layers": facts.pop("steps"), **facts}
+
+    def __str__(self) -> str:
+        lines = [f"prune {self.target}: {self.reached['of']} {_number(self.reached['before'])} => "
+                 f"{_number(self.reached['after'])}{'' if self.steps else ', nothing to do'}"]  # fmt: skip
+        for step in self.steps:
+            held = "" if step.held_out is None else f" (held out {step.held_out:.3e}, unrestored {step.plain:.3e})"
+            lines.append(f"  {step}{held}")
+        for name, label in LABELS.items():
+            if name in self.after:
+                a, b = self.before.get(name), self.after[name]
+                share = f"  ({100 * (b / a - 1):+.1f} %)" if a and name != "drift" else ""
+                lines.append(f"  {label:<14}{_number(a)} => {_number(b)}{share}")
+        if self.export_level is not None:
+            lines.append(f"  {'export level':<14}{self.export_level[0]} => {self.export_level[1]}")
+        tried = [f"{a['share']:g}: {a['given_up'] or format(a['calibration_loss'], '.4f')}" for a in self.attempts]
+        lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
+        lines += [f"  {'warning':<14}{w}" for w in self.warnings]
+        data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
+        lines.append(
+            f"  {data['tokens']} tokens learned from, {data['held_out_tokens']} held out; {self.seconds:.1f} s{journal}"
+        )
+        return "\n".join(lines)
+
+
+def _number(value: Any) -> str:
+    return "-" if value is None else f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.5g}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PrunePlan:
-    """Steps in the order in which they are applied.
+class PrunePlan(ReportBase):
+    """Steps of a pruning, in the order in which they are applied.
 
     Attributes:
-        program: what was planned for.
-        steps: see `Step`.
-        report: what was measured on the pruned program, which was made on a copy.
+        program: the program that the plan is for.
+        steps: see `PruneStep`.
+        report: measured on a pruned copy of the program.
     """
 
     program: Program
-    steps: tuple[Step, ...]
+    steps: tuple[PruneStep, ...]
     report: PruneReport
 
     def apply(self, why: str | None = None) -> None:
-        """All steps as one edit, none if there are none. Raises: StaleStep, and nothing is changed."""
+        """Apply all steps as one edit; no edit if there are no steps. Raises: StaleStep, and nothing changes."""
         if self.steps:
-            gone = sum(s.params for s in self.steps)
-            with self.program.edit(why or f"prune {gone:,} parameters", author="pass", tool=TOOL) as e:
+            count = sum(s.params for s in self.steps)
+            with self.program.edit(why or f"prune {count:,} parameters", author="pass", tool=TOOL) as e:
                 for step in self.steps:
                     step.make(e)
 
@@ -142,13 +215,13 @@ class PrunePlan:
         return "\n".join(f"{i}. {step.details()}" for i, step in enumerate(self.steps))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The report as plain values."""
         return self.report.to_json()
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return "\n".join([f"{i}. {step}" for i, step in enumerate(self.steps)] or ["(nothing to prune)"])
 
 
 def quantiles(scores: np.ndarray) -> tuple[float, ...]:
-    """0, 25, 50, 75 and 100 % of some scores."""
+    """0, 25, 50, 75 and 100 % quantiles of some scores."""
     return tuple(float(q) for q in np.quantile(scores, [0, 0.25, 0.5, 0.75, 1])) if len(scores) else ()

@@ -1,7 +1,7 @@
-"""The recipe: which units go by one pass over the calibration data, then layer by layer on the model pruned so far.
+"""The pruning recipe: allocate units from one pass over the calibration data, then cut and restore layer by layer.
 
-Everything happens on a copy, which shares what it does not change; the result is a list of steps. So trying several
-shares of attention, and planning alone, cost the program nothing, and an interruption loses nothing.
+All work happens on a copy, which shares unchanged weights; the result is a list of steps. So several shares of
+attention can be tried, a dry run changes nothing, and an interruption leaves the program as it was.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.errors import BudgetUnreachable
+from graphwright.program.kinds import PARAM
 from graphwright.progress import Progress
 from graphwright.surgery.calibration import CalibrationTooSmall, Stream
-from graphwright.surgery.measure import loss, speaks
+from graphwright.surgery.measure import loss, scores_tokens
 from graphwright.surgery.pruning.allocate import Curve, allocate, smallest, unit_cost
-from graphwright.surgery.pruning.modules import cheapest, modules, remove_module
-from graphwright.surgery.pruning.plan import TOOL, Step, quantiles
-from graphwright.surgery.pruning.prunable import of_group, prunable
-from graphwright.surgery.pruning.restore import RIDGE, Change, restored
-from graphwright.surgery.pruning.statistics import grams, importance, removal, scales
+from graphwright.surgery.pruning.branches import cheapest, remove_branch, residual_branches
+from graphwright.surgery.pruning.plan import TOOL, PruneStep, quantiles
+from graphwright.surgery.pruning.prunable import prunable, prunable_axis
+from graphwright.surgery.pruning.restore import RIDGE, ProductCut, restored
+from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -32,32 +33,13 @@ if TYPE_CHECKING:
     from graphwright.progress import Report
     from graphwright.surgery.calibration import Calibration
     from graphwright.surgery.pruning.allocate import Goal
-    from graphwright.surgery.pruning.modules import Module
-    from graphwright.surgery.pruning.prunable import Prunable
+    from graphwright.surgery.pruning.branches import ResidualBranch
+    from graphwright.surgery.pruning.prunable import PrunableAxis
+    from graphwright.surgery.pruning.prune import PruneOptions
     from graphwright.surgery.pruning.restore import Gram, Restored
 
 SHARES = (0.0, 0.25, 0.5)
-"""Shares of what is to go that whole attention modules are tried for."""
-RECIPES = ("default", "units", "modules")
-DATA_FREE = ("magnitude", "random")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to prune; the arguments of `prune`, which explains them."""
-
-    recipe: str = "default"
-    method: str = "greedy"
-    scope: str | None = None
-    kinds: tuple[str, ...] = ()
-    protect: Any = ()
-    round_to: int = 1
-    min_keep: float = 0.1
-    uniform: bool = False
-    restore: bool = True
-    sequential: bool = True
-    ridge: float | None = None
-    seed: int = 0
+"""Shares of the removal that are tried as whole attention modules."""
 
 
 @dataclass(slots=True)
@@ -65,57 +47,56 @@ class Attempt:
     """One way to meet the budget.
 
     Attributes:
-        share: of what is to go that whole modules were meant to be.
-        program: a copy, pruned.
-        steps: what was done to it.
-        loss: on the calibration data, nats per token (or drift); None where it was given up.
-        why: if it was given up.
+        share: of the removal that whole modules should cover.
+        program: a pruned copy.
+        steps: of its pruning.
+        loss: on the calibration data, nats per token (or drift); None if the attempt was given up.
+        why: it was given up.
     """
 
     share: float
     program: Program
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PruneStep] = field(default_factory=list)
     loss: float | None = None
     why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        gone = [s.name for s in self.steps if s.what == "module"]
-        return {"share": self.share, "modules": gone, "calibration_loss": self.loss, "given_up": self.why or None}
+        removed = [s.name for s in self.steps if s.what == "module"]
+        return {"share": self.share, "modules": removed, "calibration_loss": self.loss, "given_up": self.why or None}
 
 
 class Pruner:
     """One pruning of one program, on copies of it.
 
     Attributes:
-        p, calibration, goal, settings: what is pruned, on what, how far and how.
-        warnings: what the user should know.
+        p, calibration, goal: program, data and budget.
+        options: with a `scope` that is not None.
+        warnings: for the user.
         attempts: see `Attempt`.
     """
 
     def __init__(
-        self, p: Program, calibration: Calibration, goal: Goal, settings: Settings, nodes: Collection[NodeId],
+        self, p: Program, calibration: Calibration, goal: Goal, options: PruneOptions, nodes: Collection[NodeId],
         report: Report | None,
     ) -> None:  # fmt: skip
-        if settings.recipe not in RECIPES:
-            raise UsageError("no such recipe", expected=", ".join(RECIPES), got=settings.recipe)
-        self.p, self.calibration, self.goal, self.settings = p, calibration, goal, settings
+        self.p, self.calibration, self.goal, self.options = p, calibration, goal, options
         self.nodes, self.report = nodes, report
         self.feeds, self.held = calibration.feeds(p), calibration.feeds(p, held=True)
-        self.reference = None if speaks(p) else list(Stream(p, self.feeds).outputs())
+        self.reference = None if scores_tokens(p) else list(Stream(p, self.feeds).outputs())
         self.warnings: list[str] = []
         self.attempts: list[Attempt] = []
 
     def run(self) -> Attempt:
         """The attempt with the least loss on the calibration data. Raises: BudgetUnreachable."""
-        shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.settings.recipe]
+        shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
         best: Attempt | None = None
         unreachable: BudgetUnreachable | None = None
         for share in shares:
             attempt = Attempt(share, self.p.fork())
             try:
                 self._modules(attempt, best)
-                if not attempt.why and self.settings.recipe != "modules":
+                if not attempt.why and self.options.recipe != "modules":
                     self._units(attempt)
             except BudgetUnreachable as error:
                 attempt.why, unreachable = str(error.got), error
@@ -132,164 +113,159 @@ class Pruner:
 
     # -- modules -----------------------------------------------------------------------------------------------------
     def _modules(self, attempt: Attempt, best: Attempt | None) -> None:
-        """Take modules off until they are this share of what is to go; give up where that alone is worse already."""
+        """Remove modules up to the attempt's share; give up if the loss is already worse than the best attempt's."""
         if not attempt.share:
             return
-        p, goal = attempt.program, self.goal
+        p, goal, whole = attempt.program, self.goal, self.options.recipe == "modules"
         aim = goal.base - attempt.share * (goal.base - goal.most)
-        kinds = ("attention",) if self.settings.recipe == "default" else ("attention", "mlp")
+        kinds = ("attention", "mlp") if whole else ("attention",)
         value = loss(Stream(p, self.feeds), self.reference)
         while True:
-            found = [m for m in modules(p, self.nodes) if m.kind in kinds]
+            found = [b for b in residual_branches(p, self.nodes) if b.kind in kinds]
             left = goal.taken(p, goal.counted(p), {})
-            whole = self.settings.recipe == "modules"
             if left <= aim or (not found and not whole):
                 break
             if not found:
                 raise BudgetUnreachable("no module is left to remove", asked=goal.most, best=left)
             if not whole and left - goal.least(p, found) / 2 <= aim:
-                break  # the next one would overshoot by more than half of it
-            module, after = cheapest(p, found, Stream(p, self.feeds), self.reference)
-            self._take(attempt, module, value, after)
+                break  # the next one would overshoot by more than half of its size
+            branch, after = cheapest(p, found, Stream(p, self.feeds), self.reference)
+            self._remove(attempt, branch, value, after)
             value = after
-            self._tell("modules", len(attempt.steps), len(found) + len(attempt.steps), loss=value)
-        if not attempt.steps and self.settings.recipe != "modules":
+            self._progress("modules", len(attempt.steps), len(found) + len(attempt.steps), loss=value)
+        if not attempt.steps and not whole:
             attempt.why = "no module fits into this share"
         elif best is not None and best.loss is not None and value >= best.loss:
-            attempt.why = f"a loss of {value:.4f} with the modules alone gone"
+            attempt.why = f"a loss of {value:.4f} after removing the modules alone"
 
-    def _take(self, attempt: Attempt, module: Module, before: float, after: float) -> None:
+    def _remove(self, attempt: Attempt, branch: ResidualBranch, before: float, after: float) -> None:
         p = attempt.program
-        keys = list(dict.fromkeys(p.key(n) for n in module.nodes if p.op(n) == "param"))
-        step = {k: p.weights.digest(k) for k in keys}
+        params = [n for n in branch.nodes if p.op(n) == PARAM]
+        keys = list(dict.fromkeys(map(p.key, params)))
+        digests = {k: p.weights.digest(k) for k in keys}
         sizes = {k: p.weights.array(k).shape for k in keys}
-        params = sum(p.spec(n).size for n in module.nodes if p.op(n) == "param")
-        with p.edit(f"remove {module.name}", author="pass", tool=TOOL) as e:
-            remove_module(e, module)
-        attempt.steps.append(Step("module", module.name, digests=step, params=params, error=after, plain=before,
-                                  shapes={k: (s, ()) for k, s in sizes.items() if k not in p.weights}))  # fmt: skip
+        count = sum(p.spec(n).size for n in params)
+        with p.edit(f"remove {branch.name}", author="pass", tool=TOOL) as e:
+            remove_branch(e, branch)
+        shapes = {k: (s, ()) for k, s in sizes.items() if k not in p.weights}
+        attempt.steps.append(PruneStep("module", branch.name, digests=digests, params=count, error=after, plain=before,
+                                       shapes=shapes))  # fmt: skip
 
     # -- units -------------------------------------------------------------------------------------------------------
     def _units(self, attempt: Attempt) -> None:
-        p, s, goal = attempt.program, self.settings, self.goal
+        p, o, goal = attempt.program, self.options, self.goal
         footprint = goal.counted(p)
         if goal.taken(p, footprint, {}) <= goal.most:
             return
-        axes = prunable(p, [n for n in self.nodes if n in p.graph], s.kinds, s.protect)
+        axes = prunable(p, [n for n in self.nodes if n in p.graph], o.kinds, o.protect)
         curves = self._curves(p, axes, footprint)
         kept = allocate(
-            curves,
-            lambda sizes: goal.taken(p, footprint, sizes) <= goal.most,
-            scope=s.scope or ("loss" if speaks(p) else "global"),
-            round_to=s.round_to, min_keep=s.min_keep, uniform=s.uniform,
+            curves, lambda sizes: goal.taken(p, footprint, sizes) <= goal.most, scope=o.scope or "global",
+            round_to=o.round_to, min_keep=o.min_keep, uniform=o.uniform,
         )  # fmt: skip
         if kept is None:
-            best = goal.taken(p, footprint, smallest(curves, s.round_to, s.min_keep))
+            best = goal.taken(p, footprint, smallest(curves, o.round_to, o.min_keep))
             raise BudgetUnreachable(
-                f"the smallest sizes still take more {goal.of} than the budget leaves",
+                f"the smallest sizes still have more {goal.of} than the budget allows",
                 asked=goal.most, best=best, where=", ".join(c.axis for c in curves[:3]),
                 fix="a smaller min_keep, more kinds, or recipe='modules'",
             )  # fmt: skip
-        self._carve(attempt, axes, kept)
+        self._cut_all(attempt, axes, kept)
 
-    def _curves(self, p: Program, axes: Sequence[Prunable], footprint: Any) -> list[Curve]:
-        """What each axis loses, from one pass over the data (and one for gradients)."""
-        s = self.settings
-        data_free = s.method in DATA_FREE
-        by_loss = s.scope == "loss" or (s.scope is None and speaks(p))
+    def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
+        """The error of removing units of each axis, from one pass over the data (and one for gradients)."""
+        o = self.options
+        data_free, by_loss = o.method in DATA_FREE, o.scope == "loss"
         weighed = None
-        if s.method == "taylor" or (by_loss and not data_free):
+        if o.method == "taylor" or (by_loss and not data_free):
             weighed = importance(p, axes, self.feeds)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
-            self._tell("scoring", i, len(axes))
+            self._progress("scoring", i, len(axes))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             effects: list[np.ndarray] = []
-            if s.method == "taylor" and weighed is not None:
+            if o.method == "taylor" and weighed is not None:
                 effects = [weighed.effect[c.node] for c in axis.consumers]
             elif not data_free:
                 stream.advance(axis.start)
                 moments = grams(p, axis.consumers, stream)
-            own = None if data_free or s.method == "taylor" else scales(p, axis, moments, weighed if by_loss else None)
-            made = removal(p, axis, moments, s.method, scales=own, effects=effects, ridge=s.ridge, seed=s.seed)
+            unweighed = data_free or o.method == "taylor"
+            scales = None if unweighed else error_scales(p, axis, moments, weighed if by_loss else None)
+            made = removal_order(p, axis, moments, o.method, scales=scales, effects=effects, ridge=o.ridge, seed=o.seed)
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
-            del moments  # before those of the next layer are made
+            del moments  # free them before those of the next layer are made
         return curves
 
-    def _carve(self, attempt: Attempt, axes: Sequence[Prunable], kept: Mapping[str, int]) -> None:
-        """Cut and restore axis by axis, each on what the ones before it, pruned already, give."""
-        p, s = attempt.program, self.settings
-        source = p if s.sequential else p.fork()
+    def _cut_all(self, attempt: Attempt, axes: Sequence[PrunableAxis], kept: Mapping[str, int]) -> None:
+        """Cut and restore axis by axis, each on the outputs of the axes before it, which are pruned already."""
+        p, o = attempt.program, self.options
+        source = p if o.sequential else p.fork()
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
         names = [a.name for a in axes if kept[a.name] < a.size]
         effects = {}
-        if s.method == "taylor":
+        if o.method == "taylor":
             effects = dict(importance(p, [a for a in axes if a.name in names], self.feeds).effect)
         for i, name in enumerate(names):
-            self._tell("restoring" if s.restore else "cutting", i, len(names))
-            axis = of_group(p.axes()[name])
+            self._progress("restoring" if o.restore else "cutting", i, len(names))
+            axis = prunable_axis(p.axes()[name])
             assert axis is not None
             for stream in (learn, held):
                 stream.advance(axis.start)
             moments: Sequence[Gram] = grams(source, axis.consumers, learn)
             most = axis.size - kept[name]
             own = [effects[c.node] for c in axis.consumers] if effects else ()
-            made = removal(p, axis, moments, s.method, effects=own, most=most, ridge=s.ridge, seed=s.seed)
+            made = removal_order(p, axis, moments, o.method, effects=own, most=most, ridge=o.ridge, seed=o.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
             del moments
 
     def _cut(
-        self, p: Program, axis: Prunable, gone: np.ndarray, moments: Sequence[Gram], held: Stream, scored: np.ndarray
-    ) -> Step:
+        self, p: Program, axis: PrunableAxis, removed: np.ndarray, moments: Sequence[Gram], held: Stream,
+        scored: np.ndarray,
+    ) -> PruneStep:  # fmt: skip
         keys = list(dict.fromkeys(m.key for m in axis.group.members if m.key is not None))
         digests = {k: p.weights.digest(k) for k in keys}
         sizes = {k: p.weights.array(k).shape for k in keys}
         keep = np.ones(axis.size, bool)
-        keep[gone] = False
+        keep[removed] = False
         checked = grams(held.p, axis.consumers, held)
-        changes = [Change.of(p, c, keep) for c in axis.consumers]
-        fits = [self._fit(axis, change, gram) for change, gram in zip(changes, moments, strict=True)]
+        cuts = [ProductCut.of(p, c, keep) for c in axis.consumers]
+        fits = [self._fit(axis, cut, gram) for cut, gram in zip(cuts, moments, strict=True)]
         weights: dict[str, NDArray] = {}
         with p.edit(f"prune {axis.name}", author="pass", tool=TOOL) as e:
-            e.cut_units(axis.group.units(gone), ragged=True)
-            for change, fit in zip(changes, fits, strict=True):
+            e.cut_units(axis.group.units(removed), ragged=True)
+            for cut, fit in zip(cuts, fits, strict=True):
                 if fit is not None:
-                    weights |= change.put(e, fit)
-        outside = [c.error(p, gram) for c, gram in zip(changes, checked, strict=True)]
-        inside = [c.error(p, gram) for c, gram in zip(changes, moments, strict=True)]
+                    weights |= cut.set_weights(e, fit)
+        inside, outside = (fmean(c.error(p, g) for c, g in zip(cuts, side, strict=True)) for side in (moments, checked))
         changed = {k: (a, b) for k, a in sizes.items() if (b := p.weights.array(k).shape) != a}
-        return Step(
-            "units", axis.name, tuple(map(int, gone)), axis.size, weights, digests, changed,
+        return PruneStep(
+            "units", axis.name, tuple(map(int, removed)), axis.size, weights, digests, changed,
             params=sum(prod(a) - prod(b) for a, b in changed.values()),
-            error=fmean(inside), plain=fmean(c.plain(g) for c, g in zip(changes, moments, strict=True)),
-            held_out=fmean(outside), ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
+            error=inside, plain=fmean(c.plain(g) for c, g in zip(cuts, moments, strict=True)),
+            held_out=outside, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
             quantiles=quantiles(scored), ragged=len(axis.group.atoms) > 1,
         )  # fmt: skip
 
-    def _fit(self, axis: Prunable, change: Change, gram: Gram) -> Restored | None:
-        """Least squares for one product; None where it is not wanted, or no better."""
-        if not self.settings.restore:
+    def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
+        """Least squares for one product; None if it is switched off or does not help."""
+        ridge, columns = self.options.ridge, len(cut.columns)
+        if not self.options.restore:
             return None
-        self._check_rows(axis, gram, len(change.columns))
-        c, ridge = change.consumer, self.settings.ridge
-        found = restored(change.matrix, gram, change.columns, bias=c.bias is not None, ridge=ridge)
-        if found.ridge > RIDGE and ridge is None:
-            self.warnings.append(f"{axis.name}: its inputs are nearly dependent; ridge {found.ridge:g} was used")
-        return found if found.worth else None
-
-    def _check_rows(self, axis: Prunable, gram: Gram, columns: int) -> None:
-        """Raises: CalibrationTooSmall for fewer rows than columns, unless a ridge is given."""
-        if gram.rows < columns and self.settings.ridge is None:
+        if gram.rows < columns and ridge is None:
             raise CalibrationTooSmall(
-                "fewer rows than unknowns: least squares would fit noise",
-                where=axis.name, expected=f"{2 * columns} rows or more", got=f"{gram.rows} rows",
+                "fewer rows than unknowns: least squares would fit noise", where=axis.name,
+                expected=f"{2 * columns} rows or more", got=f"{gram.rows} rows",
                 fix="more max_tokens, restore=False, or ridge=0.1",
             )  # fmt: skip
         if gram.rows < 2 * columns:
             self.warnings.append(f"{axis.name}: {gram.rows} rows for {columns} unknowns are few")
+        found = restored(cut.matrix, gram, cut.columns, bias=cut.consumer.bias is not None, ridge=ridge)
+        if found.ridge > RIDGE and ridge is None:
+            self.warnings.append(f"{axis.name}: its inputs are nearly dependent; ridge {found.ridge:g} was used")
+        return found if found.improves else None
 
-    def _tell(self, what: str, done: int, total: int, **facts: float) -> None:
+    def _progress(self, what: str, done: int, total: int, **facts: float) -> None:
         if self.report is not None:
             self.report(Progress(what, done, total, facts))

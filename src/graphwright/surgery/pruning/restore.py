@@ -1,7 +1,7 @@
-"""Least squares: the weights with which a product makes the best of the columns that are left to it.
+"""Least-squares restoring: refit a product's weights to the columns that remain after a cut.
 
-With H = E[a aᵀ] of what the product reads and S the columns that stay, the new weights minimise the mean squared error
-of the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. A bias takes the means: H is then the covariance.
+With H = E[a aᵀ] of the product's input a and S the remaining columns, the new weights minimise the mean squared error
+of the output: W_S = W H[:,S] (H[S,S] + λI)⁻¹. If there is a bias, it absorbs the means, and H is the covariance.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from graphwright.program.editing.transaction import Transaction
     from graphwright.surgery.pruning.prunable import Consumer
 
-GATHERED = 64
-"""Columns that go before the matrices are brought up to date."""
+BATCH = 64
+"""Removed columns that are collected before the matrices are updated."""
 
 
 class Downdate:
-    """W [out, columns] and H⁻¹ from which columns go: W -= W_J P, H⁻¹ -= (H⁻¹)_:J P with P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
+    """W [out, columns] and H⁻¹ under removal of columns: W -= W_J P, H⁻¹ -= (H⁻¹)_:J P, P = [(H⁻¹)_JJ]⁻¹ (H⁻¹)_J:.
 
-    Both lag behind by V P and C P, the changes since they were last brought up to date. The squared norms of W's
-    columns and the diagonal of H⁻¹ do not: a step reads the matrices and writes vectors.
+    Both matrices lag by V P and C P, the changes since the last flush. The squared norms of W's columns and the
+    diagonal of H⁻¹ are always current: a step reads the matrices and writes vectors.
     """
 
     def __init__(self, w: np.ndarray, inverse: np.ndarray) -> None:
         self._w, self._inverse = np.array(w, np.float64), np.array(inverse, np.float64)
-        self._place = np.arange(w.shape[1])  # where a column stands now; -1: it is gone
+        self._index = np.arange(w.shape[1])  # current index of a column; -1: removed
         self._reset()
 
     def _reset(self) -> None:
@@ -44,20 +44,20 @@ class Downdate:
         self._v, self._c, self._p = np.zeros((out, 0)), np.zeros((columns, 0)), np.zeros((0, columns))
 
     def scores(self, columns: np.ndarray) -> np.ndarray:
-        """`obs` of units [units, columns of one]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ each, float64 [units].
+        """`obs` of units [units, columns per unit]: tr W_J [(H⁻¹)_JJ]⁻¹ W_Jᵀ, float64 [units].
 
         Source: Hassibi and Stork 1993, with a block for a unit of several columns.
         """
         if columns.shape[1] == 1:
-            at = self._place[columns[:, 0]]
+            at = self._index[columns[:, 0]]
             return np.maximum(self._norms[at], 0.0) / self._diagonal[at]
-        self._settle()
-        blocks = [(self._w[:, at].T, self._inverse[np.ix_(at, at)]) for at in self._place[columns]]
+        self._flush()
+        blocks = [(self._w[:, at].T, self._inverse[np.ix_(at, at)]) for at in self._index[columns]]
         return np.array([np.sum(w * np.linalg.solve(h, w)) for w, h in blocks])
 
     def remove(self, columns: np.ndarray) -> None:
-        """Take columns out together."""
-        j = self._place[columns]
+        """Remove several columns together."""
+        j = self._index[columns]
         rows = self._inverse[j] - self._c[j] @ self._p
         mine = self._w[:, j] - self._v @ self._p[:, j]
         pivot = np.linalg.solve(rows[:, j], rows)
@@ -66,23 +66,23 @@ class Downdate:
         self._diagonal -= (rows * pivot).sum(axis=0)
         self._v, self._c = np.hstack([self._v, mine]), np.hstack([self._c, rows.T])
         self._p = np.vstack([self._p, pivot])
-        self._place[columns] = -1
-        if len(self._p) >= GATHERED:
-            self._settle()
+        self._index[columns] = -1
+        if len(self._p) >= BATCH:
+            self._flush()
 
-    def _settle(self) -> None:
-        """Bring both up to date, without the columns that are gone."""
+    def _flush(self) -> None:
+        """Update both matrices, and drop their removed columns."""
         if not len(self._p):
             return
-        stay = self._place[self._place >= 0]
-        self._place[self._place >= 0] = np.arange(len(stay))
+        stay = self._index[self._index >= 0]
+        self._index[self._index >= 0] = np.arange(len(stay))
         self._w = self._w[:, stay] - self._v @ self._p[:, stay]
         self._inverse = self._inverse[np.ix_(stay, stay)] - self._c[stay] @ self._p[:, stay]
         self._reset()
 
 
 RIDGE, MOST_RIDGE = 1e-4, 0.1
-"""What is added to the diagonal, in units of its mean: at first, and at most."""
+"""First and largest number added to the diagonal, in units of its mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Gram:
 
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """From rows [n, m] in chunks; products of 2048 rows in float32, summed in float64. Raises: NonFinite."""
+        """Moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises: NonFinite."""
         total, mean, count = np.zeros((0, 0)), np.zeros(0), 0
         for chunk in chunks:
             for start in range(0, len(chunk), ROWS):
@@ -115,7 +115,7 @@ class Gram:
         return Gram(total / max(count, 1), mean / max(count, 1), count)
 
     def centred(self) -> np.ndarray:
-        """The covariance: what is left to a product that has a bias to adjust."""
+        """The covariance: for a product whose bias absorbs the means."""
         return self.second - np.outer(self.mean, self.mean)
 
 
@@ -123,7 +123,7 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
     """H + λ I that has a Cholesky factor, and λ in units of the mean of the diagonal.
 
     Args:
-        ridge: this λ; by default 1e-4, ten times as much where that is not enough, up to 0.1.
+        ridge: λ; by default 1e-4, and ten times as much up to 0.1 where that is not enough.
     Raises: numpy.linalg.LinAlgError if no λ up to 0.1 is enough.
     """
     scale = float(np.mean(np.diag(h))) or 1.0
@@ -141,14 +141,14 @@ def regularised(h: np.ndarray, ridge: float | None = None) -> tuple[np.ndarray, 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What least squares found for one product.
+    """Least-squares weights of one product.
 
     Attributes:
-        matrix: [out, columns that stay].
-        shift: what is added to the bias [out]; zero where there is none.
+        matrix: [out, remaining columns].
+        shift: change of the bias [out]; zero without a bias.
         ridge: λ in units of the mean diagonal.
-        error, plain: mean squared error of the output relative to the output's mean square, with these weights and
-            with those that were there.
+        error, plain: mean squared error of the output relative to its mean square, with these weights and with the old
+            ones.
     """
 
     matrix: np.ndarray
@@ -158,20 +158,20 @@ class Restored:
     plain: float
 
     @property
-    def worth(self) -> bool:
-        """Whether these weights are better than those that were there."""
+    def improves(self) -> bool:
+        """Whether these weights are better than the old ones."""
         return self.error < self.plain
 
 
 def restored(
     matrix: np.ndarray, gram: Gram, keep: np.ndarray, *, bias: bool = False, ridge: float | None = None
 ) -> Restored:
-    """The best weights for the columns that stay.
+    """The best weights for the remaining columns.
 
     Args:
         matrix: W [out, columns].
-        gram: of what the product reads.
-        keep: columns that stay, rising.
+        gram: moments of the product's input.
+        keep: remaining columns, ascending.
         bias: whether the product has a bias to adjust.
         ridge: see `regularised`.
     """
@@ -187,7 +187,7 @@ def restored(
 def error_of(
     matrix: np.ndarray, made: np.ndarray, gram: Gram, keep: np.ndarray, shift: np.ndarray | float = 0.0
 ) -> float:
-    """Mean squared error of an output with other weights, relative to the output's mean square.
+    """Mean squared error of an output with new weights and a shifted bias, relative to the output's mean square.
 
     E |W a - W' a_S - s|² = tr D H Dᵀ - 2 sᵀ D μ + |s|², with D the difference of the weights.
     """
@@ -205,14 +205,14 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A product around a cut: as it was before, and which of its columns stay.
+class ProductCut:
+    """A product around a cut: its weights before, and the columns that remain.
 
     Attributes:
         consumer: the product.
         matrix: [out, columns] before.
-        bias: [out] before; zeros if it has none.
-        columns: those that stay.
+        bias: [out] before; zeros without a bias.
+        columns: remaining ones.
     """
 
     consumer: Consumer
@@ -221,14 +221,14 @@ class Change:
     columns: np.ndarray
 
     @staticmethod
-    def of(p: Program, c: Consumer, keep: np.ndarray) -> Change:
-        """Before the cut; `keep` is a mask of the units."""
+    def of(p: Program, c: Consumer, keep: np.ndarray) -> ProductCut:
+        """The state before the cut; `keep` is a mask of the units."""
         matrix = c.matrix(p)
         bias = np.zeros(len(matrix)) if c.bias is None else p.weights.array(c.bias).to_numpy("float64")
-        return Change(c, matrix, bias, c.kept(keep, matrix.shape[1]))
+        return ProductCut(c, matrix, bias, c.remaining(keep, matrix.shape[1]))
 
-    def put(self, e: Transaction, fit: Restored) -> dict[str, NDArray]:
-        """Set the fitted weights behind the cut, in an open edit. Returns key -> value as it is stored."""
+    def set_weights(self, e: Transaction, fit: Restored) -> dict[str, NDArray]:
+        """Set the fitted weights after the cut, in an open edit. Returns key -> stored value."""
         c, p = self.consumer, e.program
         e.set_weight(c.key, c.shaped(fit.matrix, p.weights.array(c.key).shape))
         if c.bias is not None:
@@ -236,11 +236,11 @@ class Change:
         return {k: p.weights.array(k) for k in (c.key, c.bias) if k is not None}
 
     def plain(self, gram: Gram) -> float:
-        """Relative error of the output with the weights that were there."""
+        """Relative error of the output with the old weights."""
         return error_of(self.matrix, self.matrix[:, self.columns], gram, self.columns)
 
     def error(self, p: Program, gram: Gram) -> float:
-        """Relative error of the output with the weights as they are stored now."""
+        """Relative error of the output with the weights that are stored now."""
         c = self.consumer
         shift = 0.0 if c.bias is None else p.weights.array(c.bias).to_numpy("float64") - self.bias
         return error_of(self.matrix, c.matrix(p), gram, self.columns, shift)

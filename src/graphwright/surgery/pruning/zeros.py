@@ -1,13 +1,13 @@
-"""Units that add exactly nothing, and nodes that no output needs: they go, and the function stays.
+"""Removal of units that contribute exactly nothing, and of nodes that no output needs; the function stays the same.
 
-A unit adds nothing where every product that reads it has zeros for it, or where what reaches the product is zero
-whatever the input: rows of zeros make zeros, and sums, products and activations with f(0) = 0 keep them.
+A unit contributes nothing if all products that read it have zero weights for it, or if its value is zero for every
+input: zero rows of weights make zeros, and sums, products and functions with f(0) = 0 preserve them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,43 +19,43 @@ from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL
-from graphwright.surgery.pruning.prunable import prunable, unit_places
+from graphwright.surgery.pruning.prunable import prunable, unit_indices
 
 if TYPE_CHECKING:
     from graphwright.program import Program
-    from graphwright.surgery.pruning.prunable import Prunable
+    from graphwright.surgery.pruning.prunable import PrunableAxis, Where
 
 
-def remove_zeros(p: Program, where: Any = None) -> dict[str, int]:
-    """Remove units that add exactly nothing, and nodes that no output needs, in one edit; the function stays.
+def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
+    """Remove units that contribute exactly nothing, and nodes that no output needs, in one edit.
 
-    Sums have fewer terms, all of those that went zero; so results differ by the order of summation at most. Of an axis
-    of which nothing matters one unit stays.
+    Only zero terms leave the sums, so results change by the order of summation at most. An axis keeps at least one
+    unit.
 
     Args:
         p: the program.
-        where: pattern or nodes whose axes are looked at; everything by default.
-    Returns: axis -> units that went, and `nodes` -> nodes that went; nothing is written if there are none.
+        where: pattern or nodes whose axes are examined; by default everything.
+    Returns: axis -> number of removed units, and `nodes` -> number of removed nodes; empty without an edit.
     """
-    gone: dict[str, int] = {}
+    removed: dict[str, int] = {}
     needed = p.reachable([*p.outputs(), *p.assigns()])
     dead = [n for n in p.nodes() if n not in needed and p.op(n) != INPUT]
-    with p.edit("remove what is zero", author="pass", tool=TOOL) as e:
+    with p.edit("remove zero units", author="pass", tool=TOOL) as e:
         if dead:
             e.remove(sorted(dead, key=p.order_labels.key, reverse=True))
-            gone["nodes"] = len(dead)
+            removed["nodes"] = len(dead)
         seen: set[str] = set()
         while (axis := next((a for a in _axes(p, where) if a.name not in seen), None)) is not None:
             seen.add(axis.name)
             units = np.flatnonzero(idle(p, axis))[: axis.size - 1]
             if len(units):
                 e.cut_units(axis.group.units(units))
-                gone[axis.name] = len(units)
-    return gone
+                removed[axis.name] = len(units)
+    return removed
 
 
-def idle(p: Program, axis: Prunable) -> np.ndarray:
-    """[units]: whether each adds exactly nothing to all products that the axis ends in."""
+def idle(p: Program, axis: PrunableAxis) -> np.ndarray:
+    """[units]: whether each contributes exactly nothing to all products that sum over the axis."""
     zero = _zeros(p, axis)
     found = np.ones(axis.size, bool)
     for c in axis.consumers:
@@ -64,16 +64,16 @@ def idle(p: Program, axis: Prunable) -> np.ndarray:
     return found
 
 
-def _axes(p: Program, where: Any) -> list[Prunable]:
-    """Axes of one kind of unit; heads of grouped queries go by their key heads, or by the queries of each."""
+def _axes(p: Program, where: Where | None) -> list[PrunableAxis]:
+    """Axes of one atom; grouped query heads are covered by key heads, or by the queries of each."""
     try:
         return [a for a in prunable(p, where, (*KINDS, "units")) if len(a.group.atoms) == 1]
     except NothingToPrune:
         return []
 
 
-def _zeros(p: Program, axis: Prunable) -> dict[Value, np.ndarray]:
-    """Value along the axis -> [units]: whether all of a unit's entries are zero whatever the input."""
+def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
+    """Value along the axis -> [units]: whether all entries of a unit are zero for every input."""
     dims, found = axis.group.axes.solution.dims, {}
     along = {m.value for m in axis.group.members}
     for node in sorted({v.node for v in along}, key=p.order_labels.key):
@@ -84,25 +84,25 @@ def _zeros(p: Program, axis: Prunable) -> dict[Value, np.ndarray]:
         known = [z for z in ins if z is not None]
         made: np.ndarray | None = None
         if traits(op).contracts:
-            made = _made(p, axis, operands, op)
+            made = _zero_rows(p, axis, operands, op)
         elif traits(op).annihilated:
             made = np.logical_or.reduce(known) if known else None
         elif traits(op).attention:
             made = found.get(operands[2])
-        elif known and len(known) == len(ins) and _keeps(op):
+        elif known and len(known) == len(ins) and _keeps_zero(op):
             made = np.logical_and.reduce(known)
         if made is not None and any(a in axis.group.atoms for t in dims[value] for a in atoms(t)):
             found[value] = made
     return found
 
 
-def _keeps(op: str) -> bool:
-    """Whether zeros alone give zeros."""
+def _keeps_zero(op: str) -> bool:
+    """Whether zero operands give a zero result."""
     row = get(op)
     return row.traits.keeps_zero or row.view is not None or row.traits.convert
 
 
-def _made(p: Program, axis: Prunable, operands: Sequence[Value], op: str) -> np.ndarray | None:
+def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:
     """Units whose rows of a trained matrix, and entries of its bias, are zero."""
     dims, found = axis.group.axes.solution.dims, np.ones(axis.size, bool)
     for port, operand in enumerate(operands[1:]):
@@ -115,5 +115,5 @@ def _made(p: Program, axis: Prunable, operands: Sequence[Value], op: str) -> np.
             return None
         w = np.moveaxis(p.weights.array(p.key(source)).to_numpy("float32"), dim, 0)
         empty = ~(w.reshape(len(w), -1) != 0).any(axis=1)
-        found &= empty[unit_places(axis.group, term)].all(axis=1)
+        found &= empty[unit_indices(axis.group, term)].all(axis=1)
     return found

@@ -9,7 +9,7 @@ import pytest
 from joint_runs import joint
 
 from graphwright import structure as st
-from graphwright.structure.schedule import Wait
+from graphwright.structure.schedule import WarmUp
 from graphwright.testing.planted import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")
@@ -47,7 +47,7 @@ def test_warmup_trains_weights_alone() -> None:
         ({"steps": 100, "warmup": 7}, 7),
     ],
 )
-def test_gates_wait_half_a_run_of_known_length_at_most_but_can_always_close(options: dict, expected: int) -> None:
+def test_the_warmup_takes_at_most_half_of_the_run(options: dict, expected: int) -> None:
     assert joint(**options)[1].warmup == expected
 
 
@@ -57,15 +57,15 @@ def test_gates_wait_half_a_run_of_known_length_at_most_but_can_always_close(opti
     ([0.9**i for i in range(15)] + [0.2] * 85, 33),  # windows from 13 on
     ([-(1.1**i) for i in range(100)], 60),
 ])  # fmt: skip
-def test_gates_begin_where_the_loss_has_levelled_off(losses: list[float], until: int) -> None:
-    wait = Wait(60, True, 100)
+def test_gates_start_when_the_loss_has_levelled_off(losses: list[float], until: int) -> None:
+    wait = WarmUp(60, True, 100)
     for step, loss in enumerate(losses):
         wait.saw(step, loss)
     assert wait.until == until
     assert not wait.losses
 
 
-def test_a_budget_falls_from_where_gates_begin() -> None:
+def test_a_budget_falls_from_the_end_of_the_warmup() -> None:
     price = st.budget(0.5, steps=10)
     problem, opt = joint(penalties=[price], warmup=4)
     found = [opt.step(problem.batch()).penalties["budget"] for _ in range(6)]
@@ -73,7 +73,7 @@ def test_a_budget_falls_from_where_gates_begin() -> None:
     assert found[5] < found[4]  # 0.73 of them are open, as long as the target is above
 
 
-def test_a_run_is_resumed_while_gates_wait(tmp_path) -> None:
+def test_a_run_can_be_resumed_in_the_warmup(tmp_path) -> None:
     first, opt = sources(steps=45)
     batches = [first.batch(8) for _ in range(45)]
     for step, batch in enumerate(batches):
@@ -90,7 +90,7 @@ def test_a_run_is_resumed_while_gates_wait(tmp_path) -> None:
         np.testing.assert_array_equal(v.numpy(), opt.variables()[name].numpy(), err_msg=name)
 
 
-def test_a_relative_price_is_in_units_of_what_the_gates_are_worth() -> None:
+def test_a_relative_penalty_is_in_units_of_the_gain_of_gates() -> None:
     problem, opt = sources(warmup=1)
     p, batches = problem.program, [problem.batch(16) for _ in range(2)]
     with p.edit("weights that have learned") as e:
@@ -105,7 +105,7 @@ def test_a_relative_price_is_in_units_of_what_the_gates_are_worth() -> None:
     assert opt.step(batches[1]).penalties["sparsity"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_weights_behind_a_sigmoid_do_not_take_over_its_scale() -> None:
+def test_weights_before_a_sigmoid_gate_do_not_take_over_its_scale() -> None:
     problem, opt = sources(steps=40, penalties=[st.sparsity(1.0)])
     p = problem.program
 

@@ -24,7 +24,7 @@ def state(p: gw.Program) -> dict[str, bytes]:
     return {key: v.data.to_numpy().tobytes() for key, v in p.variables().items()}
 
 
-def test_the_first_steps_are_those_of_torch() -> None:
+def test_the_first_steps_match_torch() -> None:
     problem, opt = joint(size="float64", penalties=[st.sparsity(0.1, weighted=False)])
     w = torch.tensor(problem.program.weights["w"].numpy().copy(), requires_grad=True)
     z = torch.full((56,), 1.0, dtype=torch.float64, requires_grad=True)
@@ -85,7 +85,7 @@ def test_logits_stay_within_their_limit() -> None:
     assert np.abs(problem.program.gates().logits()).max() == 10.0
 
 
-def test_a_rate_of_zero_keeps_the_bits() -> None:
+def test_a_learning_rate_of_zero_keeps_the_bits() -> None:
     problem, opt = joint(gates={"edges": 0.0, "nodes": 0.1})
     with problem.program.edit("a node too") as e:
         node = e.gate("student", "sigmoid", init=0.5)
@@ -105,7 +105,7 @@ def test_gates_alone_leave_weights() -> None:
     np.testing.assert_array_equal(problem.program.weights["w"].numpy(), w)
 
 
-def test_bilevel_uses_each_batch_for_its_own() -> None:
+def test_bilevel_uses_one_batch_per_kind_of_variable() -> None:
     """A sample planted in one batch moves only what is trained on it."""
     runs = {}
     for which in ("neither", "batch", "valid"):
@@ -121,7 +121,7 @@ def test_bilevel_uses_each_batch_for_its_own() -> None:
     np.testing.assert_array_equal(runs["valid"][0], runs["neither"][0])
     assert not np.array_equal(runs["batch"][0], runs["neither"][0])
     assert not np.array_equal(runs["valid"][1], runs["neither"][1])
-    with pytest.raises(UsageError, match="weights are not"):
+    with pytest.raises(UsageError, match="second batch"):
         joint(mode="bilevel")[1].step(Edges(0).batch())
 
 
@@ -136,7 +136,7 @@ def test_alternate_takes_turns() -> None:
     assert moved == [(True, False), (True, False), (False, True)] * 2
 
 
-def test_moments_follow_elements_and_a_new_one_begins_with_a_full_step() -> None:
+def test_moments_follow_elements_and_new_ones_start_fresh() -> None:
     problem, opt = joint()
     for _ in range(5):
         opt.step(problem.batch())
@@ -159,7 +159,7 @@ def test_moments_follow_elements_and_a_new_one_begins_with_a_full_step() -> None
     assert opt.logits.of(next(e.key for e in opt.view.elements() if e.gate.handle == new))[2] == 1.0
 
 
-def test_cut_units_take_their_moments_along() -> None:
+def test_moments_of_cut_units_are_removed() -> None:
     rng, b = np.random.default_rng(0), gw.Builder()
     x = b.input("x", (4, 3))
     weights = [b.param(n, rng.normal(size=s).astype("f4")) for n, s in (("up", (8, 3)), ("down", (2, 8)))]
@@ -188,7 +188,7 @@ def test_cut_units_take_their_moments_along() -> None:
     assert p.gates()[handle].length == 6
 
 
-def test_a_hardened_run_that_is_undone_goes_on() -> None:
+def test_training_continues_after_undone_hardening() -> None:
     problem, opt = joint(kind="hard_concrete")
     for _ in range(30):
         opt.step(problem.batch())
@@ -241,12 +241,16 @@ def test_one_batch_of_two_that_is_not_finite_changes_no_byte(which: str) -> None
     assert opt.logits.count.item() == 1
 
 
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
+def test_a_resumed_run_matches_an_uninterrupted_one(tmp_path) -> None:
     def run(opt: st.JointOptimizer, problem: Edges, steps: range) -> None:
         for step in steps:
             opt.step(problem.batch(seed=100 + step))
 
-    kind = {"kind": "concrete", "schedule": st.Schedule(1.0, 0.2, 20), "penalties": [st.budget(20, steps=20)]}
+    kind = {
+        "kind": "concrete",
+        "schedule": st.TemperatureSchedule(1.0, 0.2, 20),
+        "penalties": [st.budget(20, steps=20)],
+    }
     problem, opt = joint(**kind)
     run(opt, problem, range(10))
     opt.save(tmp_path / "half")
@@ -261,8 +265,8 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path) -> None:
 
 
 def test_a_run_is_one_plan_until_an_edit() -> None:
-    """Noise, temperatures, logits and multipliers are data: none of them is traced or planned anew."""
-    schedule = st.Schedule(1.0, 0.2, 10)
+    """Noise, temperatures, logits and multipliers are data: none of them is re-traced or re-planned."""
+    schedule = st.TemperatureSchedule(1.0, 0.2, 10)
     problem, opt = joint(kind="concrete", schedule=schedule, penalties=[st.budget(20, steps=20)])
     given = problem.batch()
     for step in range(12):
@@ -279,7 +283,7 @@ def test_a_run_is_one_plan_until_an_edit() -> None:
 
 
 def test_a_temperature_changes_what_is_open_now_and_no_logit() -> None:
-    problem, opt = joint(schedule={"default": st.Schedule(5.0, 0.1, 10)})
+    problem, opt = joint(schedule={"default": st.TemperatureSchedule(5.0, 0.1, 10)})
     view, z = opt.view, problem.program.gates().logits()
     decided = view.probabilities()
     for step in (0, 5, 10, 99):
@@ -318,7 +322,7 @@ def test_two_runs_are_equal_and_noise_differs_by_step_and_seed() -> None:
     assert series[0] != series[2]
 
 
-def test_warnings_of_a_run_that_cannot_work() -> None:
+def test_hopeless_runs_warn() -> None:
     problem = Edges(0)
     problem.gate("sigmoid", init=st.init_for(0.9, "sigmoid"))
     view = st.DifferentiableGraph(problem.program)
@@ -334,7 +338,7 @@ def test_warnings_of_a_run_that_cannot_work() -> None:
         st.JointOptimizer(view, "loss", gates=0.1, steps=100)
 
 
-def test_a_loss_that_is_no_number_is_refused() -> None:
+def test_a_loss_that_is_no_scalar_is_refused() -> None:
     problem = Edges(0)
     problem.gate("sigmoid")
     view = st.DifferentiableGraph(problem.program)
@@ -377,7 +381,7 @@ def test_gates_of_heads_experts_and_a_skip_are_one_vector_in_one_step() -> None:
     assert opt.step(given).loss < report.loss
 
 
-def test_a_matrix_lists_parallel_edges_and_pictures_say_what_the_table_says() -> None:
+def test_the_matrix_lists_parallel_edges_and_the_overlay_matches_the_table() -> None:
     b = gw.Builder()
     x = b.input("x", (2,), "float64")
     b.output(b.junction(x, x, b.tanh(x, name="t"), name="sum"), name="y")
@@ -408,7 +412,7 @@ def test_a_loss_that_no_gate_reaches_is_refused_and_changes_no_byte() -> None:
     assert state(p) == before
 
 
-def test_online_cuts_say_step_probability_and_gradient_in_the_journal() -> None:
+def test_online_cuts_record_step_probability_and_gradient() -> None:
     problem, opt = joint(policy=st.Policy(patience=1, remove_below=0.72), prune_every=2)
     made = opt.step(problem.batch())
     while not made.edits:
@@ -423,7 +427,7 @@ def test_online_cuts_say_step_probability_and_gradient_in_the_journal() -> None:
     assert name in opt.view.probabilities()
 
 
-def test_training_goes_on_when_the_last_gate_is_gone() -> None:
+def test_training_continues_without_gates() -> None:
     def loud(terms):
         return 0.0 * terms.open.mean()
 
