@@ -17,6 +17,7 @@ from graphwright import evolve as ev
 from graphwright import structure as st
 from graphwright import surgery as sg
 from graphwright.evolve.pictures import network
+from graphwright.program.draw import shapes
 from graphwright.structure.report import probabilities
 from graphwright.surgery import diagnose
 from graphwright.testing.planted import Edges
@@ -167,6 +168,34 @@ def ladder() -> str:
     return _ladder(rows)
 
 
+def house() -> str:
+    """The layers of the package from `tests/test_layers.py`, the highest at the top."""
+    levels = run_path(str(Path(__file__).parents[1] / "tests" / "test_layers.py"))["LEVELS"]
+    roles = {
+        **{"cli": "commands", "testing": "proofs, planted bugs", "surgery": "diagnose, prune, factor"},
+        **{"structure": "gates, search", "models": "open, generate, export", "evolve": "NEAT, layers"},
+        **{"nn": "modules", "optim": "optimizers", "amp": "mixed precision", "data": "loaders"},
+        **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
+        **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
+        **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
+        **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON"},
+        **dict.fromkeys(("errors", "progress", "report", "native"), ""),
+    }
+    rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
+    wide, high = 880, 46
+    parts = []
+    for y, names in enumerate(rows):
+        width = (wide - 8 * (len(names) - 1)) / len(names)
+        for x, name in enumerate(names):
+            left, top = x * (width + 8), y * high
+            middle = left + width / 2
+            parts.append(shapes.shape("rect", x=left, y=top, width=width, height=high - 8, rx=6, fill="#eaeef2"))
+            parts.append(shapes.label(middle, top + 17, name, "middle", class_="n"))
+            parts.append(shapes.label(middle, top + 31, roles[name], "middle"))
+    style = "text{font:11px sans-serif;fill:#1f2328}.n{font-weight:bold;font-size:13px}"
+    return shapes.picture(wide, len(rows) * high, parts, style)
+
+
 def _ladder(rows: dict[str, Any]) -> str:
     left, wide, high = 310, 104, 40
     heads = ("unchanged", "another config", "zeros", "generated code")
@@ -259,6 +288,7 @@ def _change(p: gw.Program, *opened: str) -> str:
 
 
 PICTURES = {
+    "house.svg": house,
     "edit.svg": edit,
     "gates.svg": gates,
     "findings.svg": findings,
