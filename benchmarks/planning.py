@@ -75,7 +75,7 @@ def _edits(figure: Figure, p: Program, specs: dict[str, Spec], feed: dict[str, n
         edited = perf_counter()
         plan = p.compile(specs, executor=executor)
         patched = perf_counter()
-        plan.executable().refresh()
+        plan.executable().kernels.refresh()
         done = perf_counter()
         assert plan.patched.kind == "patched"
         plan(feed)

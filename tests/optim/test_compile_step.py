@@ -261,7 +261,7 @@ def test_work_after_an_edit_is_proportional_to_the_edit() -> None:
         step(x=x, y=y)
         looked.append(made.mirror.visited - before)
         assert step.plan.patched.kind == "patched"
-        rows.append(step.plan.patched.rows)
+        rows.append(step.plan.patched.nodes)
     assert looked[0] == looked[1]
     assert rows[0] == rows[1]
 

@@ -67,7 +67,7 @@ def test_own_executables_allocate_the_sum() -> None:
     spaces = [Executable(p.compile(x=(n, 8))) for n in (5, 10, 20)]
     for n, space in zip((5, 10, 20), spaces, strict=True):
         space.run({"x": feed(n)})
-    assert len({id(chunk) for s in spaces if s._arena is not None for chunk in s._arena.chunks}) == 3
+    assert len({id(chunk) for s in spaces if s.kernels.arena is not None for chunk in s.kernels.arena.chunks}) == 3
 
 
 def test_reading_an_arena_that_another_plan_used_raises() -> None:
@@ -134,7 +134,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
     truth = fits(x=feed(4))["y"].tobytes()
     for space in (huge.executable(), Executable(huge)):
         with pytest.raises(OutOfMemory, match="arena on cpu") as caught:
-            space.refresh()
+            space.kernels.refresh()
         assert (
             caught.value.needed == huge.arena_bytes >= caught.value.lower_bound >= caught.value.largest[0][0] > 1 << 48
         )
@@ -145,7 +145,7 @@ def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:
     fits, large = (p.compile(x=(n, 8), device="sim:3") for n in (4, 1 << 18))
     assert fits(x=feed(4))["y"].tobytes() == truth
     with pytest.raises(OutOfMemory, match="sim:3"):
-        large.executable().refresh()
+        large.executable().kernels.refresh()
     assert fits(x=feed(4))["y"].tobytes() == truth
 
 

@@ -273,4 +273,4 @@ def test_parameters_on_the_device_are_used_without_a_copy(sim: SimBackend) -> No
     weight = Parameter(from_numpy(np.ones((2, 3), np.float32)).to(SIM))
     run = gw.compile(lambda x: call("linear", x, weight), device="sim")
     assert run(np.ones((1, 3), np.float32)).numpy().tolist() == [[3.0, 3.0]]
-    assert run.executable(np.ones((1, 3), np.float32))._bound.popitem()[1] is weight.data
+    assert run.executable(np.ones((1, 3), np.float32)).kernels._bound.popitem()[1] is weight.data

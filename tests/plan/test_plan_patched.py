@@ -195,7 +195,7 @@ def test_reasons_for_a_full_plan() -> None:
             e.insert(p.in_edges(f"h{k}")[0], "relu")
     plan = p.compile(x=(4, 4))
     assert plan.patched.kind == "full"
-    assert "24 of 54 rows" in plan.patched.why
+    assert "24 of 54 nodes" in plan.patched.why
     assert plan.compact().hash == plan_of(p).hash == plan.hash
     with p.edit("one") as e:
         e.insert(p.in_edges("h18")[0], "relu")
@@ -325,7 +325,7 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     p, feed = b.build(), {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
     plan = p.compile(x=(64,))
     first, space = plan.arena_bytes, plan.executable()
-    space.leave_shared()  # in a shared one a larger plan may take the first chunk's place
+    space.kernels.leave_shared()  # in a shared one a larger plan may take the first chunk's place
     plan(feed)
     bound: dict[int, tuple[int, int]] = {}
     truth = p.run(feed)["y"]

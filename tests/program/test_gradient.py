@@ -114,7 +114,7 @@ def test_the_program_follows_and_its_plan_is_patched() -> None:
     assert again is g
     patched = g.compile(x=X.shape)
     assert patched.patched.kind == "patched"
-    assert patched.patched.rows < 40
+    assert patched.patched.nodes < 40
     after = patched(x=X)
     truth = p.fork().grad("loss", ["w0", "w39"], {"B": 3}).run(x=X)
     assert_bits(after["grad.w0"], truth["grad.w0"])

@@ -94,7 +94,7 @@ def test_an_op_that_nobody_registered_is_drawn_and_told_of():
     assert "MyFunction" in p.to_svg()
     assert "MyFunction" in p.to_dot()
     assert "MyFunction" in p.to_html()
-    assert [m.what for m in p.validate().mismatches] == ["no such op"]
+    assert [m.what for m in p.validate().mismatches] == ["unknown op"]
 
 
 @pytest.mark.parametrize("wrong", [gw.tensor([1.0]), gw.Parameter(gw.tensor([1.0]).data), 3, None])

@@ -129,9 +129,7 @@ class ParallelExecutable(Executable):
             super().execute()
             return
         self.kernels.runs.rise()
-        ends = [0, *self.kernels.call_ends]
-        calls = [self.kernels.calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
-        run = _ParallelRun(self._tasks, calls, self._cancel, self._until)
+        run = _ParallelRun(self._tasks, self._task_calls(), self._cancel, self._until)
         if self._pool is None and self.threads > 1:
             self._pool = ThreadPoolExecutor(self.threads - 1, f"plan {self.plan.program.name}")
             finalize(self, self._pool.shutdown, wait=False)
@@ -148,6 +146,10 @@ class ParallelExecutable(Executable):
             raise self.failed(at, error, ran) from error
         if run.stopped is not None:
             raise self.torn(run.stopped, ran)
+
+    def _task_calls(self) -> list[list[Any]]:
+        ends = [0, *self.kernels.call_ends]
+        return [self.kernels.calls[ends[start] : ends[stop]] for start, stop in self._tasks.bounds]
 
     def close(self) -> None:
         """End the threads once they are idle; the next run starts others."""
