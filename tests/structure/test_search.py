@@ -259,7 +259,7 @@ def test_draws_take_one_alternative_and_toggling_changes_one_candidate():
 
 @pytest.mark.parametrize(("share", "warned"), [(0.9, True), (0.5, False)])
 def test_a_collapsed_search_warns(share, warned, monkeypatch):
-    monkeypatch.setattr(methods, "_between", lambda probabilities: 0.0)
+    monkeypatch.setattr(methods, "_threshold", lambda probabilities: 0.0)
 
     class Some(Skips):
         def free(self, p, name):

@@ -346,11 +346,11 @@ def test_values_are_restored_from_the_checkpoint():
     assert p.hash() == before
     with p.edit("nothing left") as e:
         e.set_weight(key, lambda w: 0 * w)
-    assert [f.what for f in diagnose(model)] == ["all its values are zero"]
+    assert [f.what for f in diagnose(model)] == ["all values are zero"]
     p.undo()
     with p.edit("a norm that shuts off its branch") as e:
         e.set_weight("model.layers.1.input_layernorm.weight", lambda w: 0 * w)
-    assert [(f.what, f.paths[0]) for f in diagnose(model)] == [("all its values are zero", "layers.1.attn.norm.weight")]
+    assert [(f.what, f.paths[0]) for f in diagnose(model)] == [("all values are zero", "layers.1.attn.norm.weight")]
     p.undo()
     with p.edit("hardly anything left") as e:
         e.set_weight(key, lambda w: np.outer(np.ones(len(w)), np.ones(w.shape[1])))

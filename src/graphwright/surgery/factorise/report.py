@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -108,6 +108,10 @@ class CompressionReport(MatrixReport):
     def applied(self) -> list[FitRow]:
         """Rows whose factors are in the program."""
         return [row for row in self.rows if row.applied]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `applied` is the number of factored matrices."""
+        return {**MatrixReport.to_json(self), "applied": len(self.applied)}
 
     def __str__(self) -> str:
         slower = ", ".join(f"{r.path} ({r.method})" for r in self.applied if r.slower)
