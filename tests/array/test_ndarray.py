@@ -192,7 +192,7 @@ def test_a_repr_reads_no_file() -> None:
         raise AssertionError("read")
 
     array = NDArray(Storage.mapped(touch, 24, CPU), float32, (2, 3))
-    assert repr(array) == "NDArray(f32[2, 3], cpu, not yet read from its file)"
+    assert repr(array) == "NDArray(f32[2, 3], cpu, not read from its file)"
     assert repr(Parameter(array)) == "Tensor(f32[2, 3], not yet read from its file, requires_grad=True)"
     assert not array.storage.touched
 

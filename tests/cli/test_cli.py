@@ -84,7 +84,7 @@ def test_missing_vm_is_reported_on_stderr(monkeypatch):
 
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
     for quiet in ((), ("--quiet",)):
-        executor._say.cache_clear()
+        executor._warn_once.cache_clear()
         result = CliRunner().invoke(app, ["generate", "bundled", "The", "--tokens", "2", "--json", *quiet])
         assert ("graphwright warmup" in result.stderr) is not bool(quiet)
         assert json.loads(result.stdout)["prompt_tokens"] == 3

@@ -135,7 +135,7 @@ def test_task_of_a_python_file(tmp_path):
     assert "division by zero" in said
     own.write_text("x = 1\n")
     assert "defines no task" in call("--task", own, code=2)
-    assert "no such file" in call("--task", tmp_path / "none.py", code=2)
+    assert "does not exist" in call("--task", tmp_path / "none.py", code=2)
 
 
 def test_champion_of_a_csv_has_its_scale_and_meaning(tmp_path):

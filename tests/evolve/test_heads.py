@@ -94,11 +94,11 @@ def test_single_named_head_equals_unnamed_task():
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ({}, "heads by name"),
-        ({"a": SIDE}, "heads by name"),
-        ({"a": ev.Head(SIDE, "hinge")}, "no such loss"),  # pyright: ignore[reportArgumentType]
-        ({"a": ev.Head(SIDE, weight=0.0)}, "counts something"),
-        ({"a": ev.Head(SIDE), "b": ev.Head(SIDE[:5])}, "one target per case"),
+        ({}, "Head objects by name"),
+        ({"a": SIDE}, "Head objects by name"),
+        ({"a": ev.Head(SIDE, "hinge")}, "unknown loss"),  # pyright: ignore[reportArgumentType]
+        ({"a": ev.Head(SIDE, weight=0.0)}, "must be above 0"),
+        ({"a": ev.Head(SIDE), "b": ev.Head(SIDE[:5])}, "different numbers of cases"),
     ],
 )
 def test_invalid_heads_are_refused(heads, message):

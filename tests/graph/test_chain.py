@@ -117,11 +117,11 @@ def test_hostile_lines_are_bounded(tmp_path, monkeypatch):
     for line, reason in [
         (deep, "nested deeper"),
         (hidden, "stored hash does not match"),
-        (number, "not a journal line"),
+        (number, "invalid journal line"),
         (twice, "canonical"),
-        (b"[1]", "not a journal line"),
-        (b"\xff\xfe", "not a journal line"),
-        (b"", "not a journal line"),
+        (b"[1]", "invalid journal line"),
+        (b"\xff\xfe", "invalid journal line"),
+        (b"", "invalid journal line"),
     ]:
         path.write_bytes(line + b"\n")
         with pytest.raises(JournalCorrupt, match=reason):

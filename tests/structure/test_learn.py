@@ -75,15 +75,15 @@ def _draw(rng, count):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"target": 1.0}, "stays"),
-        ({"units": ("tails",)}, "no such units"),
-        ({"units": ()}, "no such units"),
+        ({"target": 1.0}, "target is out of range"),
+        ({"units": ("tails",)}, "unknown kinds of units"),
+        ({"units": ()}, "unknown kinds of units"),
         ({"text": "too short"}, "too short"),
-        ({"steps": 0}, "1 or more"),
-        ({"window": 1}, "2 or more"),
-        ({"seed": -1}, "0 or more"),
-        ({"params": -0.1}, "0 or more"),
-        ({"gates": float("nan")}, "a number above 0"),
+        ({"steps": 0}, "integer >= 1"),
+        ({"window": 1}, "integer >= 2"),
+        ({"seed": -1}, ">= 0"),
+        ({"params": -0.1}, ">= 0"),
+        ({"gates": float("nan")}, "a number > 0"),
         ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )

@@ -14,7 +14,7 @@ from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
 
 _OPS = {"absolute": "abs", **{name: name for name in ("erf", "exp", "log1p", "sigmoid", "tanh")}}
-_FORMULAS: Any = specialise(
+FORMULAS: Any = specialise(
     activations,
     {name: partial(call, op) for name, op in _OPS.items()} | {"maximum": lambda x, zero: call("relu", x)},
 )
@@ -36,7 +36,7 @@ class Sigmoid(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * _FORMULAS.sigmoid_slope(None, outs[0]),)
+        return (g * FORMULAS.sigmoid_slope(None, outs[0]),)
 
 
 @op("tanh")
@@ -49,7 +49,7 @@ class Tanh(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * _FORMULAS.tanh_slope(None, outs[0]),)
+        return (g * FORMULAS.tanh_slope(None, outs[0]),)
 
 
 @op("silu")
@@ -61,11 +61,11 @@ class Silu(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * _FORMULAS.silu_slope(ins[0], None),)
+        return (g * FORMULAS.silu_slope(ins[0], None),)
 
     @staticmethod
     def expand(ins, attrs):
-        return _FORMULAS.silu(ins[0])
+        return FORMULAS.silu(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):
@@ -87,7 +87,7 @@ class SwiGlu(Binary):
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         s = call("sigmoid", a)
-        da = g * b * _FORMULAS.silu_slope_of(a, s) if needs[0] else None
+        da = g * b * FORMULAS.silu_slope_of(a, s) if needs[0] else None
         return da, g * (a * s) if needs[1] else None
 
     @staticmethod
@@ -183,7 +183,7 @@ class Gelu(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        slope = _FORMULAS.gelu_slope if attrs["approximate"] == "none" else _FORMULAS.gelu_tanh_slope
+        slope = FORMULAS.gelu_slope if attrs["approximate"] == "none" else FORMULAS.gelu_tanh_slope
         return (g * slope(ins[0], None),)
 
     @staticmethod
@@ -192,7 +192,7 @@ class Gelu(Activation):
 
     @staticmethod
     def expand(ins, attrs):
-        return (_FORMULAS.gelu if attrs["approximate"] == "none" else _FORMULAS.gelu_tanh)(ins[0])
+        return (FORMULAS.gelu if attrs["approximate"] == "none" else FORMULAS.gelu_tanh)(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):
@@ -212,7 +212,7 @@ class Softplus(Activation):
 
     @staticmethod
     def expand(ins, attrs):
-        return _FORMULAS.softplus(ins[0])
+        return FORMULAS.softplus(ins[0])
 
 
 @op("logsigmoid")
@@ -243,11 +243,11 @@ class Sech(Activation):
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        return (g * _FORMULAS.sech_slope(ins[0], outs[0]),)
+        return (g * FORMULAS.sech_slope(ins[0], outs[0]),)
 
     @staticmethod
     def expand(ins, attrs):
-        return _FORMULAS.sech(ins[0])
+        return FORMULAS.sech(ins[0])
 
     @staticmethod
     def onnx(u: OnnxUse):

@@ -146,7 +146,7 @@ def test_raw_bytes_are_kept(made: Callable[[str], Made]) -> None:
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "full_attention", "square"]}, "layer_types"),
         ({"layer_types": ["sliding_attention"] * 3}, "layer_types"),
-        ({"head_dim": 7}, "RoPE"),
+        ({"head_dim": 7}, "rotated entries"),
         ({"sliding_window": 0, "use_sliding_window": True}, "sliding_window"),
     ],
 )

@@ -284,7 +284,7 @@ def test_casts_of_weights_are_shared_by_all_workspaces(
         cache.step(IDS[:1, :n])
     spaces = [fed.space for fed in cache.steps.spaces.values()]
     assert len(spaces) == 3
-    folded = [{id(s) for s in w._memory.values()} for w in spaces]
+    folded = [{id(s) for s in w.kernels._memory.values()} for w in spaces]
     assert folded[0] == folded[1] == folded[2]
     assert (len(folded[0]) > 10) != vm  # the VM reads matrices as they are stored
     weight = m.program.weights["lm_head.weight"]
@@ -332,7 +332,6 @@ def test_capacities_that_no_cache_has(capacity: Any, model: gw.Model) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 1.5),
         ("max_new_tokens", "3"),
         ("max_new_tokens", 1.5),
         ("logprobs", 2.5),
@@ -362,7 +361,7 @@ def test_100_steps_allocate_no_tensor(kind: str, model: gw.Model) -> None:
 
 @pytest.mark.parametrize("kind", ["static", "paged"])
 def test_lengths_5_1_1_5_are_two_plans(kind: str, model: gw.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from graphwright.plan.planning.planner import make_plan
+    from graphwright.plan import make_plan
 
     made: list[Any] = []
     whole = model.logits(IDS[:1, :12])[0]

@@ -12,7 +12,7 @@ from op_cases import draws
 from graphwright.array import NDArray, empty, from_numpy
 from graphwright.errors import IndexOutOfRange
 from graphwright.ops import OPS, call, compute
-from graphwright.ops.call import Kept
+from graphwright.ops.call import CachedBindings
 from graphwright.testing.oracle import assert_bits
 
 COMPUTED = [name for name, row in OPS.items() if row.view is None]
@@ -26,9 +26,9 @@ def uses(monkeypatch: pytest.MonkeyPatch) -> dict:
     return known
 
 
-def kept(uses: dict) -> list[Kept]:
+def kept(uses: dict) -> list[CachedBindings]:
     """Uses whose binding is kept."""
-    return [use.kept for use in uses.values() if use.kept is not None]
+    return [use.cached for use in uses.values() if use.cached is not None]
 
 
 def newly_bound(name: str, arrays: list[NDArray], attrs: dict) -> tuple[NDArray, ...]:
