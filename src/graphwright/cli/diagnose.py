@@ -53,7 +53,7 @@ def diagnose(
     from graphwright.surgery import diagnose_model
 
     if fix and out is None:
-        raise UsageError("what is mended needs a place", where=directory, fix="--out DIR saves the mended model there")
+        raise UsageError("--fix needs a directory for the repaired model", where=directory, fix="--out DIR")
     if out is not None:
         check_free(out, overwrite)
     target = _open(directory)

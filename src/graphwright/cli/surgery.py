@@ -26,7 +26,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Report the same and sav
 
 
 def opened(directory: str, out: Path | None, dry_run: bool, overwrite: bool) -> Model:
-    """The model. Raises: UsageError without a place for the result; what `check_free` raises of a bad one."""
+    """Open the model. Raises: UsageError without an output directory; the errors of `check_free` for a bad one."""
     from graphwright.errors import UsageError
     from graphwright.files import check_free
     from graphwright.models import open

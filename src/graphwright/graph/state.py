@@ -81,7 +81,7 @@ def structure_hash(self: Graph, positions: bool = False) -> str:
         for ends in (self._source, self._target):
             digest.update(self._node_table.ids[ends.data[e]].tobytes())
         if positions:
-            digest.update(f"places {self.block}\n".encode())
+            digest.update(f"positions {self.block}\n".encode())
             for side in (self._out, self._in):
                 digest.update(side.positions[e].tobytes())
         return digest.hexdigest()

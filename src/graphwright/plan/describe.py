@@ -25,11 +25,11 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     lines = [path]
     for slot in (s for s in plan.slots if s.value is not None and s.value.node == node):
         b = plan.buffers[slot.buffer]
-        place = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
-        place += " on the host" if b.on_host else ""
+        location = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
+        location += " on the host" if b.on_host else ""
         life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
         lines.append(
-            f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({place}{life})"
+            f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({location}{life})"
         )
     found = plan.of(node)
     for i in found:
@@ -37,7 +37,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
         choice = plan.choices[at]
         runs = choice.executor + (f", {choice.why}" if choice.why else "")
         lines.append(f"  instr {at}: {i.op}{' (' + i.why + ')' if i.why else ''} on {runs}")
-        lines += [f"  operand {place}: {text}" for place, s in enumerate(i.ins) if (text := _folded_copy(plan, s))]
+        lines += [f"  operand {index}: {text}" for index, s in enumerate(i.ins) if (text := _folded_copy(plan, s))]
     made = [i for i in plan.folds.values() if i.node == node]
     lines += [f"  {text}" for i in made if (text := _folded_copy(plan, i.outs[0]))]
     if not found:
@@ -168,7 +168,7 @@ class PlanDiff:
 def compare(old: Plan, new: Plan) -> PlanDiff:
     """Compare two plans, of one program at two versions or of two programs."""
     before, after = _signatures(old), _signatures(new)
-    there, here = _places(old), _places(new)
+    there, here = _slots_by_path(old), _slots_by_path(new)
     both = before.keys() & after.keys()
     changed = {path for path in both if before[path] != after[path]}
     return PlanDiff(
@@ -216,7 +216,7 @@ def _name(plan: Plan, slot: int) -> str:
     return f"{where} {row.spec} {row.layout.strides} {row.layout.offset}"
 
 
-def _places(plan: Plan) -> dict[str, list[int]]:
+def _slots_by_path(plan: Plan) -> dict[str, list[int]]:
     """Offsets in the arena of a node's results."""
     found: dict[str, list[int]] = {}
     for slot in plan.result_slots():

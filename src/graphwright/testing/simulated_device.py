@@ -495,7 +495,7 @@ def _all(calls: Sequence[Call]) -> None:
 
 
 def _mine(array: NDArray) -> SimStorage:
-    assert isinstance(array.storage, SimStorage), f"{array.spec} lies on {array.device}"
+    assert isinstance(array.storage, SimStorage), f"{array.spec} is on {array.device}"
     return array.storage
 
 

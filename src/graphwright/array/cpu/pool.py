@@ -71,12 +71,12 @@ def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     calls: list[Call] = []
     for block, wide in _blocks(len(x), prod(x.shape[1:])):
         given, *made = (t[block].unflatten(0, (-1, wide)) for t in (x, best, place))
-        turned, *results = (
+        transposed, *results = (
             w[: t.numel()].view(len(t), *t.shape[2:], wide).movedim(-1, 1)
             for w, t in zip(work, (given, *made), strict=True)
         )
-        pool = partial(aten.max_pool2d_with_indices.out, turned, *_pairs(attrs).values())
-        calls += [partial(turned.copy_, given), partial(pool, out=results[0], indices=results[1])]
+        pool = partial(aten.max_pool2d_with_indices.out, transposed, *_pairs(attrs).values())
+        calls += [partial(transposed.copy_, given), partial(pool, out=results[0], indices=results[1])]
         calls += [partial(t.copy_, r) for t, r in zip(made, results, strict=True)]
     return calls
 

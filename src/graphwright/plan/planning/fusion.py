@@ -152,8 +152,8 @@ def fuse(
         for s in fresh:
             regions[s] = _found_in(rows, *spans[s].tolist())
     starts, made = spans[:, 0].copy(), _listed([regions[s].rows() for s in fresh])
-    begins, settled, tiles = run.update_lifetimes(starts, known, *before.rows, *made, last, own)
-    builder.fusion = Fusion(starts, regions, tiles, (at, facts), (begins, settled))
+    begins, updated, tiles = run.update_lifetimes(starts, known, *before.rows, *made, last, own)
+    builder.fusion = Fusion(starts, regions, tiles, (at, facts), (begins, updated))
     return builder.fusion
 
 
@@ -296,7 +296,7 @@ class _GroupBuilder:
             free += dying.pop(i, ())
         for i in members:
             for b in self._touched(i):
-                if b not in tiles and rows.own[b] and start <= rows.last[b] < stop:  # no later result takes its place
+                if b not in tiles and rows.own[b] and start <= rows.last[b] < stop:  # no later result replaces it
                     self.found.ends[b] = stop - self.start
 
     def _tiles(self) -> int:

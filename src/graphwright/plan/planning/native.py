@@ -67,7 +67,7 @@ def _run_on_empty(run: Any) -> None:
     run.lifetimes(none, *lists, *lists, *lists, *lists, codes, u4, u4)
     run.fullest(i8, i4, i4, 0)
     run.place(i8, i4, i4, 0)
-    run.keep_places(i8, i4, i4, i8, 0, i8)
+    run.keep_offsets(i8, i4, i4, i8, 0, i8)
     run.moved(none, *lists, *lists, *lists, flags)
     no_region, spans, rows = np.zeros(1, np.int64), np.zeros((0, 2), np.int64), np.zeros((0, 3), np.int32)
     run.facts(none, spans, *lists, *lists, codes, u4, i4, i4, flags, no_region, none)

@@ -136,7 +136,7 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
 
 
 def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
-    """Place every buffer in the smallest free hole that holds it at its first use, else at the end of the arena.
+    """Put every buffer into the smallest free hole that holds it at its first use, else at the end of the arena.
 
     Times are walked once; after its last use a buffer becomes a hole, which is merged with its neighbours.
     Returns: offsets (-1 for unused buffers) and the bytes of the arena.
@@ -246,7 +246,7 @@ def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
     return dying, then
 
 
-def keep_places(
+def keep_offsets(
     sizes: Array, first: Array, last: Array, known: Array, steps: int, chunks: Array
 ) -> tuple[Array, int, int]:
     """Keep live buffers at their old offsets; where two overlap, move the shorter-lived one.
@@ -264,12 +264,12 @@ def keep_places(
     born, begins = _by_birth(sizes, first, last, steps)
     dying, then = _by_death(last, steps)
     live = np.zeros(count + 1, np.int64)  # placed buffers, by offset
-    lives, loose = 0, 0
+    lives, unplaced = 0, 0
     for i in range(steps + 1):
         for k in range(begins[i], begins[i + 1]):
             b = born[k]
             if offsets[b] < 0:
-                loose += 1
+                unplaced += 1
                 continue
             low, high = 0, lives
             while low < high:
@@ -286,11 +286,11 @@ def keep_places(
                 high += 1
             if high > low and last[b] - first[b] >= longest:
                 offsets[b] = -1
-                loose += 1
+                unplaced += 1
                 continue
             for j in range(low, high):  # the longer-lived one stays
                 offsets[live[j]] = -1
-            loose += high - low
+            unplaced += high - low
             for j in range(high, lives):
                 live[low + j - high] = live[j]
             lives -= high - low
@@ -334,7 +334,7 @@ def keep_places(
     for b in range(count):
         if last[b] >= 0:
             top = max(top, offsets[b] + sizes[b])
-    return offsets, loose, top
+    return offsets, unplaced, top
 
 
 def _in_one(start: int, size: int, chunks: Array) -> int:
@@ -481,7 +481,7 @@ PASSES: tuple[Callable[..., Any], ...] = (
     lifetimes,
     fullest,
     place,
-    keep_places,
+    keep_offsets,
     moved,
     facts,
     update_lifetimes,

@@ -139,7 +139,7 @@ class PlanTables:
         return pairs
 
     def move_to_host(self, buffer: int) -> None:
-        """Place a buffer in host memory, outside of the arena."""
+        """Put a buffer into host memory, outside of the arena."""
         _, size, key = self.buffers[buffer]
         self.on_host.add(buffer)
         if self.codes[buffer] != ELSEWHERE:

@@ -171,7 +171,7 @@ def _arrange(
             patched = Patched("full", f"the edit touched {visited} of {len(builder.records)} nodes", visited)
         else:
             chunks = np.array(old.ends, np.int64)
-            offsets, placed, total = run.keep_places(sizes, first, times, old.offsets, steps, chunks)
+            offsets, placed, total = run.keep_offsets(sizes, first, times, old.offsets, steps, chunks)
             patched = Patched("patched", f"{placed} buffers placed", visited, int(placed))
             if total > WASTE * bound:
                 waste = f"the arena would be {total / max(bound, 1):.2f} times the lower bound"

@@ -28,7 +28,7 @@ class HomeChanged(Exception):  # no error: the plan is made in full
 
 
 def keep_on_host(builder: PlanBuilder, order: np.ndarray, known: int) -> np.ndarray:
-    """Place buffers in host memory, and insert copies of what the device reads of them.
+    """Put buffers into host memory, and insert copies of what the device reads of them.
 
     Args:
         order: the needed instructions.

@@ -1,1 +1,1 @@
-"""What a plan runs in: memory, bound calls, capture, threads, and what may be put in a segment's place."""
+"""Running plans: memory, bound kernels, captured graphs, threads, overrides."""

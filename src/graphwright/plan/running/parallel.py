@@ -232,7 +232,7 @@ class _ParallelRun:
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """Wait for a task to run; None when there is none left."""
+        """Wait for a task to run; None if no task is left."""
         with self._changed:
             while not self._over:
                 if len(self.done) == len(self.calls):

@@ -173,7 +173,7 @@ def projection(source: Spec, target: Spec, name: str) -> Projection | None:
 
 
 def _stride(before: Dim, after: Dim) -> int:
-    """The stride that reduces an axis to a size; 0 if there is none."""
+    """The stride that reduces an axis to a size; 0 if no stride does."""
     if before == after:
         return 1
     if isinstance(before, str) or isinstance(after, str) or not after:
