@@ -25,10 +25,11 @@ test:  ## lint, then all tests
 	@$(BIN)/graphwright warmup --quiet
 	@$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(filter deep,$(HYPOTHESIS_PROFILE)),--timeout 7200)
 
-lint:  ## ruff's rules and format
+lint:  ## ruff's rules and format, and the words of docs and code
 	@scripts/environment.sh all,dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python scripts/check_language.py src docs README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
 
 types:  ## pyright
 	@scripts/environment.sh all,dev

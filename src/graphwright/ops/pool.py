@@ -107,7 +107,7 @@ class MaxPool:
     attrs = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}
     axes = resized_last("slides a window over it")
     emit = _emit_pool("max_pool", "kernel", "stride", "padding", "dilation")
-    results = ("largest", "place")
+    results = ("largest", "index")
 
     @staticmethod
     def infer(x, kernel, **window):
