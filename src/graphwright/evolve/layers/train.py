@@ -13,6 +13,7 @@ from graphwright.evolve.mutations.registry import rewire_readers
 from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, clip_grad_norm_
 from graphwright.plan import compile
+from graphwright.program.kinds import ASSIGN
 
 if TYPE_CHECKING:
     from graphwright.evolve.layers.candidate import Moments, TrainingGenes
@@ -34,7 +35,7 @@ def inference(program: Program) -> Program:
             for node in norms:
                 eps = p.attrs(node)["eps"]
                 rewire_readers(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
-                e.remove([*(w for w in p.consumers(node) if p.op(w) == "assign"), node])
+                e.remove([*(w for w in p.consumers(node) if p.op(w) == ASSIGN), node])
     return p
 
 

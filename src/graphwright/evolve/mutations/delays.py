@@ -12,7 +12,7 @@ from graphwright.evolve.mutations.layers import output_sum, readers_of_before, r
 from graphwright.evolve.mutations.links import links, new_link, open_link, remove_link, target, values_like
 from graphwright.evolve.mutations.registry import free_part, in_cell, mutation, over_time
 from graphwright.ops import traits
-from graphwright.program.kinds import STORED
+from graphwright.program.kinds import ASSIGN, STORED
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId
@@ -92,7 +92,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
 def _source(p: Program, link: NodeId) -> NodeId:
     """The node with the value that a delay link carries."""
     held = p.operands(link)[0].node
-    (write,) = (w for w in p.consumers(held) if p.op(w) == "assign")
+    (write,) = (w for w in p.consumers(held) if p.op(w) == ASSIGN)
     return p.operands(write)[1].node
 
 

@@ -18,6 +18,7 @@ from graphwright.evolve.errors import TaskError
 from graphwright.evolve.mutations.registry import remove_unread_states, rewire_readers
 from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene, columns_of
 from graphwright.program.errors import UnknownNode
+from graphwright.program.kinds import ASSIGN
 from graphwright.program.program import Program
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def read(p: Program) -> Genome:
             dst, number = int(found[1]), int(found[2])
             source, delay = p.operands(node)[0].node, 0
             while p.op(source) == "state":
-                write = next(w for w in p.consumers(source) if p.op(w) == "assign")
+                write = next(w for w in p.consumers(source) if p.op(w) == ASSIGN)
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
             if not re.match(r"^n\d+$", src):
