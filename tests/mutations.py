@@ -83,21 +83,33 @@ def function_mutants(fn: FunctionType) -> Iterator[tuple[str, FunctionType]]:
     """A function with one of its terms changed, or one of those of a function of its module that it calls."""
     called = [fn.__globals__.get(name) for name in fn.__code__.co_names]
     parts = [f for f in called if isinstance(f, FunctionType) and f.__module__ == fn.__module__]
+    own = _tree(fn)
     for part in (fn, *parts):
-        for what, tree in changed(_tree(part), terms):
+        source = _tree(part)
+        for what, tree in changed(source, terms):
             space = dict(fn.__globals__)
-            if part is not fn:
-                exec(compile(tree, "<mutant>", "exec"), space)
-                tree = _tree(fn)
             exec(compile(tree, "<mutant>", "exec"), space)
-            yield f"{part.__name__}: {what}", space[fn.__name__]
+            if part is not fn:
+                exec(compile(own, "<mutant>", "exec"), space)
+            yield f"{_name(source)}: {what}", space[_name(own)]
+
+
+def _name(tree: ast.Module) -> str:
+    (made,) = tree.body
+    assert isinstance(made, ast.FunctionDef)
+    return made.name
 
 
 def _tree(fn: FunctionType) -> ast.Module:
+    """The source of a function, or of a lambda as a function of the name it is assigned to."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(fn)))
-    assert isinstance(tree.body[0], ast.FunctionDef)
-    tree.body[0].decorator_list = []
-    return tree
+    made = tree.body[0]
+    if isinstance(made, ast.Assign) and isinstance(made.targets[0], ast.Name) and isinstance(made.value, ast.Lambda):
+        body: list[ast.stmt] = [ast.Return(made.value.body)]
+        made = ast.FunctionDef(name=made.targets[0].id, args=made.value.args, body=body, decorator_list=[])
+    assert isinstance(made, ast.FunctionDef)
+    made.decorator_list = []
+    return ast.fix_missing_locations(ast.Module([made], []))
 
 
 def module_mutants(module: ModuleType, keep: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
