@@ -340,9 +340,7 @@ def forks() -> Figure:
 
 
 def prefixes() -> Figure:
-    figure = Figure(
-        "Time to the first token after a cached prefix", "1024 + 32 tokens, 4 layers, 1 thread"
-    )
+    figure = Figure("Time to the first token after a cached prefix", "1024 + 32 tokens, 4 layers, 1 thread")
     set_num_threads(1)
     m, rng = wide(), np.random.default_rng(0)
     whole = rng.integers(0, 512, (1, 1056))

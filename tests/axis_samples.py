@@ -197,7 +197,7 @@ class RandomNet:
         self.put(self.b.mul(a, self.b.sigmoid(g, name=self.name("gate")), name=self.name("glu")), m)
 
     def heads(self) -> None:
-        """[B, n] as one sequence of B positions: heads × (part of a head), fused or separate, then attention written out."""
+        """[B, n] as one sequence of B positions: heads × (part of a head), fused or separate, then plain attention."""
         h, n = self.rows[-1]
         count, dim, b = int(self.rng.choice([2, 3])), 2, self.b
         both = self.linear(h, n, 3 * count * dim)
