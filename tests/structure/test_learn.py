@@ -79,7 +79,7 @@ def _draw(rng, count):
         ({"units": ("tails",)}, "unknown kinds of units"),
         ({"units": ()}, "unknown kinds of units"),
         ({"text": "too short"}, "too short"),
-        ({"steps": 0}, "integer >= 1"),
+        ({"steps": 0}, "whole number >= 1"),
         ({"window": 1}, "integer >= 2"),
         ({"seed": -1}, ">= 0"),
         ({"params": -0.1}, ">= 0"),

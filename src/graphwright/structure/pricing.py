@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import atoms
-from graphwright.program import Value
+from graphwright.program import Program, Value
+from graphwright.program.axes.axes import AxisGroup
 from graphwright.program.cost import ones, op_flops
 from graphwright.program.editing.gate_edits import removed_with, unit_costs
 from graphwright.program.gates import RESERVED, axis_of, between
 from graphwright.program.kinds import KINDS
-from graphwright.structure.elements import sites_of
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.program.axes.axes import AxisGroup
-    from graphwright.structure.elements import Element
+from graphwright.structure.elements import Element, sites_of
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]
@@ -42,9 +38,8 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
     """Nodes that are removed with an element; none for units, since their op stays."""
-    if element.over == "units":
-        return set()
-    return removed_with(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
+    sites = sites_of(p, element) if element.over != "units" else ()
+    return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
@@ -125,6 +120,5 @@ def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.nd
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0
     for n, x in each.items():
-        results = (Value(n, k) for k in range(len(p.specs(n))))
-        total += x if any(v in over for v in (*p.operands(n), *results)) else 0.0
+        total += x if over.intersection(p.operands(n), [Value(n, k) for k in range(len(p.specs(n)))]) else 0.0
     return np.full(group.size, total / group.size)
