@@ -13,7 +13,6 @@ from graphwright.array.population.names import ACTIVATIONS
 from graphwright.errors import UsageError
 from graphwright.settings import AtLeastOne, Count, NotNegative, Range, Settings, Share
 
-UNLIMITED = 1 << 20
 OPTIMIZERS = ("adam", "sgd")
 OBJECTIVES = ("metric", "loss", "params", "flops")
 STRUCTURAL = (
@@ -132,8 +131,8 @@ class NEAT(SavedSettings):
     output: str = "sigmoid49"
     train: Train | None = None
     inherit: Literal["lamarck", "baldwin", "none"] = "lamarck"
-    max_nodes: Count = UNLIMITED
-    max_links: Count = UNLIMITED
+    max_nodes: Count = 1 << 20
+    max_links: Count = 1 << 20
 
     def __post_init__(self) -> None:
         Settings.__post_init__(self)

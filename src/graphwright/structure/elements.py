@@ -222,9 +222,7 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 def sites_of(p: Program, element: Element) -> list[NodeId]:
     """The existing products of an element; for an option its own one."""
     there = [site for site in element.gate.sites if site in p.graph]
-    if element.over != "choice":
-        return there
-    return [site for site in there if _option(p, site) == element.index]
+    return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 
 
 def _option(p: Program, site: NodeId) -> int:

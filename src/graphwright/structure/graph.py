@@ -62,7 +62,6 @@ class TemperatureSchedule(Settings):
 Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
 """Name of a scalar output, a function of (outputs, batch), or an objective such as `distill`."""
 
-
 Schedules = TemperatureSchedule | Mapping[str, TemperatureSchedule]
 """One schedule for all groups of gates, or one by group name."""
 

@@ -95,8 +95,7 @@ def learn(
     if unknown or not units:
         raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
     p = model.program
-    learned, held = _texts(model, text, held_out)
-    ids = _ids(model, learned)
+    ids, held = _texts(model, text, held_out)
     if len(ids) < window + 1:
         raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
     before = _measured(model, held)
@@ -141,12 +140,10 @@ def _train(
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
     """Gate probabilities of each axis; with many axes of each kind of units."""
-    owners = [e.gate.owner for e in among]
-    if len(set(owners)) > _ROWS:
-        owners = [owner.rpartition(".")[2] for owner in owners]
+    many = len({e.gate.owner for e in among}) > _ROWS
     rows: dict[str, list[float]] = {}
-    for owner, e in zip(owners, among, strict=True):
-        rows.setdefault(owner, []).append(e.p)
+    for e in among:
+        rows.setdefault(e.gate.owner.rpartition(".")[2] if many else e.gate.owner, []).append(e.p)
     return {owner: {"open": float(sum(p >= 0.5 for p in ps)), "of": float(len(ps)), "least": min(ps),
                     "mean": sum(ps) / len(ps)} for owner, ps in rows.items()}  # fmt: skip
 
@@ -176,20 +173,18 @@ def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -
     return {"ids": rows, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(window), rows.shape))}
 
 
-def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, str]:
+def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[np.ndarray, str]:
+    """Token ids to learn on, and the text to measure on."""
     from graphwright.models.bundled import pydoc_split
-
-    if text is None:
-        learned, held = pydoc_split()
-        return learned, held_out or held[:8000]
-    cut = len(text) * 9 // 10
-    return (text, held_out) if held_out else (text[:cut], text[cut:])
-
-
-def _ids(model: Model, text: str) -> np.ndarray:
     from graphwright.models.tokenizer import need_tokenizer
 
-    return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64)
+    if text is None:
+        text, held = pydoc_split()
+        held_out = held_out or held[:8000]
+    elif not held_out:
+        cut = len(text) * 9 // 10
+        text, held_out = text[:cut], text[cut:]
+    return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64), held_out
 
 
 def _measured(model: Model, text: str) -> dict[str, float]:

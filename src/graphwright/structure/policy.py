@@ -137,10 +137,6 @@ class Proposal:
     element: Element | None = None
     gradient: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Without the element."""
-        return {n: getattr(self, n) for n in ("action", "name", "p", "reason", "gradient")}
-
 
 class Proposes(Protocol):
     """A policy."""
@@ -173,9 +169,7 @@ class Policy(Settings):
         among = view.elements()
         alive = {e.key for e in among}
         self.counts = {k: n for k, n in self.counts.items() if k in alive}
-        for e in among:
-            if e.state != "soft":
-                continue
+        for e in (e for e in among if e.state == "soft"):
             if e.p < self.remove_below:
                 self.counts[e.key] = self.counts.get(e.key, 0) + 1
             elif e.p > self.keep_above:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,10 +31,10 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
     An instruction that runs several nodes counts for the node that names it. Raises: as `Plan.profile`.
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
-    found: dict[str, float] = {}
+    found: dict[str, float] = defaultdict(float)
     for timing in p.compile(shapes).profile(feeds, runs).timings:
-        found[timing.path] = found.get(timing.path, 0.0) + 1e9 * timing.seconds
-    return found
+        found[timing.path] += 1e9 * timing.seconds
+    return dict(found)
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
@@ -44,19 +45,14 @@ def _carried(p: Program, element: Element) -> set[NodeId]:
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     """Per element the indices of other elements whose removal removes it too."""
-    known_above: dict[int, tuple[int, ...]] = {}
-    taken = [_carried(p, e) for e in among]
-    chains = []
-    for i, e in enumerate(among):
-        found = known_above.get(id(e.gate)) if e.over == "units" else None
-        if found is None:
+    taken, known = [_carried(p, e) for e in among], dict[int, tuple[int, ...]]()
+    keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # units share their gate's
+    for key, e in zip(keys, among, strict=True):
+        if key not in known:
             sites = sites_of(p, e)
-            found = tuple(j for j, gone in enumerate(taken) if j != i and among[j].gate is not e.gate
-                          and gone and gone.issuperset(sites))  # fmt: skip
-            if e.over == "units":
-                known_above[id(e.gate)] = found
-        chains.append(found)
-    return chains
+            known[key] = tuple(j for j, gone in enumerate(taken) if among[j].gate is not e.gate
+                               and gone and gone.issuperset(sites))  # fmt: skip
+    return [known[key] for key in keys]
 
 
 def check_cost(of: Cost, counted: bool = False) -> None:

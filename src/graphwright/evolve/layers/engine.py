@@ -19,7 +19,7 @@ from graphwright.evolve.errors import LimitTooSmall, Status, TaskError, need
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
 from graphwright.evolve.layers.candidate import GENES, LOSSES, Candidate, CandidateBirth, Moments, TrainingGenes, entry
-from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts, site_name
+from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts
 from graphwright.evolve.mutations.sizes import widths
 from graphwright.evolve.pareto import crowding, fronts, survivors
 from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
@@ -236,7 +236,8 @@ class LayerEvolution(EvolutionRun):
             kind = MUTATIONS[names[at]]
             sites = kind.sites(program)
             if len(sites):
-                site = site_name(program, sites[int(rng.integers(len(sites)))])
+                drawn = sites[int(rng.integers(len(sites)))]
+                site = drawn if isinstance(drawn, str) else program.path(drawn)
                 block = self._number(kind.name, site, parts(program)) if kind.adds else ""
                 try:
                     self.apply(program, kind, site, block, self._stream(_APPLY))

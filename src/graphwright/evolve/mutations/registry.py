@@ -115,11 +115,6 @@ def free_part(p: Program) -> str:
     return f"b{max((int(head[1:]) for head in parts(p)), default=0) + 1}"
 
 
-def site_name(p: Program, site: Site) -> str:
-    """The path of a site, or the name of an axis."""
-    return site if isinstance(site, str) else p.path(site)
-
-
 def linears(p: Program) -> list[NodeId]:
     """The linear layers whose weight and bias have no other readers."""
     return [n for n in p.of_kind("linear") if all(len(p.consumers(v.node)) == 1 for v in p.operands(n)[1:])]

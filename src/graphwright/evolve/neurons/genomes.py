@@ -82,15 +82,12 @@ def columns_of(genomes: list[Genome]) -> Any:
 
     nodes, links = [n for g in genomes for n in g.nodes], [e for g in genomes for e in g.links]
 
-    def offsets(counts: list[int]) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
+    ends = np.cumsum([0, *(len(g.nodes) for g in genomes)]), np.cumsum([0, *(len(g.links) for g in genomes)])
     acts = [ACTIVATIONS.index(n.activation) for n in nodes]
     node_columns = np.array([[n.id for n in nodes], acts], np.int32)
     whole = np.array([e[:5] for e in links], np.int32).reshape(-1, 5).T.copy()
     real = np.zeros((4, len(links)), np.float32)
     real[0] = [e.weight for e in links]
-    ends = offsets([len(g.nodes) for g in genomes]), offsets([len(g.links) for g in genomes])
     return Genes._make((ends[0], *node_columns, ends[1], *whole, *real))
 
 

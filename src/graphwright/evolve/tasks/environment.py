@@ -134,13 +134,9 @@ class Gymnasium:
     def __repr__(self) -> str:
         return f"Gymnasium({self.name})"
 
-    def __deepcopy__(self, memo: Any) -> Gymnasium:
-        return self
-
     def begin(self, seeds: np.ndarray, genomes: int) -> np.ndarray:
         """Start episodes by their seeds; return observations [genomes, episodes, inputs]."""
-        while len(self._pool) < genomes * len(seeds):
-            self._pool.append(self._make())
+        self._pool += [self._make() for _ in range(len(self._pool), genomes * len(seeds))]
         self.ended = np.zeros((genomes, len(seeds)), bool)
         self.seen = np.zeros((genomes, len(seeds), self.inputs))
         for i in range(genomes * len(seeds)):
@@ -234,8 +230,7 @@ class CartPole:
 
 def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
     """Balance a pole on a cart; a mean of 475 of 500 steps solves it."""
-    names = ("position", "speed", "angle", "spin")
-    return Episodes(CartPole(limit), "cartpole", episodes, 475.0, names)
+    return Episodes(CartPole(limit), "cartpole", episodes, 475.0, ("position", "speed", "angle", "spin"))
 
 
 SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])

@@ -73,8 +73,8 @@ class Skips:
     def gate(self, p: Program) -> CandidateGates:
         names = self.names(p)
         into = Counter(name.split(" -> ")[1] for name in names)
+        found: CandidateGates = {}
         with p.edit("candidate skips", author="gate") as e:
-            found: CandidateGates = {}
             for name in names:
                 # each of k skips starts open by 1/(k+1), so that together they do not outweigh the block's own value
                 z = -log(into[name.split(" -> ")[1]]) if self.free(p, name) else Z0

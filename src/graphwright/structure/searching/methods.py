@@ -314,7 +314,10 @@ def evolve(t: Trials) -> SearchOutcome:
         parent = alive[int(rng.integers(len(alive), size=2).min())]
         chosen = toggled(names, parent.chosen, rng)
         made = t.structure(chosen)
-        _inherit(made, parent.program)
+        theirs = parent.program.variables()
+        for key, variable in made.variables().items():
+            if key in theirs and theirs[key].shape == variable.shape:
+                variable.assign(theirs[key])
         made = t.fit(made, min(steps, t.left))
         alive = sorted([*alive, SearchOutcome(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
     return t.outcome(min(alive, key=lambda f: f.loss).chosen)
@@ -328,14 +331,6 @@ def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator)
         return tuple(n if n.partition(": ")[0] != path else name for n in chosen)
     others = [n for n in chosen if n != name]
     return tuple(others if len(others) < len(chosen) else [*others, name])
-
-
-def _inherit(child: Program, parent: Program) -> None:
-    """Copy the parent's weights with the same key and shape."""
-    theirs = parent.variables()
-    for key, variable in child.variables().items():
-        if key in theirs and theirs[key].shape == variable.shape:
-            variable.assign(theirs[key])
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,12 +405,11 @@ def search(
     task = task_of(program, task, "search")
     batches: Batches = train if callable(train) else lambda rng: train
     candidates.names(program)
-    rows, best = [], None
+    rows: list[SearchRow] = []
+    results: list[SearchResult] = []
     for name in dict.fromkeys((method, "random", *beside)):
         t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
         found = METHODS[name](t)
         rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
-        if best is None:
-            best = SearchResult(found.program, found.chosen, found.loss, t.curve, rows)
-    assert best is not None
-    return best
+        results.append(SearchResult(found.program, found.chosen, found.loss, t.curve, rows))
+    return results[0]
