@@ -80,10 +80,10 @@ def _draw(rng, count):
         ({"units": ()}, "unknown kinds of units"),
         ({"text": "too short"}, "too short"),
         ({"steps": 0}, "whole number >= 1"),
-        ({"window": 1}, "integer >= 2"),
+        ({"window": 1}, "whole number >= 2"),
         ({"seed": -1}, ">= 0"),
         ({"params": -0.1}, ">= 0"),
-        ({"gates": float("nan")}, "a number > 0"),
+        ({"gates": float("nan")}, "a finite number > 0"),
         ({"units": ("heads",), "target": 0.01, "held_out": TEXT[:200]}, "protection keeps more"),
     ],
 )

@@ -116,5 +116,6 @@ def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.nd
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0
     for n, x in each.items():
-        total += x if over.intersection(p.operands(n), [Value(n, k) for k in range(len(p.specs(n)))]) else 0.0
+        values = (*p.operands(n), *(Value(n, k) for k in range(len(p.specs(n)))))
+        total += 0.0 if over.isdisjoint(values) else x
     return np.full(group.size, total / group.size)
