@@ -6,7 +6,8 @@ Invariant: a block is either free or has owners; `refs` is the number of its own
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Several
 from hashlib import blake2b
 from itertools import count
 
@@ -162,7 +163,7 @@ class PrefixCache:
                 return entry
         return None
 
-    def insert(self, root: bytes, ids: np.ndarray, table: Sequence[int]) -> None:
+    def insert(self, root: bytes, ids: np.ndarray, table: Several[int]) -> None:
         """Cache the full blocks of a sequence, except those of a chain that is already cached."""
         entry, key = None, root
         for i in range(min(len(ids) // self.block, len(table))):
