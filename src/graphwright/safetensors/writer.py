@@ -17,10 +17,9 @@ from pathlib import Path
 
 from graphwright.errors import UsageError
 from graphwright.files import AtomicFile, Buffer, DestinationExists, StrPath, UnwritableTarget, atomic_write, flat_bytes
-from graphwright.safetensors.checkpoint import INDEX_SUFFIX, Checkpoint
 from graphwright.safetensors.errors import HeaderError
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
-from graphwright.safetensors.reader import TensorFile
+from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from graphwright.errors import UsageError
-from graphwright.files import directory
+from graphwright.files import atomic as directory
 
 
 class RawFile(io.RawIOBase):

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from graphwright.models.export.clean_process import LoaderOutput
-    from graphwright.models.export.level import ExportLevel
+    from graphwright.models.export.levels import ExportLevel
     from graphwright.models.model import Model
     from graphwright.progress import Report
 

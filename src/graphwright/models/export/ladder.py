@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.models.export.generated_code import GeneratedCode
-from graphwright.models.export.level import ExportCase
-from graphwright.models.export.resized_config import ResizedConfig
-from graphwright.models.export.same_class import SameClass
-from graphwright.models.export.zero_filled import ZeroFilled
+from graphwright.models.export.levels import ExportCase, GeneratedCode, ResizedConfig, SameClass, ZeroFilled
 
 if TYPE_CHECKING:
-    from graphwright.models.export.deviation import Deviation
-    from graphwright.models.export.level import ExportLevel, LevelPlan
+    from graphwright.models.export.levels import ExportLevel, LevelPlan
+    from graphwright.models.export.template_match import Deviation
     from graphwright.models.model import Model
 
 LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)

@@ -23,8 +23,7 @@ from graphwright.models.generation.sampling import check_number
 from graphwright.models.generation.text import check_ids
 
 if TYPE_CHECKING:
-    from graphwright.models.generation.block_pool import BlockPool
-    from graphwright.models.generation.paged import PagedCache
+    from graphwright.models.generation.paged import BlockPool, PagedCache
     from graphwright.models.generation.sampling import SamplingRequest
 
 
