@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.models.metrics import drift
+from graphwright.models.model import Model
 from graphwright.models.open import open
 from graphwright.models.tokenizer import need_tokenizer
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.program.diff import ProgramDiff
+from graphwright.program.diff import ProgramDiff
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import bfloat16
+from graphwright.array import NDArray, bfloat16
 from graphwright.errors import NonFinite
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
-from graphwright.program import Mismatch
+from graphwright.program import AssemblyReport, Mismatch, Program
 from graphwright.program.kinds import STORED
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
     from graphwright.models.model import Model
-    from graphwright.program import AssemblyReport, Program
 
 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:

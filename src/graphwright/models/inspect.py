@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
+from graphwright.graph import NodeId
+from graphwright.models.architectures.config import Config
 from graphwright.ops import get, traits
+from graphwright.program import Program
 from graphwright.program.cost import flops
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models.architectures.config import Config
-    from graphwright.program import Program
-    from graphwright.safetensors import Checkpoint
+from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)

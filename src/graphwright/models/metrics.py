@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,10 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from graphwright.models.model import Model
-    from graphwright.progress import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,41 +10,41 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright.array import Device
+from graphwright.array import Device, NDArray
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.generation.cache import CHUNK, StaticCache, check_cache_of
+from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.architectures.config import Config
+from graphwright.models.export.ladder import ExportPlan
+from graphwright.models.export.receipt import Receipt
+from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
-from graphwright.models.generation.generate import GenerationOptions, decode, generate
+from graphwright.models.generation.generate import (
+    GenerationKeywords,
+    GenerationOptions,
+    GenerationResult,
+    decode,
+    generate,
+)
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Sampling, check_number
+from graphwright.models.generation.sampling import Sampling, SamplingKeywords, check_number
 from graphwright.models.generation.text import check_ids, check_mask, vocabulary
 from graphwright.models.health import check_finite, validate
-from graphwright.models.inspect import inspect_program
+from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
-from graphwright.models.metrics import bits_per_byte
+from graphwright.models.metrics import BitsPerByte, bits_per_byte
 from graphwright.models.quantize import quantize
 from graphwright.models.saved import save_model
-from graphwright.models.tokenizer import special_ids
+from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import CompileOptions, plan_for
+from graphwright.program import AssemblyReport, Program, Selection, Units
+from graphwright.program.editing.journal import Entry
+from graphwright.progress import Report
+from graphwright.safetensors import Checkpoint
+from graphwright.surgery.budgets import MatrixBudget, SizeBudget
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Parameter, Variable
-    from graphwright.models.architectures.architecture import Architecture
-    from graphwright.models.architectures.config import Config
     from graphwright.models.export.export import ExportKeywords
-    from graphwright.models.export.ladder import ExportPlan
-    from graphwright.models.export.receipt import Receipt
-    from graphwright.models.generation.cache import KVCache
-    from graphwright.models.generation.generate import GenerationKeywords, GenerationResult
-    from graphwright.models.generation.sampling import SamplingKeywords
-    from graphwright.models.inspect import Inspection
-    from graphwright.models.metrics import BitsPerByte
-    from graphwright.models.tokenizer import Tokenizer
-    from graphwright.program import AssemblyReport, Program, Selection, Units
-    from graphwright.program.editing.journal import Entry
-    from graphwright.progress import Report
-    from graphwright.safetensors import Checkpoint
     from graphwright.surgery import (
         Calibration,
         CompressionReport,
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
         PrunePlan,
         PruneReport,
     )
-    from graphwright.surgery.budgets import MatrixBudget, SizeBudget
     from graphwright.surgery.factorise.compress import CompressKeywords
     from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeKeywords
     from graphwright.surgery.pruning.prune import PruneKeywords

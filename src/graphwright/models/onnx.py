@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,19 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphwright.array import Spec
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import check_free, target_path
+from graphwright.files import StrPath, check_free, target_path
+from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS, traits
-from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxUse
-from graphwright.program import Value
+from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
+from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, STATE, STORED
-
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
-    from graphwright.graph import NodeId
-    from graphwright.ops.onnx import OnnxRow
-    from graphwright.program import Program
 
 EXTERNAL = 1_500_000_000
 """Bytes of weights above which they are stored in a second file; a protobuf message is limited to 2 GiB."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,10 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import find
+from graphwright.models.architectures.architecture import Architecture, find
 from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ModelNotFound, UnsupportedArchitecture
-from graphwright.models.inspect import inspect_files
+from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.model import Model
 from graphwright.models.saved import is_saved, read_facts
@@ -24,10 +24,6 @@ from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer
 from graphwright.program import Builder
 from graphwright.program.files.load import load
 from graphwright.safetensors import Checkpoint
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.architecture import Architecture
-    from graphwright.models.inspect import Inspection
 
 
 def open(

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphwright.files import JsonError, UnreadableFile, read_json
+from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
 from graphwright.models.errors import ConfigError
 from graphwright.models.export.write import companion_files
 from graphwright.models.tokenizer import byte_tokenizer_json
 
 if TYPE_CHECKING:
-    from graphwright.files import StrPath
     from graphwright.models.model import Model
 
 FACTS = "model.json"

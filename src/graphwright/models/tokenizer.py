@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.files import JsonError, UnreadableFile, read_json
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
 
 if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
     from graphwright.models.model import Model
 
 _LIMIT = 256 << 20

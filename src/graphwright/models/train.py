@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import random
+from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
     from graphwright.models.model import Model
-    from graphwright.progress import Report
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.errors import UsageError
+from graphwright.models.architectures.config import Config
 from graphwright.models.errors import ConfigError, UnsupportedArchitecture
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
 
 FIELDS = {
     "hidden": "hidden_size",

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from graphwright.array import float64
+from graphwright.array import DType, float64
 from graphwright.models.architectures.architecture import WeightKey
-from graphwright.models.architectures.rope import read_rope
+from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
-
-if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.rope import RopeFrequencies
-    from graphwright.program import Builder, Value
+from graphwright.program import Builder, Value
 
 _ACTIVATIONS = {
     "silu": ("silu", {}),

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from graphwright.models.architectures.architecture import Architecture, register
-from graphwright.models.architectures.decoder import KEYS, build_decoder, layer_types, read_decoder
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.decoder import Decoder
+from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, layer_types, read_decoder
 
 _WINDOW, _FIRST = 4096, 28  # if the fields are absent
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from graphwright.models.architectures.architecture import Architecture, register
-from graphwright.models.architectures.decoder import KEYS, build_decoder, read_decoder
+from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, read_decoder
 from graphwright.models.architectures.qwen2 import windows
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.decoder import Decoder
 
 
 def read(config: Config) -> Decoder:

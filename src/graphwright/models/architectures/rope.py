@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.models.architectures.config import LARGEST
+from graphwright.models.architectures.config import LARGEST, Config
 from graphwright.models.errors import ConfigError
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 

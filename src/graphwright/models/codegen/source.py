@@ -7,8 +7,8 @@ import json
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
 from graphwright.models.codegen.text import (
@@ -25,13 +25,8 @@ from graphwright.models.codegen.text import (
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
-from graphwright.program import Value
+from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models.codegen.text import Names
-    from graphwright.program import Program
 
 LAYER = re.compile(r"^layers\.(\d+)\.")
 

@@ -12,15 +12,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from keyword import iskeyword, kwlist
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops.emit import literal
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
 
 WIDTH = 120
 MAX_CONST = 4096

@@ -17,10 +17,10 @@ import numpy as np
 from graphwright.array import random
 from graphwright.errors import UsageError
 from graphwright.models.errors import VerificationFailed
+from graphwright.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.models.tokenizer import Tokenizer
 
 TIMEOUT_S = 600
 GREEDY_TOKENS = 32

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
@@ -18,6 +19,7 @@ from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.export.clean_process import (
+    LoaderOutput,
     check_prompts,
     compare,
     compute_here,
@@ -25,6 +27,7 @@ from graphwright.models.export.clean_process import (
     transformers_installed,
 )
 from graphwright.models.export.ladder import PREFER, ExportPlan, Ladder
+from graphwright.models.export.levels import ExportLevel
 from graphwright.models.export.receipt import (
     SCHEMA,
     Receipt,
@@ -45,15 +48,10 @@ from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from graphwright.models.export.clean_process import LoaderOutput
-    from graphwright.models.export.levels import ExportLevel
     from graphwright.models.model import Model
-    from graphwright.progress import Report
 
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerances of logits: for float32 activations; for computed weights rounded to 16 bits; and for 16-bit

@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.models.export.levels import ExportCase, GeneratedCode, ResizedConfig, SameClass, ZeroFilled
+from graphwright.models.export.levels import (
+    ExportCase,
+    ExportLevel,
+    GeneratedCode,
+    LevelPlan,
+    ResizedConfig,
+    SameClass,
+    ZeroFilled,
+)
+from graphwright.models.export.template_match import Deviation
 
 if TYPE_CHECKING:
-    from graphwright.models.export.levels import ExportLevel, LevelPlan
-    from graphwright.models.export.template_match import Deviation
     from graphwright.models.model import Model
 
 LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)

@@ -12,25 +12,22 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import prod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graphwright.array import BY_TAG
+from graphwright.array import BY_TAG, DType
+from graphwright.models.architectures.config import Config
 from graphwright.models.codegen.source import check_emittable, generate
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
 from graphwright.models.export.receipt import edit_rows
-from graphwright.models.export.template_match import AXES, TRUNK, find_deviations, key_heads, match_template
+from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
 from graphwright.models.export.write import companion_files, write_model
 from graphwright.ops import traits
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from graphwright.array import DType
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.export.template_match import Deviation
     from graphwright.models.model import Model
 
 

@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import BY_TAG, NDArray, bfloat16, empty
+from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
 from graphwright.array import dtype as named
+from graphwright.autograd import Variable
 from graphwright.files import atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.program import Program
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.autograd import Variable
     from graphwright.models.model import Model
-    from graphwright.program import Program
 
 _COMPANIONS = (
     "tokenizer*",

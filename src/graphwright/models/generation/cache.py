@@ -8,25 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import CPU, empty, from_numpy
+from graphwright.array import CPU, Device, NDArray, Spec, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cached_program import LENGTH, StepPlans, derived_for, fingerprints
-from graphwright.models.generation.sampling import TokenCounts, check_number, check_one_each
+from graphwright.models.generation.cached_program import LENGTH, BoundStep, StepPlans, derived_for, fingerprints
+from graphwright.models.generation.sampling import SamplingRequest, TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
 from graphwright.ops import OPS
-
-if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray, Spec
-    from graphwright.models.generation.cached_program import BoundStep
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.program import Program
+from graphwright.program import Program
 
 CHUNK = 512  # tokens of a prefill that run at once
 LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)

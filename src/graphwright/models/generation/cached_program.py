@@ -9,27 +9,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from graphwright.array import Spec, bool_, empty, float32, int32, int64
+from graphwright.array import Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
-from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import Value
+from graphwright.plan import CompileOptions, Executable, plan_for
+from graphwright.program import Program, Value
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.validate import refuse_broken
-
-if TYPE_CHECKING:
-    from graphwright.array import Device, Dim, DType, NDArray
-    from graphwright.graph import NodeId
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.plan import Executable
-    from graphwright.program import Program
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"

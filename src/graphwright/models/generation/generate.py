@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.cache import check_cache_of
+from graphwright.models.generation.cache import KVCache, check_cache_of
 from graphwright.models.generation.cached_program import EXECUTOR
 from graphwright.models.generation.sampling import (
     Sampling,
@@ -27,7 +27,6 @@ from graphwright.models.tokenizer import generation_defaults
 from graphwright.plan.planning.executors import on_vm
 
 if TYPE_CHECKING:
-    from graphwright.models.generation.cache import KVCache
     from graphwright.models.model import Model
 
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans

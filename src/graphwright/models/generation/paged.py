@@ -12,26 +12,21 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import CPU, dtype, empty
+from graphwright.array import CPU, Device, NDArray, dtype, empty
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
-from graphwright.models.generation.cached_program import LENGTHS, TABLE, StepPlans, derive_paged
-from graphwright.models.generation.sampling import check_number, check_one_each
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, derive_paged
+from graphwright.models.generation.sampling import SamplingRequest, check_number, check_one_each
+from graphwright.models.generation.sequence import PagedSnapshot, Sequence
 from graphwright.models.generation.text import check_ids, vocabulary
-
-if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray
-    from graphwright.models.generation.cached_program import Derived
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.models.generation.sequence import PagedSnapshot, Sequence
-    from graphwright.program import Program
+from graphwright.program import Program
 
 
 class BlockPool:

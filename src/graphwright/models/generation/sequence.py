@@ -19,12 +19,11 @@ from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, SequenceReleased
 from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
-from graphwright.models.generation.sampling import check_number
+from graphwright.models.generation.sampling import SamplingRequest, check_number
 from graphwright.models.generation.text import check_ids
 
 if TYPE_CHECKING:
     from graphwright.models.generation.paged import BlockPool, PagedCache
-    from graphwright.models.generation.sampling import SamplingRequest
 
 
 class PagedSnapshot:

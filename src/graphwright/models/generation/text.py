@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import PromptError
-from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
+from graphwright.models.tokenizer import ByteTokenizer, Tokenizer, need_tokenizer
 from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.models.tokenizer import Tokenizer
     from graphwright.program import Program
 
 
