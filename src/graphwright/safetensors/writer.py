@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -154,18 +155,19 @@ def write_checkpoint(
     """
     items = tuple(items)
     limit = parse_size(max_shard_size)
-    _refuse_repeated(items)
+    for key, count in Counter(item.key for item in items).items():
+        if count > 1:
+            raise HeaderError("duplicate", key)
     shards = plan_shards(items, limit, metadata or {}) if plan is None else plan_like(plan, items, limit, metadata)
     folder = Path(directory)
+    known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_occupied(folder, stem)
-    except FileExistsError as error:
-        raise DestinationExists(
-            "the directory holds a checkpoint already", where=folder, fix="choose another path"
-        ) from error
+        occupied = any(map(known.fullmatch, os.listdir(folder)))
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
+    if occupied:
+        raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
@@ -260,18 +262,3 @@ def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | Non
             return before
     content = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _refuse_repeated(items: Sequence[TensorData]) -> None:
-    seen: set[str] = set()
-    for item in items:
-        if item.key in seen:
-            raise HeaderError("duplicate", item.key)
-        seen.add(item.key)
-
-
-def _refuse_occupied(folder: Path, stem: str) -> None:
-    pattern = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
-    for name in os.listdir(folder):
-        if pattern.fullmatch(name):
-            raise FileExistsError(name)
