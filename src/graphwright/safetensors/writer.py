@@ -163,11 +163,13 @@ def write_checkpoint(
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        occupied = any(map(known.fullmatch, os.listdir(folder)))
+        what = "the directory holds a checkpoint already" if any(map(known.fullmatch, os.listdir(folder))) else ""
+    except FileExistsError:
+        what = "the destination is a file"
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
-    if occupied:
-        raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
+    if what:
+        raise DestinationExists(what, where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
