@@ -1,33 +1,30 @@
-"""Statements of generated source, and the grouping of nodes into blocks."""
+"""Modeling code: a program as a readable `modeling_*.py` that transformers loads with `trust_remote_code=True`.
+
+Nodes below `layers.<i>` become one function per distinct block; equal consecutive blocks become a loop. The `emit` text
+of each op gives its source, so any structure of such ops can be exported, including skips and inserted ops. Names, keys
+and texts of a program are sanitised before they enter the source.
+"""
 
 from __future__ import annotations
 
 import heapq
 import json
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
+from graphwright.models.codegen import text as pieces
 from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
-from graphwright.models.codegen.text import (
-    WIDTH,
-    Names,
-    attributes,
-    check_keys,
-    const_table,
-    docstring_lines,
-    line,
-    ranges,
-    shape_table,
-)
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
 from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
+T = TypeVar("T")
 LAYER = re.compile(r"^layers\.(\d+)\.")
 
 
@@ -51,18 +48,14 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
     within = set(order)
     home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
     reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
-    for choice in (home, _adopted(p, order, home), dict.fromkeys(order)):
-        found = _grouped(order, choice, reads)
-        if found is not None:
-            break
-    else:
-        raise AssertionError("a topological order is one block")
+    choices = (home, _adopted(p, order, home), dict.fromkeys(order))  # the last one has one group per node
+    found = next(blocks for choice in choices if (blocks := _grouped(order, choice, reads)) is not None)
     outputs = set(p.outputs())
     place = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
     for b in found:
         inside = set(b.nodes)
         if b.layer is not None:
-            b.nodes = _as_made(p, b.nodes, reads)
+            b.nodes = _ordered({n: [m for m in reads[n] if m in inside] for n in b.nodes}, p.seq)
         entering = (v for n in b.nodes for v in p.operands(n) if v.node not in inside and not inline(v.node))
         b.enters = list(dict.fromkeys(entering))
         streams = [v for v in b.enters if LAYER.match(p.path(v))]
@@ -74,21 +67,23 @@ def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bo
     return found
 
 
-def _as_made(p: Program, nodes: Sequence[NodeId], reads: Mapping[NodeId, list[NodeId]]) -> list[NodeId]:
-    """Topological order of a block's nodes, by creation where free."""
-    inside = set(nodes)
-    waits = {n: {m for m in reads[n] if m in inside} for n in nodes}
-    ready = [(p.seq(n), n) for n in nodes if not waits[n]]
+def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list[T]:
+    """Topological order, smallest key first where free; items on and after a cycle are left out."""
+    waits = {item: set(others) for item, others in before.items()}
+    after: dict[T, list[T]] = {}
+    for item, others in waits.items():
+        for other in others:
+            after.setdefault(other, []).append(item)
+    ready = [(key(item), item) for item, others in waits.items() if not others]
     heapq.heapify(ready)
     found = []
     while ready:
-        _, n = heapq.heappop(ready)
-        found.append(n)
-        for m in p.consumers(n):
-            if m in inside and n in waits[m]:
-                waits[m].discard(n)
-                if not waits[m]:
-                    heapq.heappush(ready, (p.seq(m), m))
+        item = heapq.heappop(ready)[1]
+        found.append(item)
+        for reader in after.get(item, ()):
+            waits[reader].discard(item)
+            if not waits[reader]:
+                heapq.heappush(ready, (key(reader), reader))
     return found
 
 
@@ -107,33 +102,21 @@ def _grouped(
     order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
 ) -> list[CodeBlock] | None:
     """Groups in topological order, by first node where free; None if groups depend on each other."""
-    group: dict[NodeId, object] = {n: n if home[n] is None else home[n] for n in order}
-    members: dict[object, list[NodeId]] = {}
+    group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
+    members: dict[Any, list[NodeId]] = {}
     for n in order:
         members.setdefault(group[n], []).append(n)
     first = {g: i for i, g in enumerate(members)}
-    waits = {g: {group[m] for n in nodes for m in reads[n]} - {g} for g, nodes in members.items()}
-    readers: dict[object, list[object]] = {}
-    for g, before in waits.items():
-        for other in before:
-            readers.setdefault(other, []).append(g)
-    ready = [(first[g], g) for g, before in waits.items() if not before]
-    heapq.heapify(ready)
+    before = {g: {group[m] for n in nodes for m in reads[n]} - {g} for g, nodes in members.items()}
+    found = _ordered(before, first.__getitem__)
     blocks: list[CodeBlock] = []
-    done = 0
-    while ready:
-        _, g = heapq.heappop(ready)
-        done += 1
+    for g in found:
         layer = home[members[g][0]]
         if layer is None and blocks and blocks[-1].layer is None:
             blocks[-1].nodes += members[g]
         else:
             blocks.append(CodeBlock(layer, list(members[g])))
-        for reader in readers.get(g, ()):
-            waits[reader].discard(g)
-            if not waits[reader]:
-                heapq.heappush(ready, (first[reader], reader))
-    return blocks if done == len(members) else None
+    return blocks if len(found) == len(members) else None
 
 
 FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_constants)
@@ -169,7 +152,7 @@ class Statements:
         """Text that reads a weight: an attribute of its layer (`base` names it) or of the model."""
         p = self.p
         if p.op(node) not in STORED:
-            return _text(p, node, [self._weight(p.operands(node)[0].node, base, layer)])
+            return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
         if p.op(node) == CONST:
             return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
         suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
@@ -183,16 +166,16 @@ class Statements:
     def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
         """Attribute of a block's or the model's module that holds a weight."""
         start, found, rest = key.partition(f".{layer}.")
-        if layer is not None and found and (text := attributes(base(f"{start}.{{i}}"), rest.split("."))):
+        if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
             return text
         root = base("")
-        return attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
+        return pieces.attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
 
     def write(
         self,
         nodes: Sequence[NodeId],
         known: dict[Value, str],
-        names: Names,
+        names: pieces.Names,
         base: Callable[[str], str],
         layer: int | None,
         indent: str,
@@ -220,7 +203,7 @@ class Statements:
 
         def name_pending(value: Value) -> str:
             if value in pending:
-                lines.append(line(indent, give_name(value), pending.pop(value)))
+                lines.append(pieces.line(indent, give_name(value), pending.pop(value)))
             return known[value]
 
         for n in nodes:
@@ -236,7 +219,7 @@ class Statements:
             ]
             text = self._expression(n, texts)
             value = Value(n)
-            if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > WIDTH:
+            if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > pieces.WIDTH:
                 text = self._expression(n, [name_pending(operands[0]), *texts[1:]])
             elif appended:
                 del pending[operands[0]]
@@ -246,7 +229,7 @@ class Statements:
             results = [Value(n, i) for i in range(len(p.specs(n)))]
             read = [v in leaves or any(m in self.within for m in p.consumers(v)) for v in results]
             targets = [give_name(v) if used else "_" for v, used in zip(results, read, strict=True)]
-            lines.append(line(indent, ", ".join(targets), text))
+            lines.append(pieces.line(indent, ", ".join(targets), text))
         return lines
 
     def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
@@ -267,14 +250,15 @@ class Statements:
             spec = p.spec(node)
             dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
             return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
-        return _text(p, node, texts)
+        text = _text(p, node, texts)
+        assert text is not None, "emittable runs first"
+        return text
 
 
-def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str:
-    emit = get(p.op(node)).emit
-    text = None if emit is None else emit(operands, p.attrs(node))
-    assert text is not None, "check_emittable runs first"
-    return text
+def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str | None:
+    """Source text of an op; None if it has none for these attributes."""
+    emit = OPS[p.op(node)].emit
+    return None if emit is None else emit(operands, p.attrs(node))
 
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
@@ -292,45 +276,39 @@ class BlockFunction:
     about: str
 
 
-def check_emittable(p: Program) -> None:
-    """Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express."""
-    needed = p.reachable([_result(p)])
-    if p.assigns() or p.states():
-        held = [*p.states(), *p.assigns()]
-        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
-    for node in p.order():
-        if node not in needed:
-            continue
-        op = p.op(node)
-        if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
-            raise ExportLevelImpossible(
-                "generated code has no such input: transformers feeds only ids and positions [B, T]",
-                where=p.path(node),
-                got=p.spec(node),
-            )
-        if op not in STORED and op != INPUT and _source_text(p, node) is None:
-            raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=op,
-                                        expected=OPS[op].why.get("emit", "causal attention without masks"))  # fmt: skip
-    check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
-    const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+def emittable(p: Program) -> Program:
+    """The program, or a copy in which ops without source text are replaced by their expansions.
 
-
-def _result(p: Program) -> Value:
-    return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
-
-
-def _source_text(p: Program, node: NodeId) -> str | None:
-    emit = OPS[p.op(node)].emit
-    return None if emit is None else emit([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
-
-
-def _expanded(p: Program) -> Program:
-    """The program, or a copy in which ops without source text are replaced by their expansions."""
+    Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express.
+    """
     twin = p
     while bare := [n for n in twin.nodes() if (row := OPS.get(twin.op(n))) and not row.emit and "emit" not in row.why]:
         twin = p.fork() if twin is p else twin
         twin.expand(bare)
+    _check_emittable(twin)
     return twin
+
+
+def _check_emittable(p: Program) -> None:
+    needed = p.reachable([_result(p)])
+    if held := [*p.states(), *p.assigns()]:
+        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+    for node in (n for n in p.order() if n in needed):
+        op = p.op(node)
+        if op == INPUT:
+            if INPUTS.get(p.path(node)) != p.spec(node).shape:
+                what = "generated code has no such input: transformers feeds only ids and positions [B, T]"
+                raise ExportLevelImpossible(what, where=p.path(node), got=p.spec(node))
+        elif op not in STORED and _text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
+            expected = OPS[op].why.get("emit", "causal attention without masks")
+            what = "this op has no source text for generated code"
+            raise ExportLevelImpossible(what, where=p.path(node), got=op, expected=expected)
+    pieces.check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
+    pieces.const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+
+
+def _result(p: Program) -> Value:
+    return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
@@ -342,8 +320,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         edits: journal entries, for the docstring.
     Raises: ExportLevelImpossible.
     """
-    p = _expanded(p)
-    check_emittable(p)
+    p = emittable(p)
     writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
@@ -351,16 +328,15 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(traits(p.op(n)).attention for n in writer.order)
-    uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {
         "id": ident,
-        "edits": docstring_lines(edits) or "- none",
-        "shapes": shape_table(shapes),
-        "consts": const_table(consts),
+        "edits": pieces.docstring_lines(edits) or "- none",
+        "shapes": pieces.shape_table(shapes),
+        "consts": pieces.const_table(consts),
         "helpers": "\n\n\n".join(helpers),
         "functions": "\n\n\n".join(functions),
         "forward": forward,
-        "cached": uncached,
+        "cached": "" if cached else "        use_cache = False  # there is no attention\n",
     }
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
@@ -379,9 +355,10 @@ class _ModuleWriter:
         self.needed = p.reachable([_result(p)])
         self.text = Statements(p, self.needed)
         inline = self.text.inline
-        self.order = [n for n in _by_creation(p, self.needed) if not inline(n) and p.op(n) != INPUT]
+        made = topological_sort(p.graph, key=p.seq)  # by creation, so that an edit does not reorder the text around it
+        self.order = [n for n in made if n in self.needed and not inline(n) and p.op(n) != INPUT]
         self.blocks = blocks_of(p, self.order, inline)
-        self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
+        self._names = pieces.Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         self.made: dict[tuple[str, str], BlockFunction] = {}
         self.function: dict[int, BlockFunction] = {}
@@ -398,7 +375,7 @@ class _ModuleWriter:
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
         """Write a block as a function, or reuse the function with the same text."""
-        names = Names({"x"})
+        names = pieces.Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
 
@@ -421,7 +398,7 @@ class _ModuleWriter:
         found.layers.append(layer)
         self.function[layer] = found
 
-    def _arguments(self, b: CodeBlock, names: Names) -> list[str]:
+    def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
         """Argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
@@ -436,8 +413,8 @@ class _ModuleWriter:
         """One function per distinct block."""
         made = []
         for f in self.made.values():
-            about = f"Layer{'s' if len(f.layers) > 1 else ''} {ranges(sorted(f.layers))}: {f.about}"
-            made.append(f'def {f.name}{f.head}\n    """{about[: WIDTH - 12]}."""\n{f.body}')
+            about = f"Layer{'s' if len(f.layers) > 1 else ''} {pieces.ranges(sorted(f.layers))}: {f.about}"
+            made.append(f'def {f.name}{f.head}\n    """{about[: pieces.WIDTH - 12]}."""\n{f.body}')
         return made
 
     def forward(self) -> str:
@@ -456,7 +433,7 @@ class _ModuleWriter:
             else:
                 given = "".join(f", {self._known[v]}" for v in b.enters)
                 call = f"{self.function[b.layer].name}(self, {b.layer}{given}, run)"
-                lines.append(line(indent, ", ".join(self._known[v] for v in b.leaves), call))
+                lines.append(pieces.line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
         lines.append(f"{indent}return {self._known[_result(self.p)]}")
         return "\n".join(lines)
@@ -482,17 +459,10 @@ class _ModuleWriter:
     def _loop(self, indent: str, at: int, end: int) -> list[str]:
         first, last = self.blocks[at], self.blocks[end - 1]
         layers = [b.layer or 0 for b in self.blocks[at:end]]
-        even = layers == list(range(layers[0], layers[-1] + 1))
-        which = f"range({layers[0]}, {layers[-1] + 1})" if even and layers[0] else f"range({len(layers)})"
         rest = "".join(f", {self._known[v]}" for v in first.enters[1:])
         return [
-            line(indent, "x", self._known[first.enters[0]]),
-            f"{indent}for i in {which if even else tuple(layers)}:",
-            line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
-            line(indent, self._known[last.leaves[0]], "x"),
+            pieces.line(indent, "x", self._known[first.enters[0]]),
+            f"{indent}for i in {pieces.sequence(layers)}:",
+            pieces.line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
+            pieces.line(indent, self._known[last.leaves[0]], "x"),
         ]
-
-
-def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
-    """Topological order by creation, so that an edit does not reorder the text around it."""
-    return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]

@@ -1,7 +1,7 @@
-"""`ExportLevel`: one form in which a model can leave as a checkpoint for transformers.
+"""Export levels: the forms in which a model can leave as a checkpoint for transformers.
 
-A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass in a
-file of its own, listed in `ladder.LEVELS`.
+A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass of
+`ExportLevel`, listed in `ladder.LEVELS`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -19,20 +19,21 @@ import numpy as np
 
 from graphwright.array import BY_TAG, DType
 from graphwright.models.architectures.config import Config
-from graphwright.models.codegen.source import check_emittable, generate
+from graphwright.models.codegen.source import emittable, generate
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
 from graphwright.models.export.receipt import edit_rows
 from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
 from graphwright.models.export.write import companion_files, write_model
 from graphwright.ops import traits
+from graphwright.report import ReportBase
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(ReportBase):
     """Why a level cannot carry a program.
 
     Attributes:
@@ -50,15 +51,15 @@ class Reason:
 
     def to_json(self) -> dict[str, str]:
         """Plain values; axis and field only if set."""
-        facts = {"path": self.path, "reason": self.reason, "axis": self.axis, "field": self.field}
-        return {name: value for name, value in facts.items() if value or name in ("path", "reason")}
+        given = {name: value for name, value in (("axis", self.axis), ("field", self.field)) if value}
+        return {"path": self.path, "reason": self.reason, **given}
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}" if self.path else self.reason
 
 
 @dataclass(frozen=True, slots=True)
-class LevelPlan:
+class LevelPlan(ReportBase):
     """What an export at one level would write.
 
     Attributes:
@@ -78,10 +79,6 @@ class LevelPlan:
     files: tuple[str, ...] = ()
     bytes: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "reasons": [r.to_json() for r in self.reasons]}
-
 
 class ExportCase:
     """A model matched with its family's template; shared by all levels. Reads no weight payload."""
@@ -89,11 +86,7 @@ class ExportCase:
     def __init__(self, model: Model) -> None:
         self.model, self.match = model, match_template(model)
         self.deviations = find_deviations(self.match)
-
-    @property
-    def unmatched(self) -> list[Reason]:
-        """Nodes that match nothing of the template, as reasons."""
-        return [Reason(self.match.program.path(n), why) for n, why in self.match.unmatched.items()]
+        self.unmatched = [Reason(self.match.program.path(n), why) for n, why in self.match.unmatched.items()]
 
     def stored(self, path: str) -> DType:
         """Dtype in which a weight of the template will be stored."""
@@ -101,9 +94,10 @@ class ExportCase:
         found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         return found or self.match.template.spec(path).dtype
 
-    def rounded(self, dims: Any) -> list[tuple[str, DType]]:
-        """Computed weights that are stored in 16 bits in a template of sizes `dims`."""
-        return [(path, kind) for path in computed_weights(self.match, dims) if (kind := self.stored(path)).is_low]
+    def rounded(self, dims: Any) -> tuple[Reason, ...]:
+        """Computed weights that are stored in 16 bits in a template of sizes `dims`, as reasons."""
+        kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
+        return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
 
     def template_bytes(self, dims: Any) -> int:
         """Bytes of all weights of a template of sizes `dims`."""
@@ -150,26 +144,20 @@ class ExportLevel(ABC):
     def carries(self, d: Deviation) -> bool:
         """True if this level can carry one deviation."""
 
-    def conformed(self) -> Model:
-        """The model as it is written; the same model by default."""
-        return self.case.model
-
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
         """Write config, weights, tokenizer and companions into an existing directory."""
-        write_model(self.conformed(), directory, dtype=dtype, max_shard_size=max_shard_size)
+        write_model(self.case.model, directory, dtype=dtype, max_shard_size=max_shard_size)
 
     def _refused(self, *reasons: Reason) -> LevelPlan:
         return LevelPlan(self.number, self.name, reasons=reasons)
 
-    def _accepted(
-        self, nbytes: int, *, inexact: tuple[Reason, ...] = (), exact: bool = True, files: tuple[str, ...] = ()
-    ) -> LevelPlan:
+    def _accepted(self, nbytes: int, inexact: tuple[Reason, ...] = (), files: tuple[str, ...] = ()) -> LevelPlan:
         names = tuple(sorted((*self.case.files, *files)))
-        return LevelPlan(self.number, self.name, True, exact and not inexact, inexact, names, nbytes)
+        return LevelPlan(self.number, self.name, True, not inexact, inexact, names, nbytes)
 
 
 class SameClass(ExportLevel):
-    """Carries programs that equal their template."""
+    """The original transformers class, config and shapes, for programs that equal their template but for values."""
 
     number, name, summary = 1, "same_class", "same class, same shapes"
 
@@ -186,19 +174,38 @@ class SameClass(ExportLevel):
         return False
 
 
-class ResizedConfig(ExportLevel):
-    """Carries removed layers, and equal sizes in all layers."""
+class _TemplateLevel(ExportLevel):
+    """The family's template in some sizes, with the weights of the program."""
 
-    number, name, summary = 2, "resized_config", "same class, other sizes"
+    @cached_property
+    def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
+        """Config, its dimensions, and layer of the result -> layer of the template; or why no config fits."""
+        raise NotImplementedError
 
     def plan(self) -> LevelPlan:
-        """Possible if one config states all sizes."""
+        """Possible if there are sizes; not offered if a lower level carries the model."""
         if not self.case.deviations:
             return self._refused()
         if isinstance(self.sizes, list):
             return self._refused(*self.sizes)
         dims = self.sizes[1]
-        return self._accepted(self.case.template_bytes(dims), exact=not self.case.rounded(dims))
+        return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
+
+    def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
+        """Write the template's files."""
+        assert not isinstance(self.sizes, list)
+        made = conform(self.case.model, self.case.match, *self.sizes)
+        write_model(made, directory, dtype=dtype, max_shard_size=max_shard_size)
+
+
+class ResizedConfig(_TemplateLevel):
+    """The original class with other sizes in its config; carries removed layers, and equal sizes in all layers.
+
+    It needs one width, remaining layers with both branches, equal numbers of neurons and heads in all layers, and
+    equally many query heads per key head.
+    """
+
+    number, name, summary = 2, "resized_config", "same class, other sizes"
 
     def carries(self, d: Deviation) -> bool:
         """Sizes and removed layers, unless another layer forbids the size."""
@@ -209,18 +216,13 @@ class ResizedConfig(ExportLevel):
                      for r in reasons)  # fmt: skip
         return not any(forbidden)
 
-    def conformed(self) -> Model:
-        """The model with smaller weights, under the new config."""
-        assert not isinstance(self.sizes, list)
-        return conform(self.case.model, self.case.match, *self.sizes)
-
     @cached_property
     def sizes(self) -> tuple[Config, Any, dict[int, int]] | list[Reason]:
-        """Config, its dimensions, and layer of the result -> layer of the template; or why no config fits."""
-        match, reasons = self.case.match, self.case.unmatched
+        """As in the base class."""
+        match = self.case.match
         layers, partial = self._layers()
         sizes, uneven = self._sizes()
-        reasons += [*partial, *uneven]
+        reasons = [*self.case.unmatched, *partial, *uneven]
         reasons += [Reason(match.program.path(m.end), f"no config can state a {m.kind}", branch=i)
                     for i, part in match.matched() for m in part.maps]  # fmt: skip
         if reasons or not layers:
@@ -298,40 +300,30 @@ class ResizedConfig(ExportLevel):
         return changed(config, {**fields, "layer_types": types}, without=("max_window_layers",))
 
 
-class ZeroFilled(ExportLevel):
-    """Carries removed units and branches, gates and factors."""
+class ZeroFilled(_TemplateLevel):
+    """The original class and sizes; carries removed units and branches, as zeros, and gates and factors."""
 
     number, name, summary = 3, "zero_filled", "same class, zeros for removed units"
     true_size = False
 
-    def plan(self) -> LevelPlan:
-        """Possible if every node matches the template and every branch fits into its sizes."""
-        case, match = self.case, self.case.match
-        if not case.deviations:
-            return self._refused()
-        why = case.unmatched
-        why += [Reason(d.path, f"{d.kind}, {d.detail}")
-                for d in case.deviations if d.kind in ("op", "dtype") and not why]  # fmt: skip
-        why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
-        if isinstance(self.sizes, str):
-            why.append(Reason("norm", self.sizes, "channels", match.arch.fields["eps"]))
-        if why:
-            return self._refused(*why)
-        rounded = (Reason(path, f"is computed, and {kind.name} rounds it") for path, kind in case.rounded(match.dims))
-        return self._accepted(case.template_bytes(match.dims), inexact=tuple(rounded))
-
     def carries(self, d: Deviation) -> bool:
         """Everything the template matcher explains and that fits into the original sizes."""
-        no_eps = isinstance(self.sizes, str) and d.dimension == "hidden"
+        no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
         return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
 
-    def conformed(self) -> Model:
-        """The model in the original sizes."""
-        assert not isinstance(self.sizes, str)
-        return conform(self.case.model, self.case.match, *self.sizes)
+    @cached_property
+    def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
+        """As in the base class."""
+        case, match = self.case, self.case.match
+        why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
+                                 for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
+        why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
+        if isinstance(self.fitted, str):
+            return [*why, Reason("norm", self.fitted, "channels", match.arch.fields["eps"])]
+        return why or (*self.fitted, None)
 
     @cached_property
-    def sizes(self) -> tuple[Config, Any] | str:
+    def fitted(self) -> tuple[Config, Any] | str:
         """Config and dimensions, or why no eps fits all norms."""
         return with_eps(self.case.model.config, self.case.match, self.case.match.dims)
 
@@ -348,7 +340,7 @@ _CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_win
 
 
 class GeneratedCode(ExportLevel):
-    """Carries any structure whose ops have source text."""
+    """Modeling code of the program's own structure, beside its weights, for any ops that have source text."""
 
     number, name, summary = 5, "generated_code", "generated modeling code"  # 4 is free for another original class
     runs_code = True
@@ -357,7 +349,7 @@ class GeneratedCode(ExportLevel):
         """Possible if every op has source text."""
         p = self.case.model.program
         try:
-            check_emittable(p)
+            emittable(p)
         except ExportLevelImpossible as error:
             return self._refused(Reason(str(error.where), f"{error.what}: {error.got}"))
         read = p.reachable(p.outputs()) if self.case.deviations else set(p.params())
