@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from graphwright.errors import UsageError
 from graphwright.models.architectures.config import Config
-from graphwright.models.errors import ConfigError, UnsupportedArchitecture
+from graphwright.models.errors import UnsupportedArchitecture
 
 FIELDS = {
     "hidden": "hidden_size",
@@ -74,27 +75,20 @@ class Architecture:
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue
-            shape = tuple(_product(d, dims) for d in row.dims)
+            shape = tuple(prod(getattr(dims, name) for name in d.split("*")) for d in row.dims)
             for i in range(dims.layers) if "{i}" in row.key else (0,):
                 yield row.path.format(i=i), row.key.format(i=i), shape, row.dims
 
 
-def _product(text: str, dims: Any) -> int:
-    size = 1
-    for name in text.split("*"):
-        size *= getattr(dims, name)
-    return size
-
-
-BUILTIN = ("llama", "mistral", "qwen2", "qwen3")
-"""Families of this package; importing the module of that name registers the family."""
+_BUILTIN = "graphwright.models.architectures.families"
+"""Importing this module registers the families of this package."""
 
 _registry: dict[str, Architecture] = {}
 
 
 def register(arch: Architecture) -> Architecture:
     """Add a family. Raises: UsageError if another family has one of its classes or model types."""
-    _load_builtin()  # so that a conflict with a family of this package shows here
+    import_module(_BUILTIN)  # so that a conflict with a family of this package shows here
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
@@ -106,7 +100,7 @@ def register(arch: Architecture) -> Architecture:
 
 def architectures() -> Mapping[str, Architecture]:
     """All families by class and model type; the first call loads the entry points `graphwright.architectures`."""
-    _load_builtin()
+    import_module(_BUILTIN)
     _load_entry_points()
     return _registry
 
@@ -116,8 +110,7 @@ def find(config: Config) -> Architecture:
     known = architectures()
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise ConfigError("config field 'architectures' is invalid", where=str(config.path),
-                          expected="a list of class names", got=classes)  # fmt: skip
+        raise config.invalid("architectures", "a list of class names", classes)
     wanted = classes or [str(config.get("model_type"))]
     for name in wanted:
         if name in known:
@@ -130,11 +123,6 @@ def find(config: Config) -> Architecture:
                                   got=wanted[0],
                                   expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
                                   fix=fix)  # fmt: skip
-
-
-def _load_builtin() -> None:
-    for name in BUILTIN:
-        import_module(f"graphwright.models.architectures.{name}")
 
 
 _entry_points_loaded = False

@@ -31,19 +31,9 @@ class Config(Mapping[str, Any]):
         """Read a config. Raises: ModelNotFound without a config.json; ConfigError if it is not a JSON object."""
         path = directory / name
         if not path.is_file():
-            raise ModelNotFound(
-                f"no {name} here", where=str(directory), fix="give the directory that save_pretrained wrote"
-            )
-        try:
-            fields = read_json(path, _LIMIT, nesting=16)
-        except (JsonError, OSError) as error:
-            got = str(error)
-            if isinstance(error, JsonError):
-                got = error.what if error.got is None else f"{error.what}: {error.got}"
-            raise ConfigError("config.json cannot be read", where=str(path), got=got) from error
-        if not isinstance(fields, dict):
-            raise ConfigError("config.json is not an object", where=str(path), got=type(fields).__name__)
-        return Config(fields, path.read_bytes(), path)
+            fix = "give the directory that save_pretrained wrote"
+            raise ModelNotFound(f"no {name} here", where=str(directory), fix=fix)
+        return Config(read_object(path, _LIMIT, nesting=16), path.read_bytes(), path)
 
     def __getitem__(self, name: str) -> Any:
         return self.fields[name]
@@ -56,45 +46,53 @@ class Config(Mapping[str, Any]):
 
     def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
         """An integer field; the default if it is absent or null. Raises: ConfigError naming the field."""
-        value = self.fields.get(name)
-        if value is None:
-            value = default
+        value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ConfigError(f"config field {name!r} is invalid", where=str(self.path),
-                              expected=f"an integer in {least}..{most}", got=value)  # fmt: skip
+            raise self.invalid(name, f"an integer in {least}..{most}", value)
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive finite number."""
-        value = self.fields.get(name)
-        if value is None:
-            value = default
+        value = self._given(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
-            raise ConfigError(
-                f"config field {name!r} is invalid", where=str(self.path), expected="a number above 0", got=value
-            )
+            raise self.invalid(name, "a number above 0", value)
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean field."""
-        value = self.fields.get(name)
-        if value is None:
-            return default
+        value = self._given(name, default)
         if not isinstance(value, bool):
-            raise ConfigError(
-                f"config field {name!r} is invalid", where=str(self.path), expected="true or false", got=value
-            )
+            raise self.invalid(name, "true or false", value)
         return value
 
     def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
         """A string field with known values."""
-        value = self.fields.get(name)
-        value = default if value is None else value
+        value = self._given(name, default)
         if value not in among:
-            raise ConfigError(
-                f"config field {name!r} is invalid", where=str(self.path), expected=", ".join(among), got=value
-            )
+            raise self.invalid(name, ", ".join(among), value)
         return value
+
+    def invalid(self, name: str, expected: str, got: object) -> ConfigError:
+        """The error for an invalid value of a field."""
+        return ConfigError(f"config field {name!r} is invalid", where=str(self.path), expected=expected, got=got)
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.fields.get(name)
+        return default if value is None else value
 
     def __repr__(self) -> str:
         return f"Config({json.dumps(self.fields)[:200]})"
+
+
+def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
+    """The object in a JSON file. Raises: ConfigError."""
+    try:
+        data = read_json(path, limit, nesting=nesting)
+    except (JsonError, OSError) as error:
+        got = str(error)
+        if isinstance(error, JsonError):
+            got = error.what if error.got is None else f"{error.what}: {error.got}"
+        raise ConfigError(f"{path.name} cannot be read", where=str(path), got=got) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path.name} is not an object", where=str(path), got=type(data).__name__)
+    return data

@@ -12,15 +12,11 @@ from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
 from graphwright.program import Builder, Value
 
-_ACTIVATIONS = {
-    "silu": ("silu", {}),
+_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
+    **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
     "swish": ("silu", {}),
     "gelu": ("gelu", {"approximate": "none"}),
-    "gelu_new": ("gelu", {"approximate": "tanh"}),
-    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
-    "relu": ("relu", {}),
-    "tanh": ("tanh", {}),
-    "sigmoid": ("sigmoid", {}),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ("gelu", {"approximate": "tanh"})),
 }
 
 
@@ -65,8 +61,8 @@ class Decoder:
 
 def read_decoder(
     config: Config,
+    layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
     *,
-    layer_windows: Callable[[Config, int], tuple[int | None, ...]],
     head_dim: int | None = None,
     kv_heads: int | None = None,
     vocab: int = 32000,
@@ -110,11 +106,10 @@ def layer_types(
     """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
-        return tuple(window if window is not None and default(i) else None for i in range(layers))
+        return tuple(window if default(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError("config field 'layer_types' is invalid", where=str(config.path),
-                          expected=f"{layers} of {', '.join(known)}", got=types)  # fmt: skip
+        raise config.invalid("layer_types", f"{layers} of {', '.join(known)}", types)
     if window is None and "sliding_attention" in types:
         raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
                           where=str(config.path), expected="use_sliding_window and sliding_window",
