@@ -17,6 +17,7 @@ from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
 from graphwright.models.export.ladder import ExportPlan
 from graphwright.models.export.receipt import Receipt
+from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
 from graphwright.models.generation.generate import (
@@ -34,7 +35,6 @@ from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
 from graphwright.models.metrics import BitsPerByte, bits_per_byte
 from graphwright.models.quantize import quantize
-from graphwright.models.saved import save_model
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import CompileOptions, plan_for
 from graphwright.program import AssemblyReport, Program, Selection, Units

@@ -14,12 +14,11 @@ from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
 from graphwright.models.architectures.architecture import Architecture, find
-from graphwright.models.architectures.config import Config
-from graphwright.models.errors import ModelNotFound, UnsupportedArchitecture
+from graphwright.models.architectures.config import Config, read_object
+from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
 from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.model import Model
-from graphwright.models.saved import is_saved, read_facts
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer
 from graphwright.program import Builder
 from graphwright.program.files.load import load
@@ -48,11 +47,10 @@ def open(
         UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and other errors of
         `graphwright.safetensors`; all before the first payload byte is read.
     """
-    for name, wanted in (("dtype", dtype), ("compute", compute)):
-        if not (wanted == "keep" and name == "dtype") and not array_dtype(wanted).is_float:
-            raise UsageError(
-                f"{name} is not a floating dtype", where=name, expected="float32, bfloat16, ...", got=wanted
-            )
+    for name, wanted in ({"compute": compute} | ({} if dtype == "keep" else {"dtype": dtype})).items():
+        if not array_dtype(wanted).is_float:
+            expected = "float32, bfloat16, ..."
+            raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
     if is_saved(directory):
@@ -68,14 +66,28 @@ def open(
     return Model(program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, notes)
 
 
+FACTS = "model.json"
+"""File of a saved model beside its program: its checkpoint keys and its dtype of activations."""
+
+
+def is_saved(directory: Path) -> bool:
+    """True for a directory that `Model.save` wrote."""
+    return (directory / "program.json").is_file()
+
+
 def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     """Open what `Model.save` wrote. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
     config = Config.read(directory)
-    facts = read_facts(directory)
+    facts, path = read_object(directory / FACTS, 64 << 20, nesting=8), str(directory / FACTS)
+    keys, compute, known = facts.get("keys"), facts.get("compute"), ("float32", "float64", "bfloat16", "float16")
+    if not isinstance(keys, dict) or facts.get("schema") != 1:
+        raise ConfigError("model.json has another schema", where=path, expected=1, got=facts.get("schema"))
+    if not all(isinstance(k, str) for k in keys.values()) or compute not in known:
+        raise ConfigError("model.json is damaged", where=path, expected=f"compute {' or '.join(known)}", got=compute)
     family = find(config)
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory, check), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
+    return Model(load(directory, check), family, dims, config, None, directory, keys, found, compute)
 
 
 def _notes(config: Config, dims: Any, tokenizer: Tokenizer | None) -> list[str]:

@@ -92,6 +92,8 @@ class _RopeFields:
                 rope: RopeFrequencies = getattr(self, f"_{self.scaling['rope_type']}")()
             if all(np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None):
                 return rope
+        except ConfigError:
+            raise
         except (ZeroDivisionError, OverflowError, ValueError):
             pass
         what, got = "the RoPE fields give frequencies that are not finite", {"rope_theta": self.theta, **self.scaling}
@@ -187,12 +189,10 @@ class _RopeFields:
 
     def _factors(self, name: str) -> np.ndarray:
         value, count = self.scaling.get(name), self.dim // 2
-        fine = isinstance(value, list) and len(value) == count
-        if not fine or any(
-            isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value
-        ):
+        numbers = [v for v in value if type(v) in (int, float) and 0 < v < math.inf] if isinstance(value, list) else []
+        if numbers != value or len(numbers) != count:
             raise self._invalid(name, f"{count} numbers above 0", value)
-        return np.asarray(value, self.float)
+        return np.asarray(numbers, self.float)
 
     def _proportional(self) -> RopeFrequencies:
         f = self._base()
