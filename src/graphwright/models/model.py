@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
@@ -15,8 +16,6 @@ from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.architectures.config import Config
-from graphwright.models.export.ladder import ExportPlan
-from graphwright.models.export.receipt import Receipt
 from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
@@ -41,10 +40,11 @@ from graphwright.program import AssemblyReport, Program, Selection, Units
 from graphwright.program.editing.journal import Entry
 from graphwright.progress import Report
 from graphwright.safetensors import Checkpoint
-from graphwright.surgery.budgets import MatrixBudget, SizeBudget
 
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportKeywords
+    from graphwright.models.export.ladder import ExportPlan
+    from graphwright.models.export.receipt import Receipt
     from graphwright.surgery import (
         Calibration,
         CompressionReport,
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         PrunePlan,
         PruneReport,
     )
+    from graphwright.surgery.budgets import MatrixBudget, SizeBudget
     from graphwright.surgery.factorise.compress import CompressKeywords
     from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeKeywords
     from graphwright.surgery.pruning.prune import PruneKeywords
@@ -70,6 +71,7 @@ class PagedOptions(TypedDict, total=False):
     poison: bool
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """An opened model.
 
@@ -87,24 +89,21 @@ class Model:
         notes: remarks from opening, e.g. rows of the embedding without a token.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        arch: Architecture,
-        dims: Any,
-        config: Config,
-        checkpoint: Checkpoint | None,
-        directory: Path,
-        keys: dict[str, str],
-        tokenizer: Tokenizer | None,
-        compute: str,
-        stored: str = "keep",
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.program, self.arch, self.dims, self.config = program, arch, dims, config
-        self.checkpoint, self.directory, self.keys = checkpoint, directory, keys
-        self.tokenizer, self.compute, self.stored, self.notes = tokenizer, compute, stored, tuple(notes)
-        self.eos_ids = special_ids(directory, config)[1]
+    program: Program
+    arch: Architecture
+    dims: Any
+    config: Config
+    checkpoint: Checkpoint | None
+    directory: Path
+    keys: dict[str, str]
+    tokenizer: Tokenizer | None
+    compute: str
+    stored: str = "keep"
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.notes = tuple(self.notes)
+        self.eos_ids = special_ids(self.directory, self.config)[1]
         self._padded: tuple[int, Program] | None = None
         self._original: Program | None = None
 
@@ -146,18 +145,20 @@ class Model:
         """
         batch = self.check_ids(ids)
         if mask is None:
-            return self._run(self.program, batch, {}).reshape(*np.shape(ids), -1)
+            return self._run(self.program, batch).reshape(*np.shape(ids), -1)
+        if self._padded is None or self._padded[0] != self.program.version:
+            self._padded = self.program.version, with_padding(self.program)
         seen = check_mask(mask, batch.shape)
         positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
-        return self._run(self._with_padding(), batch, {"mask": seen}, positions).reshape(*np.shape(ids), -1)
+        return self._run(self._padded[1], batch, mask=seen, positions=positions).reshape(*np.shape(ids), -1)
 
-    def _run(
-        self, p: Program, ids: np.ndarray, extra: dict[str, np.ndarray], positions: np.ndarray | None = None
-    ) -> np.ndarray:
+    def _run(self, p: Program, ids: np.ndarray, **extra: np.ndarray) -> np.ndarray:
         feeds = {"ids": ids, **extra}
         if "positions" in {p.path(n) for n in p.inputs()}:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-            feeds["positions"] = np.ascontiguousarray(default if positions is None else positions)
+            feeds["positions"] = np.ascontiguousarray(extra.get("positions", default))
+        else:
+            feeds.pop("positions", None)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
         plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True))
@@ -171,11 +172,6 @@ class Model:
         check_finite(self.program, host, ids)
         return host
 
-    def _with_padding(self) -> Program:
-        if self._padded is None or self._padded[0] != self.program.version:
-            self._padded = (self.program.version, with_padding(self.program))
-        return self._padded[1]
-
     def check_ids(self, ids: Any) -> np.ndarray:
         """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
         return check_ids(ids, self.vocab)
@@ -187,15 +183,10 @@ class Model:
 
     # -- generation --------------------------------------------------------------------------------------------------
     def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 64,
-        *,
-        cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        self, prompt: Any, max_new_tokens: int = 64, *, cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
         **options: Unpack[GenerationKeywords],
-    ) -> GenerationResult:
+    ) -> GenerationResult:  # fmt: skip
         """Continue a prompt; greedy by default.
 
         Args:
@@ -211,16 +202,10 @@ class Model:
         return self.generate_many(prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
 
     def generate_many(
-        self,
-        prompt: Any,
-        n: int,
-        max_new_tokens: int = 64,
-        *,
-        cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        self, prompt: Any, n: int, max_new_tokens: int = 64, *, cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
         **options: Unpack[GenerationKeywords],
-    ) -> list[GenerationResult]:
+    ) -> list[GenerationResult]:  # fmt: skip
         """Sample `n` continuations of one prompt, which is prefilled once; a sample does not depend on the others.
 
         Args and errors: as `generate`.
@@ -234,24 +219,13 @@ class Model:
     ) -> StaticCache: ...
     @overload
     def new_cache(
-        self,
-        tokens: int | None = None,
-        batch: int = 1,
-        *,
-        kind: Literal["paged"] = "paged",
-        device: str = "cpu",
+        self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged", device: str = "cpu",
         **options: Unpack[PagedOptions],
-    ) -> PagedCache: ...
+    ) -> PagedCache: ...  # fmt: skip
     def new_cache(
-        self,
-        tokens: int | None = None,
-        batch: int = 1,
-        *,
-        kind: str = "paged",
-        device: str = "cpu",
-        dtype: str | None = None,
-        **options: Any,
-    ) -> StaticCache | PagedCache:
+        self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
+        **options: Unpack[PagedOptions],
+    ) -> StaticCache | PagedCache:  # fmt: skip
         """An empty KV cache.
 
         Args:
@@ -260,13 +234,13 @@ class Model:
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: of the entries and of the steps.
-            dtype: of the entries of a paged cache: "float32", "bfloat16" or "float16"; by default that of activations.
-            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`; see `PagedCache`.
+            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
+                entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
         """
         place = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=place, **options)
-        if kind != "static" or options or dtype is not None:
+            return PagedCache(self.program, tokens=tokens, sequences=batch, device=place, **options)
+        if kind != "static" or options:
             raise UsageError("unknown kind of cache, or options for a static one", expected="kind paged, or static",
                              got=(kind, *options))  # fmt: skip
         return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
@@ -277,14 +251,9 @@ class Model:
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
     def decode(
-        self,
-        cache: KVCache,
-        steps: int = 1,
-        *,
-        stream: int | None = None,
-        allow_stale: bool = False,
+        self, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Generator[int]:
+    ) -> Generator[int]:  # fmt: skip
         """Sample and append up to `steps` tokens, one by one; a token is in the cache when it is yielded.
 
         Args:
@@ -296,10 +265,8 @@ class Model:
         """
         check_cache_of(self.program, cache)
         number = cache.stream if stream is None else stream
-        check_number("steps", steps)
+        check_number("steps", steps, 0)
         check_number("stream", number)
-        if steps < 0:
-            raise UsageError("steps is out of range", where="steps", expected=">= 0", got=steps)
         return decode(cache, steps, Sampling(**sampling), number, allow_stale)
 
     def reprefill(self, cache: KVCache) -> None:

@@ -1,6 +1,8 @@
-"""Reference counts of the blocks of a pool, and the prefix cache; contains no tensors.
+"""The paged KV cache: entries of many sequences in blocks of one pool per layer; shared prefixes are stored once.
 
-Invariant: a block is either free or has owners; `refs` is the number of its owners.
+All memory is allocated at the start. A sequence is a list of blocks and a length (`sequence.py`). A block fills up, is
+shared, is copied when one of its owners writes, and stays cached for prompts with the same prefix. Invariant: a block
+is either free or has owners; `refs` is the number of its owners.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import ExitStack
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from threading import RLock
@@ -17,7 +20,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import CPU, Device, NDArray, dtype, empty
+from graphwright.array import CPU, Device, NDArray, empty
+from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
@@ -104,12 +108,15 @@ def chained(before: bytes, tokens: np.ndarray) -> bytes:
     return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
 
 
+@dataclass(eq=False, slots=True)
 class _PrefixEntry:
-    __slots__ = ("before", "block", "followers", "key", "root", "tokens", "used")
-
-    def __init__(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray, block: int) -> None:
-        self.key, self.root, self.before, self.tokens, self.block = key, root, before, tokens, block
-        self.followers, self.used = 0, 0
+    key: bytes
+    root: bytes
+    before: _PrefixEntry | None
+    tokens: np.ndarray
+    block: int
+    followers: int = 0
+    used: int = 0
 
 
 class PrefixCache:
@@ -245,7 +252,7 @@ class PagedCache:
         sequences: expected number of sequences, see `tokens`.
         prefix_bytes: bytes of blocks cached for later prompts; 0 caches none. By default up to the whole pool: cached
             blocks are evicted when a sequence needs them.
-        kind: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
+        dtype: of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
         device: of the entries and of the steps.
         poison: fill free blocks with NaN, so that a wrong read shows.
 
@@ -268,33 +275,26 @@ class PagedCache:
         block: int = 16,
         sequences: int = 1,
         prefix_bytes: int | None = None,
-        kind: str | None = None,
+        dtype: str | None = None,
         device: Device = CPU,
         poison: bool = False,
     ) -> None:
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
             raise UsageError("give exactly one of tokens, blocks and nbytes", got=given)
-        if prefix_bytes is not None:
-            given["prefix_bytes"] = prefix_bytes
-        for name, value in {**given, "block": block, "sequences": sequences}.items():
+        for name, value in {**given, "block": block, "sequences": sequences, "prefix_bytes": prefix_bytes}.items():
             if value is not None:
-                check_number(name, value)
-                least = 0 if name == "prefix_bytes" else 1
-                if value < least:
-                    raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
-        if kind not in (None, *KINDS):
-            raise UsageError("entries cannot be stored in this dtype", where="dtype", expected=KINDS, got=kind)
+                check_number(name, value, 0 if name == "prefix_bytes" else 1)
+        if dtype not in (None, *KINDS):
+            raise UsageError("entries cannot be stored in this dtype", where="dtype", expected=KINDS, got=dtype)
         self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
-        self.kind, self.device, self._poison = None if kind is None else dtype(kind), device, poison
-        one = derive_paged(program, 1, block, True, self.kind).states
-        per_block = sum(s.nbytes for s in one.values())
+        self.kind, self.device, self._poison = None if dtype is None else named(dtype), device, poison
+        per_block = sum(s.nbytes for s in derive_paged(program, 1, block, True, self.kind).states.values())
         if blocks is None:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
-                raise UsageError(
-                    "nbytes is less than one block", where="nbytes", expected=f">= {per_block}", got=nbytes
-                )
+                what, expected = "nbytes is less than one block", f">= {per_block}"
+                raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, self._derive, device)
         self._alive: WeakSet[Sequence] = WeakSet()
@@ -316,8 +316,6 @@ class PagedCache:
 
     def sequence(self) -> Sequence:
         """An empty sequence; release it, or use it in `with`."""
-        from graphwright.models.generation.sequence import Sequence
-
         made = Sequence(self)
         self._alive.add(made)
         return made
@@ -434,15 +432,11 @@ class PagedCache:
     def claim(self, count: int) -> list[int]:
         """Take free blocks, evicting cached ones if there are too few. Raises: CacheFull, with nothing changed."""
         missing = count - self.pool.free
-        if missing > 0:
-            if missing > self.prefix.evictable:
-                raise CacheFull(
-                    "the cache has no room for these tokens",
-                    expected=f"{count} blocks of {self.block} tokens",
-                    got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
-                    fix="release sequences (cache.holders()), or model.new_cache with a larger capacity",
-                )
-            self.prefix.evict(missing)
+        if missing > 0 and missing > self.prefix.evictable:
+            raise CacheFull("the cache has no room for these tokens", expected=f"{count} blocks of {self.block} tokens",
+                            got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
+                            fix="release sequences (cache.holders()), or make a larger cache")  # fmt: skip
+        self.prefix.evict(missing)
         return self.pool.take(count)
 
     def copy_block(self, source: int, target: int, count: int) -> None:
