@@ -136,11 +136,9 @@ class Interceptor:
         where = self._relative(path, dir_fd)
         if where is None:
             return self._real["open"](path, flags, mode, dir_fd=dir_fd)
-        fault = self.strike("open")
-        created = bool(flags & os.O_CREAT) and not os.path.lexists(path)
-        truncated = bool(flags & os.O_TRUNC)
-        if fault:
-            self._fail(Operation("open", where, fault=fault))
+        created, truncated = bool(flags & os.O_CREAT) and not os.path.lexists(path), bool(flags & os.O_TRUNC)
+        if fault := self.strike("open"):
+            self._record(Operation("open", where, fault=fault))
         fd = self._real["open"](path, flags, mode)
         self._handles[fd] = (self._opened, where)
         self.log.append(Operation("open", where, handle=self._opened, created=created, truncated=truncated))
@@ -171,7 +169,7 @@ class Interceptor:
 
     def open_stream(self, file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
         """`open`: under the folder, built on the calls above."""
-        if isinstance(file, int) or kwargs.get("opener") or self._relative(file, None) is None:
+        if isinstance(file, int) or kwargs.get("opener") or self._relative(file) is None:
             return self._real_open(file, mode, buffering, *args, **kwargs)
         raw = RawFile(file, mode)
         if buffering == 0:
@@ -195,7 +193,7 @@ class Interceptor:
 
     def _pair_call(self, name: str) -> Callable[..., Any]:
         def call(src: Any, dst: Any) -> Any:
-            where, other = self._relative(src, None), self._relative(dst, None)
+            where, other = self._relative(src), self._relative(dst)
             if where is None or other is None:
                 return self._real[name](src, dst)
             fault = self.strike(name)
@@ -212,38 +210,25 @@ class Interceptor:
                 return self._real[name](fd, *args)
             handle, where = self._handles[fd]
             fault = self.strike(name)
-            done = None
-            if not fault and name not in (
-                "fsync",
-                "fdatasync",
-            ):  # recorded only: the disk model decides what is durable
-                done = self._real[name](fd, *args)
+            synced = name in ("fsync", "fdatasync")  # recorded only: the disk model decides what is durable
+            done = None if fault or synced else self._real[name](fd, *args)
             offset = args[0] if name == "ftruncate" else 0
             self._record(Operation(name, where, handle=handle, offset=offset, fault=fault))
             return done
 
         return call
 
-    def _relative(self, path: Any, dir_fd: int | None) -> str | None:
+    def _relative(self, path: Any, dir_fd: int | None = None) -> str | None:
         if isinstance(path, int):
             return None
         if dir_fd is not None:
-            raise UsageError(
-                "the fault harness needs full paths", got="dir_fd", fix="do not use dir_fd in the code under test"
-            )
+            fix = "do not use dir_fd in the code under test"
+            raise UsageError("the fault harness needs full paths", got="dir_fd", fix=fix)
         full = os.path.abspath(os.fsdecode(path))
         return full[len(self.root) + 1 :] if full.startswith(self.root + os.sep) or full == self.root else None
 
     def _record(self, operation: Operation) -> None:
         self.log.append(operation)
-        if operation.fault and operation.fault != "short":
-            raise _error(operation)
-
-    def _fail(self, operation: Operation) -> None:
-        self.log.append(operation)
-        raise _error(operation)
-
-
-def _error(operation: Operation) -> OSError:
-    code = getattr(errno, operation.fault)
-    return OSError(code, f"{os.strerror(code)} (injected into {operation})")
+        if operation.fault not in ("", "short"):
+            code = getattr(errno, operation.fault)
+            raise OSError(code, f"{os.strerror(code)} (injected into {operation})")

@@ -1,7 +1,8 @@
-"""A model of a disk after a power loss: data that was not fsynced may be present or missing in any part.
+"""Prove that a save is atomic: after a fault at any file operation, or a power loss, the old or new state is complete.
 
-A file has its present content and its content at the last fsync; a directory likewise has its names. After a crash
-each of them is found in either state. A rename is one atomic change of names.
+`check_atomic` runs the save once per possible fault, and once more after each; `inject` injects a single fault. `Disk`
+models a power loss: a file has its present content and its content at the last fsync, a directory likewise has its
+names, and each of them is found in either state. A rename is one atomic change of names.
 """
 
 from __future__ import annotations
@@ -48,11 +49,17 @@ class _File:
     def __init__(self, content: bytes = b"") -> None:
         self.now = self.kept = content
 
+    def sync(self) -> None:
+        self.kept = self.now
+
 
 class _Folder:
     def __init__(self) -> None:
         self.now: dict[str, _File | _Folder] = {}
         self.kept: dict[str, _File | _Folder] = {}
+
+    def sync(self) -> None:
+        self.kept = dict(self.now)
 
 
 class Disk:
@@ -91,24 +98,15 @@ class Disk:
 
     def states(self, seeds: int = 2) -> Iterator[tuple[str, Tree]]:
         """Return possible states after a crash now: the four extremes, torn content, and `seeds` random choices."""
-
-        def whole(_: _File | _Folder) -> bool:
-            return True
-
-        def synced(_: _File | _Folder) -> bool:
-            return False
-
-        def names(node: _File | _Folder) -> bool:
-            return isinstance(node, _Folder)
-
-        def content(node: _File | _Folder) -> bool:
-            return isinstance(node, _File)
-
-        yield "everything arrived", self._found(whole)
-        yield "only what was fsynced arrived", self._found(synced)
-        yield "names arrived, content did not", self._found(names)
-        yield "content arrived, names did not", self._found(content)
-        yield "names arrived, content is torn", self._found(whole, torn=True)
+        arrived: dict[str, Callable[[_File | _Folder], bool]] = {
+            "everything arrived": lambda _: True,
+            "only what was fsynced arrived": lambda _: False,
+            "names arrived, content did not": lambda node: isinstance(node, _Folder),
+            "content arrived, names did not": lambda node: isinstance(node, _File),
+        }
+        for story, which in arrived.items():
+            yield story, self._found(which)
+        yield "names arrived, content is torn", self._found(lambda _: True, torn=True)
         for seed in range(seeds):
             toss = random.Random(seed)
             yield f"random part {seed} arrived", self._found(lambda _, toss=toss: toss.random() < 0.5)
@@ -125,16 +123,11 @@ class Disk:
     def _apply_handle(self, op: Operation) -> None:
         node = self._open[op.handle]
         if op.name in ("fsync", "fdatasync"):
-            if isinstance(node, _File):
-                node.kept = node.now
-            else:
-                node.kept = dict(node.now)
+            node.sync()
         elif isinstance(node, _File):
-            if op.name == "write":
-                padded = node.now.ljust(op.offset, b"\0")
-                node.now = padded[: op.offset] + op.data + padded[op.offset + len(op.data) :]
-            else:
-                node.now = node.now[: op.offset].ljust(op.offset, b"\0")
+            padded = node.now.ljust(op.offset, b"\0")
+            rest = padded[op.offset + len(op.data) :] if op.name == "write" else b""
+            node.now = padded[: op.offset] + op.data + rest
 
     def _parent(self, path: str) -> tuple[_Folder, str]:
         folder = self._root
@@ -160,9 +153,6 @@ class Disk:
 
         visit(self._root, "")
         return tree
-
-
-__all__ = ["KINDS", "NotAtomic", "Operation", "Survival", "check_atomic", "inject", "record"]
 
 
 class NotAtomic(GraphwrightError, AssertionError):
@@ -285,18 +275,15 @@ class _Trial:
         visible = {path: content for path, content in tree.items() if _top(path) in self.tops}
         if visible not in allowed:
             expected = "old or new, whole" if len(allowed) > 1 else "the new state, since the save returned"
-            raise NotAtomic(
-                "a reader sees the effect of the fault", where=fault, expected=expected, got=_describe(visible)
-            )
+            what = "a reader sees the effect of the fault"
+            raise NotAtomic(what, where=fault, expected=expected, got=_describe(visible))
 
     def _expect_clean_after_next_save(self, folder: Path, fault: str) -> None:
         with record(folder):
             self.save(folder)
-        found = snapshot(folder)
-        if found != self.new:
-            raise NotAtomic(
-                "the next save does not clean up", where=fault, expected=_describe(self.new), got=_describe(found)
-            )
+        if (found := snapshot(folder)) != self.new:
+            what = "the next save does not clean up"
+            raise NotAtomic(what, where=fault, expected=_describe(self.new), got=_describe(found))
 
     def _fresh(self) -> Path:
         folder = self._folder()
