@@ -190,11 +190,10 @@ class SimDriver:
             self._bytes(low, high - low)
         s = self._streams[stream]
         others = enumerate(self._streams) if s.capture is None else ()
-        queued = ((i, w) for i, other in others if i != stream for w in other.queue if w.at > s.seen.get(i, 0))
-        for i, w in queued:
+        for i, w in ((i, w) for i, o in others if i != stream for w in o.queue if w.at > s.seen.get(i, 0)):
             if _meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes):
-                raise RuleBroken("memory is used by queued work of two streams without a wait between them",
-                                 got=f"stream {stream} beside stream {i}", fix="wait(stream, record(other))")  # fmt: skip
+                what, got = "memory is used by queued work of two streams without a wait", f"stream {stream} beside {i}"
+                raise RuleBroken(what, got=got, fix="wait(stream, record(other))")
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
