@@ -368,9 +368,9 @@ class Model:
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
-        from graphwright.models.export.ladder import export_plan
+        from graphwright.models.export.ladder import Ladder
 
-        return export_plan(self, prefer)
+        return Ladder(self).plan(prefer)
 
     def export(
         self, directory: str | Path, *, report: Report | None = None, **options: Unpack[ExportKeywords]

@@ -8,7 +8,6 @@ from checkpoints import FEATURES
 from edits import EDITS, cut_attention, edge, insert, narrow, remove_layer, scale_weight, skip
 
 import graphwright as gw
-from graphwright.models.export.ladder import deviations
 
 
 @pytest.mark.parametrize("feature", FEATURES)

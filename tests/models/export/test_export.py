@@ -22,7 +22,7 @@ from graphwright.models.export import clean_process as clean
 from graphwright.models.export import export as exporting
 from graphwright.models.export.clean_process import LoaderOutput, check_prompts, compare, compute_there
 from graphwright.models.export.export import ExportKeywords, ExportOptions
-from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.levels import LEVELS
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 START = clean._start

@@ -41,7 +41,7 @@ def unloaded(monkeypatch):
 def test_an_untouched_export_holds(proved, name):
     m, place, _ = proved(name)
     found = verify(place, against=m.directory, trust_code=name == "edited")
-    assert found.problems == found.unchecked == ()
+    assert found.problems == found.unchecked == []
     assert found.exit_code == 0
     assert any(line.startswith("probe") for line in found.checked)
     assert "source model.safetensors: sha256" in found.checked
@@ -133,7 +133,7 @@ def test_code_is_run_only_when_trusted(exported, tmp_path):
     plant_code(place, mark)
     found = verify(place)
     assert not mark.exists()
-    assert found.problems == ()
+    assert found.problems == []
     assert found.exit_code == 3
     (line,) = found.unchecked
     assert all(word in line for word in ("modeling_", "configuration_", "--trust-code", "trust_code=True"))
@@ -210,7 +210,7 @@ def test_a_receipt_cannot_point_outside(exported, unloaded):
 def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):
     monkeypatch.setattr(verifying, "transformers_installed", lambda: False)
     found = verify(exported())
-    assert found.problems == ()
+    assert found.problems == []
     assert found.exit_code == 3
     assert "not installed" in found.unchecked[0]
 

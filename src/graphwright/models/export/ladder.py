@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.models.export.levels import (
-    ExportCase,
-    ExportLevel,
-    GeneratedCode,
-    LevelPlan,
-    ResizedConfig,
-    SameClass,
-    ZeroFilled,
-)
+from graphwright.models.export.levels import LEVELS, ExportCase, ExportLevel, LevelPlan
 from graphwright.models.export.template_match import Deviation
+from graphwright.report import ReportBase, plain
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
-LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
 PREFER = ("original", "size")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ExportPlan:
+class ExportPlan(ReportBase):
     """Which export levels can carry a model.
 
     Attributes:
@@ -36,6 +28,7 @@ class ExportPlan:
         deviations: differences from the family's template.
     """
 
+    FIGURES = ("possible", "bytes", "not_better")
     level: int | None
     prefer: str
     levels: tuple[LevelPlan, ...]
@@ -67,29 +60,25 @@ class ExportPlan:
     def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
         """For each level below the given one: its first reason, or the option that excludes it."""
         rows = []
-        for row in (r for r in self.levels if level is None or r.level < level):
+        for row, kind in zip(self.levels, LEVELS, strict=True):
+            path, reason = "", f"possible, but level {level} was requested"
             if row.reasons:
                 first, *rest = row.reasons
-                reason, path = f"{first}{f', and {len(rest)} more' if rest else ''}", first.path
-            elif row.possible:
-                skipped = self.prefer == "size" and not LEVELS[self.levels.index(row)].true_size
-                reason = "prefer='size' skips zeros" if skipped else f"possible, but level {level} was requested"
-                path = ""
-            else:
-                continue
-            rows.append({"level": row.level, "name": row.name, "reason": reason, "path": path})
+                path, reason = first.path, f"{first}{f', and {len(rest)} more' if rest else ''}"
+            elif self.prefer == "size" and not kind.true_size:
+                reason = "prefer='size' skips zeros"
+            if (level is None or row.level < level) and (row.reasons or row.possible):
+                rows.append({"level": row.level, "name": row.name, "reason": reason, "path": path})
         return tuple(rows)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        name = None if self.level is None else self.at(self.level).name
-        facts = {"level": self.level, "name": name, "prefer": self.prefer, "possible": list(self.possible)}
         shown = ("path", "kind", "detail", "levels", "axis", "field")
-        deviations = [{k: v for k, v in asdict(d).items() if k in shown} for d in self.deviations]
-        rows = {"levels": [row.to_json() for row in self.levels], "deviations": deviations}
-        return {**facts, "bytes": self.bytes, "not_better": list(self.not_better), **rows}
+        name = None if self.level is None else self.at(self.level).name
+        deviations = [{k: v for k, v in plain(d).items() if k in shown} for d in self.deviations]
+        return {**ReportBase.to_json(self), "name": name, "deviations": deviations}
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         lines = ["no export level can carry this structure"]
         if self.level is not None:
             summary = next(level.summary for level in LEVELS if level.number == self.level)
@@ -98,10 +87,8 @@ class ExportPlan:
         for n in self.not_better:
             reasons.setdefault(n["reason"], []).append(str(n["level"]))
         lines += [f"  not level {', '.join(levels)}: {reason}" for reason, levels in reasons.items()]
-        others = [r for r in self.levels if r.possible and r.level != self.level]
-        lines += [
-            f"  level {r.level} {'exactly' if r.exact else 'inexactly'}: {r.bytes / 2**20:.2f} MiB" for r in others
-        ]
+        lines += [f"  level {r.level} {'exactly' if r.exact else 'inexactly'}: {r.bytes / 2**20:.2f} MiB"
+                  for r in self.levels if r.possible and r.level != self.level]  # fmt: skip
         lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
         lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
         return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
@@ -132,20 +119,11 @@ class Ladder:
         if row is not None and row.possible:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
+        what = "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this"
         raise ExportLevelImpossible(
-            "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this",
+            what,
             where=reasons[0].path or None if reasons else None,
             got=reasons[0].reason if reasons else "a lower level carries this",
             expected=f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None,
             fix=f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure",
         )
-
-
-def deviations(model: Model) -> list[Deviation]:
-    """Every node that differs from the family's template, with the levels that can carry it; renamed nodes do not."""
-    return list(Ladder(model).deviations)
-
-
-def export_plan(model: Model, prefer: str = "original") -> ExportPlan:
-    """Plan an export without reading weights or writing files. Raises: UsageError for another preference."""
-    return Ladder(model).plan(prefer)

@@ -1,7 +1,7 @@
 """Export levels: the forms in which a model can leave as a checkpoint for transformers.
 
 A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass of
-`ExportLevel`, listed in `ladder.LEVELS`.
+`ExportLevel`, listed in `LEVELS`.
 """
 
 from __future__ import annotations
@@ -384,3 +384,6 @@ class GeneratedCode(ExportLevel):
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
         for name, text in generate(p, ident, edits).items():
             (directory / name).write_text(text, encoding="utf-8")
+
+
+LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)

@@ -12,16 +12,16 @@ from graphwright.errors import GraphwrightError
 from graphwright.files import sha256_file
 from graphwright.models.errors import VerificationFailed
 from graphwright.models.export.clean_process import compute_there, transformers_installed
-from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.levels import LEVELS
 from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
+from graphwright.report import ReportBase
 
 _TOLERANCE = 1e-3
 """Tolerated relative difference of the probe's logits; another machine rounds differently."""
-_OWN = ("receipt.json", "README.md")  # written last, so the receipt does not list them
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+@dataclass(slots=True)
+class Verification(ReportBase):
     """Result of `verify`.
 
     Attributes:
@@ -30,28 +30,14 @@ class Verification:
         unchecked: checks that were not possible, and why.
     """
 
-    problems: tuple[str, ...]
-    checked: tuple[str, ...]
-    unchecked: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
         """0: all checks succeeded, 1: one failed, 3: one was not possible."""
         return 1 if self.problems else 3 if self.unchecked else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"problems": list(self.problems), "checked": list(self.checked), "unchecked": list(self.unchecked)}
-
-
-@dataclass(slots=True)
-class _Findings:
-    problems: list[str] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-
-    def frozen(self) -> Verification:
-        return Verification(tuple(self.problems), tuple(self.checked), tuple(self.unchecked))
 
 
 def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
@@ -63,24 +49,23 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
         trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
             sandbox. Without it such an export is not loaded, which counts as unchecked.
     """
-    place, found = Path(directory), _Findings()
+    place, found = Path(directory), Verification()
     try:
         receipt = Receipt.read(place)
         found.checked.append("receipt.json: sha256 of its own text")
         _compare_files(place, receipt.result, found)
         if against is not None:
             _compare_source(Path(against), receipt.source, found)
-        if found.problems:
-            return found.frozen()
-        _probe(place, receipt, trust_code, found)
+        if not found.problems:
+            _probe(place, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
         found.problems.append(f"receipt.json: a field has an unexpected form ({type(error).__name__}: {error})")
-    return found.frozen()
+    return found
 
 
-def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> None:
+def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> None:
     """Compare files by sha256, and tensors by digest."""
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
@@ -94,8 +79,9 @@ def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> Non
             found.problems.append(f"{name}: changed since the receipt was written")
         else:
             found.checked.append(f"{name}: sha256")
+    own = ("receipt.json", "README.md")  # written last, so the receipt does not list them
     present = (f.name for f in sorted(place.iterdir()) if not f.name.startswith("."))
-    found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in _OWN]
+    found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in own]
     now, then = tensor_digests(place), result.get("tensors", {})
     if len(found.problems) == before:
         found.checked.append(f"{len(now)} tensor headers")
@@ -105,33 +91,30 @@ def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> Non
             found.problems.append(f"tensor {key}: {what}")
 
 
-def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> None:
+def _compare_source(source: Path, facts: dict[str, Any], found: Verification) -> None:
     now = {row["name"]: row["sha256"] for row in file_rows(source)}
     for row in facts.get("files", []):
-        same = now.get(row["name"]) == row["sha256"]
-        (found.checked if same else found.problems).append(
-            f"source {row['name']}: {'sha256' if same else 'differs from the exported file'}"
-        )
+        if now.get(row["name"]) == row["sha256"]:
+            found.checked.append(f"source {row['name']}: sha256")
+        else:
+            found.problems.append(f"source {row['name']}: differs from the exported file")
     if "files" not in facts:
         found.unchecked.append("the source: the receipt lists no source files")
 
 
-def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) -> None:
+def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
     if not receipt.probe:
         found.unchecked.append("the probe: the receipt has none")
         return
-    ids = np.asarray(receipt.probe["ids"], np.int64)
-    wanted = np.asarray(receipt.probe["greedy"], np.int64)
+    ids, wanted = (np.asarray(receipt.probe[name], np.int64) for name in ("ids", "greedy"))
     top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
     if not transformers_installed():
         found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
         return
     runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
     if runs_code and not trust_code:
-        code = " and ".join(f.name for f in sorted(place.glob("*.py")))
-        found.unchecked.append(
-            f"the probe: loading this directory runs {code}; read the code, then use --trust-code (trust_code=True)"
-        )
+        code = f"runs {' and '.join(f.name for f in sorted(place.glob('*.py')))}; read the code"
+        found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")
         return
     try:
         there = compute_there(place, [ids], trust=runs_code, tokens=max(len(wanted), 1))
@@ -141,16 +124,13 @@ def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) ->
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             found.problems.append(f"transformers reports {name.replace('_', ' ')}: {there.facts[name][:4]}")
-    last = there.logits[0][-1]
-    scale = max(1.0, *(abs(logit) for _, logit in top))
-    for token, logit in top:
-        if not abs(float(last[token]) - logit) <= _TOLERANCE * scale:
-            found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
-            return
-    greedy = there.greedy[0]
-    if not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
+    last, greedy, scale = there.logits[0][-1], there.greedy[0], max(1.0, *(abs(logit) for _, logit in top))
+    off = [(t, logit) for t, logit in top if not abs(float(last[t]) - logit) <= _TOLERANCE * scale]
+    if off:
+        token, logit = off[0]
+        found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
+    elif not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
         found.problems.append(f"probe: greedy tokens {greedy[:8].tolist()}..., not {wanted[:8].tolist()}...")
-        return
-    found.checked.append(
-        f"probe: top-5 logits and {len(wanted)} greedy tokens, by transformers {there.facts['transformers']}"
-    )
+    else:
+        by = f"by transformers {there.facts['transformers']}"
+        found.checked.append(f"probe: top-5 logits and {len(wanted)} greedy tokens, {by}")
