@@ -2,7 +2,7 @@
 
 The new content is written under a hidden name beside the target, fsynced, and renamed onto it; then the parent
 directory is fsynced. A link is replaced by a file, and followed to a directory. An older directory is exchanged with
-the new one in one system call where the system has one. Python itself repeats calls that a signal interrupts.
+the new one in one system call where the system has one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files.checksums import Buffer, StrPath, flat_bytes
@@ -28,6 +29,7 @@ try:
 except ImportError:
     fcntl = None
 
+T = TypeVar("T")
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 DIRECTORY = getattr(os, "O_DIRECTORY", 0)
 
@@ -133,9 +135,18 @@ def _close(fd: int) -> None:
 
 
 # -- system calls ------------------------------------------------------------------------------------------------------
+def _again(call: Callable[..., T], *args: object) -> T:
+    """`call(*args)`, repeated while a signal interrupts it."""
+    while True:
+        try:
+            return call(*args)
+        except InterruptedError:
+            continue
+
+
 @contextmanager
 def _opened(path: StrPath, flags: int) -> Iterator[int]:
-    fd = os.open(path, flags)
+    fd = _again(os.open, path, flags)
     try:
         yield fd
     finally:
@@ -144,7 +155,7 @@ def _opened(path: StrPath, flags: int) -> Iterator[int]:
 
 def _open_directory(path: Path) -> int:
     """Open a directory, to lock it; -1 on Windows, where directories cannot be opened."""
-    return -1 if os.name == "nt" else os.open(path, os.O_RDONLY | DIRECTORY)
+    return -1 if os.name == "nt" else _again(os.open, path, os.O_RDONLY | DIRECTORY)
 
 
 def _fsync_directory(path: Path) -> None:
@@ -153,7 +164,7 @@ def _fsync_directory(path: Path) -> None:
         return
     with _opened(path, os.O_RDONLY | DIRECTORY) as fd:
         try:
-            os.fsync(fd)
+            _again(os.fsync, fd)
         except OSError as error:
             if error.errno != errno.EINVAL:  # the file system does not support fsync of directories
                 raise
@@ -164,7 +175,7 @@ def _fsync_tree(path: Path) -> None:
         for file in (Path(folder, name) for name in files):
             if stat.S_ISREG(os.lstat(file).st_mode):
                 with _opened(file, (os.O_RDWR if os.name == "nt" else os.O_RDONLY) | NOFOLLOW) as fd:
-                    os.fsync(fd)
+                    _again(os.fsync, fd)
         _fsync_directory(Path(folder))
 
 
@@ -246,7 +257,7 @@ class AtomicFile:
         whole, self._whole = self._whole, False
         with _writing(self.path):
             while rest:
-                taken = os.write(self._fd, rest)  # may be a partial write
+                taken = _again(os.write, self._fd, rest)  # may be a partial write
                 if taken == 0:
                     raise OSError(errno.EIO, "write returned 0 bytes without an error")
                 rest = rest[taken:]
@@ -264,13 +275,13 @@ class AtomicFile:
     def _create(self, temp: Path) -> int:
         self._temp = temp
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | NOFOLLOW | getattr(os, "O_BINARY", 0)
-        return os.open(temp, flags, 0o666)
+        return _again(os.open, temp, flags, 0o666)
 
     def _commit(self) -> None:
         assert self._temp is not None
         if not self._whole:
             raise OSError(errno.EIO, "an earlier write failed and its error was ignored")
-        os.fsync(self._fd)
+        _again(os.fsync, self._fd)
         if os.name == "nt":  # Windows cannot rename an open file; elsewhere the lock must last until the rename
             _close(self._fd)
             self._fd = -1

@@ -60,11 +60,10 @@ def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any
             raise UsageError("a prompt of the check is empty, or no prompt was given", where="prompts",
                              expected="lists of at least one id", got=[ids.shape for ids in made])  # fmt: skip
         return made
-    if tokenizer is not None:
-        made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in _TEXTS]
-        if made := [ids for ids in made if len(ids) and ids.max() < vocab]:
-            return made
-    return [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
+    texts = _TEXTS if tokenizer is not None else ()
+    made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
+    fitting = [ids for ids in made if len(ids) and ids.max() < vocab]
+    return fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
 
 
 def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
@@ -108,9 +107,8 @@ def compute_there(
         try:
             code, errors = _start(["-I", *map(str, arguments)], out)
         except subprocess.TimeoutExpired as error:
-            raise VerificationFailed(
-                "the clean process did not finish", where=str(directory), expected=f"< {TIMEOUT_S} s"
-            ) from error
+            what, expected = "the clean process did not finish", f"< {TIMEOUT_S} s"
+            raise VerificationFailed(what, where=str(directory), expected=expected) from error
         if code:
             lines = errors.strip().splitlines()
             raise VerificationFailed(f"{loader} could not load the exported files", where=directory.name,
@@ -146,23 +144,21 @@ def compare(
         margin: (prompt, position) -> distance of the two best logits; without it any different token fails.
     Raises: VerificationFailed if logits or tokens differ by more than rounding.
     """
-    worst, scale = 0.0, 0.0
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:
-            raise VerificationFailed(
-                "the loader's logits have another shape than the program's", expected=a.shape, got=b.shape
-            )
-        worst = float(np.maximum(worst, np.abs(a - b).max()))  # keeps NaN, as max() would not
-        scale = max(scale, float(np.abs(a).max()))
+            what = "the loader's logits have another shape than the program's"
+            raise VerificationFailed(what, expected=a.shape, got=b.shape)
+    pairs = zip(here.logits, there.logits, strict=True)
+    worst = float(np.max([np.abs(a - b).max() for a, b in pairs], initial=0))  # keeps NaN, as max() would not
+    scale = max((float(np.abs(a).max()) for a in here.logits), default=0.0)
     if not worst <= tolerance * scale:
-        raise VerificationFailed(
-            "the files give other logits than the program", expected=f"difference <= {tolerance * scale:.3g}", got=worst
-        )
+        what, expected = "the files give other logits than the program", f"difference <= {tolerance * scale:.3g}"
+        raise VerificationFailed(what, expected=expected, got=worst)
     close = 2 * max(worst, _ROUNDING * scale)
     equal, ties = [], []
     for i, (a, b) in enumerate(zip(here.greedy, there.greedy, strict=True)):
         same = min(len(a), len(b))
-        first = int(next((k for k in range(same) if a[k] != b[k]), same))
+        first = int(next(iter(np.flatnonzero(a[:same] != b[:same])), same))
         equal.append(first)
         if first == max(len(a), len(b)):
             continue

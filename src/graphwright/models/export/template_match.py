@@ -7,9 +7,10 @@ template. Sizes may differ, a weight may be any constant, and a matrix any affin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,14 +64,6 @@ class MatchedPart:
     key_head: Value | None = None
     maps: list[AffineMap] = field(default_factory=list)
 
-    def saved(self) -> tuple[Any, ...]:
-        """Copies of all facts, for `restore`."""
-        return dict(self.weights), dict(self.values), dict(self.eps), self.key_head, list(self.maps)
-
-    def restore(self, saved: tuple[Any, ...]) -> None:
-        """Undo everything matched since `saved`."""
-        self.weights, self.values, self.eps, self.key_head, self.maps = saved
-
 
 @dataclass(frozen=True, slots=True)
 class TemplateBranch:
@@ -82,10 +75,10 @@ class TemplateBranch:
     branch: Value
 
     @property
-    def layer(self) -> int | None:
-        """Number of its layer."""
+    def layer(self) -> int:
+        """Number of its layer; 0 outside of layers."""
         found = LAYER.match(f"{self.name}.")
-        return int(found[1]) if found else None
+        return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +107,8 @@ class TemplateMatch:
     trunk: MatchedPart
     sizes: Mapping[int, Mapping[str, int]]
     unmatched: Mapping[NodeId, str]
-    mismatched: frozenset[int]
-    skipped: frozenset[NodeId]
+    mismatched: Set[int]
+    skipped: Set[NodeId]
     terms: Mapping[str, tuple[str, ...]]
 
     def part(self, branch: int) -> MatchedPart | None:
@@ -192,17 +185,19 @@ class _Matcher:
         at, v = len(self.branches) - 1, trunk.values.get(top) if top is not None else None
         while v is not None and not self._is_base(v):
             at, v = self._next_junction(v, at)
-        self._refuse_shared_weights()
-        matched = self._matched()
-        sizes = {i: self._sizes(part) for i, part in (*matched[1:], matched[0])}
+        sizes: dict[int, dict[str, int]] = {}
+        found = TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
+                              self.unmatched, self.mismatched, self.skipped, self.terms)  # fmt: skip
+        self._refuse_shared_weights(found)
+        trunk_first = list(found.matched())
+        for i, part in (*trunk_first[1:], trunk_first[0]):
+            sizes[i] = self._sizes(part)
         hidden = sizes[TRUNK].get("hidden")
-        for i, part in matched:
-            if (found := sizes[i].get("hidden", hidden)) != hidden:
-                self.unmatched[next(iter(part.values.values())).node] = f"{found} channels where the trunk has {hidden}"
+        for i, part in found.matched():
+            if (size := sizes[i].get("hidden", hidden)) != hidden:
+                self.unmatched[next(iter(part.values.values())).node] = f"{size} channels where the trunk has {hidden}"
                 self.mismatched.add(i)
-        return TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
-                             self.unmatched, frozenset(self.mismatched), frozenset(self.skipped),
-                             self.terms)  # fmt: skip
+        return found
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -212,13 +207,10 @@ class _Matcher:
         except _Mismatch as error:
             self.unmatched[error.node] = error.why
 
-    def _matched(self) -> list[tuple[int, MatchedPart]]:
-        return [(TRUNK, self.trunk), *((i, part) for i, part in enumerate(self.parts) if part is not None)]
-
-    def _refuse_shared_weights(self) -> None:
+    def _refuse_shared_weights(self, found: TemplateMatch) -> None:
         """Mark a value that stands for two weights of the template: writing it twice would untie them."""
         owner: dict[WeightSource, str] = {}
-        for _, part in self._matched():
+        for _, part in found.matched():
             for path, source in part.weights.items():
                 if isinstance(source, Value) and owner.setdefault(source, path) != path:
                     self.unmatched[source.node] = f"stands for {owner[source]} and for {path}"
@@ -322,11 +314,12 @@ class _Matcher:
         if t.node in self.fixed_in_template:
             self._match_weight(t, v, part)
             return
-        before = part.saved()
+        before = {f.name: copy(getattr(part, f.name)) for f in fields(part)}
         try:
             self._match_node(t, v, part, stream)
         except _Mismatch as error:
-            part.restore(before)
+            for name, value in before.items():  # undo what was matched on the way
+                setattr(part, name, value)
             self._match_affine_map(t, v, part, stream, error)
         part.values[t] = v
         if LAYER.match(self.t.path(t)) is None:
