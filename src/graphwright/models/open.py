@@ -26,14 +26,9 @@ from graphwright.safetensors import Checkpoint
 
 
 def open(
-    path: str | os.PathLike[str],
-    *,
-    dtype: str = "keep",
-    compute: str = "float32",
-    tokenizer: bool = True,
-    arch: Architecture | None = None,
-    check: bool = True,
-) -> Model:
+    path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
+    arch: Architecture | None = None, check: bool = True,
+) -> Model:  # fmt: skip
     """Open a Hugging Face directory (or a .safetensors file beside its config.json) as an editable model.
 
     Args:

@@ -131,14 +131,9 @@ class Shard:
 
 
 def write_checkpoint(
-    directory: StrPath,
-    items: Iterable[TensorData],
-    max_shard_size: int | str = "5GB",
-    metadata: Mapping[str, str] | None = None,
-    plan: Checkpoint | None = None,
-    *,
-    stem: str = "model",
-) -> tuple[Path, ...]:
+    directory: StrPath, items: Iterable[TensorData], max_shard_size: int | str = "5GB",
+    metadata: Mapping[str, str] | None = None, plan: Checkpoint | None = None, *, stem: str = "model",
+) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
     Each file appears complete or not at all; to make the directory atomic, write into one of `atomic_directory`.

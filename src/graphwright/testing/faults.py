@@ -198,13 +198,9 @@ def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
 
 
 def check_atomic(
-    work: StrPath,
-    before: Callable[[Path], object],
-    save: Callable[[Path], object],
-    *,
-    kinds: Sequence[str] = tuple(KINDS),
-    seeds: int = 2,
-) -> Survival:
+    work: StrPath, before: Callable[[Path], object], save: Callable[[Path], object], *,
+    kinds: Sequence[str] = tuple(KINDS), seeds: int = 2,
+) -> Survival:  # fmt: skip
     """Prove that `save` leaves the old or the new state after any fault, and that the next save cleans up.
 
     Args:

@@ -31,15 +31,9 @@ def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
 
 
 def gradcheck(
-    fn: Function,
-    inputs: Sequence[Any],
-    *,
-    eps: float = 1e-6,
-    rtol: float = 1e-5,
-    atol: float = 1e-7,
-    seed: int = 0,
+    fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: float = 1e-5, atol: float = 1e-7, seed: int = 0,
     wrt: Sequence[int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Compare the gradient of Σ u·fn(inputs), u random, with central differences.
 
     Args:
@@ -100,15 +94,9 @@ def gradgradcheck(
 
 
 def check_masks(
-    row: Op,
-    inputs: Sequence[Any],
-    attrs: Mapping[str, Any],
-    reference: Function,
-    *,
-    rtol: float = 1e-9,
-    atol: float = 1e-11,
-    seed: int = 0,
-) -> int:
+    row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
+    atol: float = 1e-11, seed: int = 0,
+) -> int:  # fmt: skip
     """Compare the gradients of an op under every mask with those of a reference.
 
     Args:

@@ -60,15 +60,9 @@ class Decoder:
 
 
 def read_decoder(
-    config: Config,
-    layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
-    *,
-    head_dim: int | None = None,
-    kv_heads: int | None = None,
-    vocab: int = 32000,
-    longest: int = 2048,
-    **flags: bool,
-) -> Decoder:
+    config: Config, layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
+    *, head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048, **flags: bool,
+) -> Decoder:  # fmt: skip
     """Read dimensions from a config.
 
     `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. For fields that are null,

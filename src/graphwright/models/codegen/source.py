@@ -172,15 +172,9 @@ class Statements:
         return pieces.attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
 
     def write(
-        self,
-        nodes: Sequence[NodeId],
-        known: dict[Value, str],
-        names: pieces.Names,
-        base: Callable[[str], str],
-        layer: int | None,
-        indent: str,
-        leaves: Container[Value],
-    ) -> list[str]:
+        self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
+        layer: int | None, indent: str, leaves: Container[Value],
+    ) -> list[str]:  # fmt: skip
         """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
 
         Args:

@@ -74,14 +74,9 @@ def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREE
 
 
 def compute_there(
-    directory: Path,
-    prompts: Sequence[np.ndarray],
-    *,
-    loader: Literal["transformers", "graphwright"] = "transformers",
-    trust: bool = False,
-    tokens: int = GREEDY_TOKENS,
-    snippet: tuple[str, str] | None = None,
-) -> LoaderOutput:
+    directory: Path, prompts: Sequence[np.ndarray], *, loader: Literal["transformers", "graphwright"] = "transformers",
+    trust: bool = False, tokens: int = GREEDY_TOKENS, snippet: tuple[str, str] | None = None,
+) -> LoaderOutput:  # fmt: skip
     """Load an exported directory and run it in a clean process.
 
     Args:

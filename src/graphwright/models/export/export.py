@@ -325,14 +325,9 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
 
 
 def _receipt(
-    model: Model,
-    run: _ProgramOutput,
-    folder: Path,
-    level: ExportLevel,
-    plan: ExportPlan,
-    facts: dict[str, Any],
+    model: Model, run: _ProgramOutput, folder: Path, level: ExportLevel, plan: ExportPlan, facts: dict[str, Any],
     o: ExportOptions,
-) -> Receipt:
+) -> Receipt:  # fmt: skip
     """Measure drift and cost, and make the receipt of the files at `folder`; `facts` are those of the check."""
     from graphwright import __version__
 

@@ -110,14 +110,9 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 
 
 def write_model(
-    model: Model,
-    directory: Path,
-    *,
-    dtype: str = "keep",
-    max_shard_size: int | str | None = None,
-    config: bytes | None = None,
-    only: Container[str] | None = None,
-) -> None:
+    model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
+    config: bytes | None = None, only: Container[str] | None = None,
+) -> None:  # fmt: skip
     """Write config, weights, tokenizer and companions into an existing directory.
 
     Args:

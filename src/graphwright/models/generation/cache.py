@@ -143,13 +143,9 @@ class KVCache:
 
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self,
-        ids: np.ndarray,
-        *,
-        all_logits: bool = False,
-        allow_stale: bool = False,
+        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False,
         requests: Several[SamplingRequest] = (),
-    ) -> NDArray:
+    ) -> NDArray:  # fmt: skip
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
         Args:
@@ -174,12 +170,9 @@ class KVCache:
             return logits
 
     def record(
-        self,
-        ids: np.ndarray,
-        last: np.ndarray,
-        requests: Several[SamplingRequest] = (),
+        self, ids: np.ndarray, last: np.ndarray, requests: Several[SamplingRequest] = (),
         sampled: np.ndarray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record the ids of a step, its last logits, and the ids it sampled. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)

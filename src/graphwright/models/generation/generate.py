@@ -135,16 +135,9 @@ class GenerationResult:
 
 
 def generate(
-    model: Model,
-    prompt: Any,
-    max_new_tokens: int,
-    n: int,
-    options: GenerationOptions,
-    *,
-    cache: KVCache | None = None,
-    stream: Callable[[str], object] | None = None,
-    cancel: Callable[[], bool] | None = None,
-) -> list[GenerationResult]:
+    model: Model, prompt: Any, max_new_tokens: int, n: int, options: GenerationOptions, *, cache: KVCache | None = None,
+    stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
+) -> list[GenerationResult]:  # fmt: skip
     """Sample `n` continuations of one prompt; see `Model.generate`."""
     check_number("n", n, 1)
     check_number("max_new_tokens", max_new_tokens, 0)

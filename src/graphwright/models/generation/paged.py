@@ -266,19 +266,10 @@ class PagedCache:
     """
 
     def __init__(
-        self,
-        program: Program,
-        *,
-        tokens: int | None = None,
-        blocks: int | None = None,
-        nbytes: int | None = None,
-        block: int = 16,
-        sequences: int = 1,
-        prefix_bytes: int | None = None,
-        dtype: str | None = None,
-        device: Device = CPU,
-        poison: bool = False,
-    ) -> None:
+        self, program: Program, *, tokens: int | None = None, blocks: int | None = None, nbytes: int | None = None,
+        block: int = 16, sequences: int = 1, prefix_bytes: int | None = None, dtype: str | None = None,
+        device: Device = CPU, poison: bool = False,
+    ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
             raise UsageError("give exactly one of tokens, blocks and nbytes", got=given)
@@ -327,14 +318,9 @@ class PagedCache:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(
-        self,
-        sequences: Several[Sequence],
-        ids: Any,
-        *,
-        all_logits: bool = False,
-        allow_stale: bool = False,
+        self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
         requests: Several[SamplingRequest] = (),
-    ) -> NDArray:
+    ) -> NDArray:  # fmt: skip
         """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them.

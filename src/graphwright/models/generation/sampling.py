@@ -147,13 +147,9 @@ class Sampling:
         return self._run(logits, 0, 0, prompt, output)[1]
 
     def sample(
-        self,
-        logits: np.ndarray,
-        position: int,
-        stream: int = 0,
-        prompt: np.ndarray | None = None,
+        self, logits: np.ndarray, position: int, stream: int = 0, prompt: np.ndarray | None = None,
         output: np.ndarray | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Sample the next token for logits [V] at an absolute position, as a compiled step does. Raises: NonFinite."""
         _check(logits, "the logits", position)
         token, z = self._run(logits, position, stream, prompt, output)

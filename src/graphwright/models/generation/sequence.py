@@ -189,12 +189,9 @@ class Sequence(KVCache):
         self._length += count
 
     def record(
-        self,
-        ids: np.ndarray,
-        last: np.ndarray,
-        requests: Several[SamplingRequest] = (),
+        self, ids: np.ndarray, last: np.ndarray, requests: Several[SamplingRequest] = (),
         sampled: np.ndarray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
         block = self.cache.block
