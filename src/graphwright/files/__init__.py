@@ -6,21 +6,7 @@ from graphwright.files.errors import DestinationExists, FileError, JsonError, Un
 from graphwright.files.strict_json import parse_json, read_json
 
 __all__ = [
-    "AtomicFile",
-    "Buffer",
-    "DestinationExists",
-    "FileError",
-    "JsonError",
-    "StrPath",
-    "UnreadableFile",
-    "UnwritableTarget",
-    "atomic_directory",
-    "atomic_write",
-    "blake2b_128",
-    "check_free",
-    "flat_bytes",
-    "parse_json",
-    "read_json",
-    "sha256_file",
-    "target_path",
-]
+    "AtomicFile", "Buffer", "DestinationExists", "FileError", "JsonError", "StrPath", "UnreadableFile",
+    "UnwritableTarget", "atomic_directory", "atomic_write", "blake2b_128", "check_free", "flat_bytes", "parse_json",
+    "read_json", "sha256_file", "target_path",
+]  # fmt: skip
