@@ -42,7 +42,6 @@ from graphwright.models.export.receipt import (
 from graphwright.models.export.write import rounded
 from graphwright.models.health import non_finite
 from graphwright.models.metrics import drift
-from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
@@ -133,6 +132,8 @@ def export(
     o = options or ExportOptions()
     target = target_path(directory)
     if o.onnx or o.onnx_cache:
+        from graphwright.models.onnx import need_onnx  # late: the extra is optional
+
         need_onnx()
     if o.text is not None:
         need_tokenizer(model)
@@ -286,6 +287,8 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
 
 def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[str, Any]:
     """Write `model.onnx`, and compare it with the program. Raises: VerificationFailed."""
+    from graphwright.models.onnx import compare_onnx, save_onnx
+
     path = folder / "model.onnx"
     save_onnx(run.model.program, path, opset=o.opset, cache=o.onnx_cache)
     if run.here is None or o.check == "none":
