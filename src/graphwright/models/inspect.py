@@ -10,7 +10,7 @@ from typing import Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Config
 from graphwright.ops import get, traits
 from graphwright.program import Program
 from graphwright.program.cost import flops

@@ -8,8 +8,7 @@ from typing import Any
 
 from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
 from graphwright.autograd import Parameter
-from graphwright.models.architectures.architecture import Architecture
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import TensorMismatch, UnsupportedDType
 from graphwright.program import Builder, Program
 from graphwright.safetensors import Checkpoint

@@ -14,8 +14,7 @@ import numpy as np
 from graphwright.array import Device, NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.architectures.architecture import Architecture
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
@@ -43,7 +42,7 @@ from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.export.export import ExportKeywords
-    from graphwright.models.export.ladder import ExportPlan
+    from graphwright.models.export.levels import ExportPlan
     from graphwright.models.export.receipt import Receipt
     from graphwright.surgery import (
         Calibration,
@@ -368,7 +367,7 @@ class Model:
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
-        from graphwright.models.export.ladder import Ladder
+        from graphwright.models.export.levels import Ladder
 
         return Ladder(self).plan(prefer)
 

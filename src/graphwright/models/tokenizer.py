@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
 
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.models.architectures.config import Config, read_object
+from graphwright.models.architectures.architecture import Config, read_object
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
 
 if TYPE_CHECKING:

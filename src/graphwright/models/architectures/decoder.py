@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from graphwright.array import DType, float64
-from graphwright.models.architectures.architecture import WeightKey
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Config, WeightKey
 from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
 from graphwright.program import Builder, Value

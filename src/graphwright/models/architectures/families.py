@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from graphwright.models.architectures.architecture import Architecture, register
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Architecture, Config, register
 from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, layer_types, read_decoder
 
 _WINDOW, _FIRST_WINDOWED = 4096, 28  # if the fields are absent; null means no window

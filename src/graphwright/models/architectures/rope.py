@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.models.architectures.config import LARGEST, Config
+from graphwright.models.architectures.architecture import LARGEST, Config
 from graphwright.models.errors import ConfigError
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")

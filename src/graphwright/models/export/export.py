@@ -26,8 +26,7 @@ from graphwright.models.export.clean_process import (
     compute_there,
     transformers_installed,
 )
-from graphwright.models.export.ladder import PREFER, ExportPlan, Ladder
-from graphwright.models.export.levels import ExportLevel
+from graphwright.models.export.levels import PREFER, ExportLevel, ExportPlan, Ladder
 from graphwright.models.export.receipt import (
     SCHEMA,
     Receipt,
