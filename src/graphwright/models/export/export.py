@@ -198,21 +198,17 @@ def _refuse_non_finite(model: Model) -> None:
         if model.checkpoint is not None and name in model.checkpoint:
             before = next((n for other, n, _ in non_finite(model.original) if other == name), 0)
         if count > before:
-            raise ExportError(
-                "an edited weight is not finite",
-                where=key,
-                got=f"{count} values, the first at {first}" + (f"; the file has {before}" if before else ""),
-                fix="undo the edit or training that made them",
-            )
+            got = f"{count} values, the first at {first}" + (f"; the file has {before}" if before else "")
+            fix = "undo the edit or training that made them"
+            raise ExportError("an edited weight is not finite", where=key, got=got, fix=fix)
 
 
 def _rounded(model: Model, dtype: str) -> Model:
     """The model with weights rounded to a dtype, in the dtypes they had: the reference for the exported files."""
     p, target = model.program.fork(), named(dtype)
     if not target.is_float:
-        raise UsageError(
-            "weights cannot be stored in this dtype", where="dtype", expected="a floating dtype", got=dtype
-        )
+        what = "weights cannot be stored in this dtype"
+        raise UsageError(what, where="dtype", expected="a floating dtype", got=dtype)
     with p.edit(f"round to {dtype}") as e:
         for key in {p.key(n) for n in p.params()}:
             array = p.weights.array(key)
@@ -267,10 +263,8 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
     if loader == "graphwright" and level.runs_code:
         return {}
     ids = list(run.prompts) if run.here is not None else []
-    if loader == "transformers":
-        there = compute_there(folder, ids, trust=level.runs_code, snippet=code)
-    else:
-        there = compute_there(folder, ids, loader="graphwright")
+    snippet = code if loader == "transformers" else None
+    there = compute_there(folder, ids, loader=loader, trust=level.runs_code, snippet=snippet)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             raise VerificationFailed(f"{loader} reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
@@ -309,9 +303,9 @@ def _source(model: Model) -> Model | None:
 def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Drift of the stored program from the source, and warnings where it cannot be measured."""
     moved: dict[str, Any] = {}
-    warnings: list[str] = []
     if run.here is None:
-        return moved, warnings
+        return moved, []
+    warnings = []
     if source is not None:
         try:
             moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
@@ -337,24 +331,23 @@ def _receipt(
     moved, warnings = _drift(original, run, o.text)
     moved |= {"predicted": dict(o.predicted)} if o.predicted else {}
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
+    if not confirmed:
+        warnings.insert(0, "not confirmed: transformers did not compute the same from these files")
     source: dict[str, Any] = {"name": model.directory.name}
-    before: dict[str, Any] = {}
     if model.opened:
         source["files"] = file_rows(model.directory)
     if original is not None:
         source["program_hash"] = original.program.hash()
-        before = cost(original)
+    before = cost(original) if original is not None else {}
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
     after = {**cost(model), **weight_counts(folder)}
-    both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
     probe: dict[str, Any] = {}
     if here is not None:
         last = here.logits[0][-1]
         top = [[int(i), float(last[i])] for i in np.argsort(-last, kind="stable")[:5]]
         probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
-    edits = model.program.history.undoable
-    unconfirmed = [] if confirmed else ["not confirmed: transformers did not compute the same from these files"]
+    edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -367,15 +360,10 @@ def _receipt(
         not_better=list(plan.why_not(level.number)),
         source=source,
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
-        journal={
-            "entries": len(p.journal),
-            "hash": p.journal.hash,
-            "by_author": dict(Counter(e.author for e in edits)),
-            "edits": edit_rows(model),
-        },
+        journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
         check=facts,
         drift=moved,
-        cost=both,
+        cost={k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()},
         probe=probe,
-        warnings=[*unconfirmed, *run.warnings, *warnings, *(w for e in edits for w in e.warnings)],
+        warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
     )
