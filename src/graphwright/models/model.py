@@ -14,6 +14,7 @@ import numpy as np
 from graphwright.array import Device, NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
+from graphwright.files import StrPath
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.export.write import save_model
 from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
@@ -371,9 +372,7 @@ class Model:
 
         return Ladder(self).plan(prefer)
 
-    def export(
-        self, directory: str | Path, *, report: Report | None = None, **options: Unpack[ExportKeywords]
-    ) -> Receipt:
+    def export(self, directory: StrPath, *, report: Report | None = None, **options: Unpack[ExportKeywords]) -> Receipt:
         """Write a checkpoint that transformers loads, checked in a clean process, with a receipt.
 
         Args:

@@ -101,9 +101,8 @@ class Trainer:
         self.optimizer = AdamW(model, r.lr, r.betas, r.eps, r.weight_decay, decay_matrices_only=True)
         self._positions = np.tile(np.arange(r.window), (r.batch, 1))
         inputs = dict.fromkeys(("ids", "positions", "targets"), self._positions)
-        self.step = compile_step(
-            model.program, _loss, self.optimizer, inputs, amp=r.autocast or None, clip=r.clip or None
-        )
+        amp, clip = r.autocast or None, r.clip or None
+        self.step = compile_step(model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets int64 [batch, window] of a step; they depend only on seed and step."""

@@ -121,9 +121,8 @@ def check_masks(
         theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
         for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
-                raise GradientMismatch(
-                    "only one side has a gradient", where=f"{row.name}, operand {index}", got=mine, expected=other
-                )
+                where = f"{row.name}, operand {index}"
+                raise GradientMismatch("only one side has a gradient", where=where, got=mine, expected=other)
             if mine is not None:
                 _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1

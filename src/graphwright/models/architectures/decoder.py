@@ -93,13 +93,11 @@ def read_decoder(
     )
 
 
-def layer_types(
-    config: Config, layers: int, window: int | None, default: Callable[[int], bool]
-) -> tuple[int | None, ...]:
+def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
-        return tuple(window if default(i) else None for i in range(layers))
+        return tuple(window if rule(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
         raise config.invalid("layer_types", f"{layers} of {', '.join(known)}", types)
@@ -207,9 +205,8 @@ def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DT
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)
     if rope.kind == "dynamic":
-        frequencies = b.rope_dynamic(
-            positions, frequencies, theta=rope.theta, factor=rope.factor, original=rope.original, name="rope.scaled"
-        )
+        frequencies = b.rope_dynamic(positions, frequencies, theta=rope.theta, factor=rope.factor,
+                                     original=rope.original, name="rope.scaled")  # fmt: skip
     elif rope.kind == "longrope":
         long = b.const("rope.long_frequencies", rope.long)
         frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name="rope.scaled")

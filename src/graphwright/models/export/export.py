@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ import numpy as np
 
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
-from graphwright.files import atomic_directory, check_free, target_path
+from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.export.clean_process import (
     LoaderOutput,
@@ -116,9 +115,7 @@ class ExportKeywords(TypedDict, total=False):
     keep_failed: bool
 
 
-def export(
-    model: Model, directory: str | os.PathLike[str], options: ExportOptions | None = None, report: Report | None = None
-) -> Receipt:
+def export(model: Model, directory: StrPath, options: ExportOptions, report: Report | None = None) -> Receipt:
     """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
 
     Args:
@@ -128,7 +125,7 @@ def export(
         report: called at each step.
     Raises: ExportLevelImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
-    o = options or ExportOptions()
+    o = options
     target = target_path(directory)
     if o.onnx or o.onnx_cache:
         from graphwright.models.onnx import need_onnx  # late: the extra is optional
@@ -173,7 +170,7 @@ def export(
     return receipt
 
 
-def check_export(model: Model, directory: str | os.PathLike[str], options: ExportOptions) -> None:
+def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Refuse exports that must fail whatever the model becomes; call it before long work.
 
     Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.

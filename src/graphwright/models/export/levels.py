@@ -476,9 +476,8 @@ class Ladder:
     def __init__(self, model: Model) -> None:
         case = ExportCase(model)
         self.levels = tuple(level(case) for level in LEVELS)
-        self.deviations = tuple(
-            replace(d, levels=tuple(level.number for level in self.levels if level.carries(d))) for d in case.deviations
-        )
+        numbers = [tuple(level.number for level in self.levels if level.carries(d)) for d in case.deviations]
+        self.deviations = tuple(replace(d, levels=n) for d, n in zip(case.deviations, numbers, strict=True))
 
     def plan(self, prefer: str = "original") -> ExportPlan:
         """Plan all levels, and choose one. Raises: UsageError for another preference."""

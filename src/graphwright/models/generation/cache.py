@@ -6,7 +6,6 @@ An edit upstream of cached entries makes them stale, other edits do not, and an 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Several
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +16,15 @@ from graphwright.array import CPU, Device, NDArray, Spec, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cached_program import LENGTH, BoundStep, StepPlans, derived_for, fingerprints
-from graphwright.models.generation.sampling import SamplingRequest, TokenCounts, check_number, check_one_each
+from graphwright.models.generation.cached_program import (
+    LENGTH,
+    BoundStep,
+    StepPlans,
+    StepResult,
+    derived_for,
+    fingerprints,
+)
+from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.health import check_finite
 from graphwright.ops import OPS
@@ -101,9 +107,7 @@ class KVCache:
         """Number of entries per sequence."""
         raise NotImplementedError
 
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         """Append entries for ids; return logits and sampled ids. After a failure `rollback` restores the length."""
         raise NotImplementedError
 
@@ -144,7 +148,7 @@ class KVCache:
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
         self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False,
-        requests: Several[SamplingRequest] = (),
+        requests: Requests = (),
     ) -> NDArray:  # fmt: skip
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
@@ -170,7 +174,7 @@ class KVCache:
             return logits
 
     def record(
-        self, ids: np.ndarray, last: np.ndarray, requests: Several[SamplingRequest] = (),
+        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
         sampled: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """Record the ids of a step, its last logits, and the ids it sampled. Raises: NonFinite."""
@@ -182,7 +186,7 @@ class KVCache:
         self._logits, self._logits_of = last, self._watch.mark
         self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
-    def sampled(self, requests: Several[SamplingRequest]) -> np.ndarray:
+    def sampled(self, requests: Requests) -> np.ndarray:
         """The ids int64 [batch] that follow the last step: sampled within it, else now on the host from its logits.
 
         The host samples requests that the step was not given, and requests with processors. Raises: NonFinite.
@@ -441,9 +445,7 @@ class StaticCache(KVCache):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         step = self.steps.bound(not all_logits, self.batch, ids.shape[1], self.variables)
         step.hosts["ids"][...] = ids
         if "positions" in step.hosts:

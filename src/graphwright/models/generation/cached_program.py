@@ -219,6 +219,10 @@ def with_padding(p: Program) -> Program:
 EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype
 
 
+StepResult = tuple[NDArray, np.ndarray | None]
+"""Logits, and sampled ids [B] if only the last logits are returned."""
+
+
 class BoundStep:
     """A workspace with arrays of its own for the inputs: a step writes into them and allocates nothing.
 
@@ -244,8 +248,8 @@ class BoundStep:
         if KEYS in self.hosts:
             self.hosts[KEYS][:, 2] = -1
 
-    def run(self) -> tuple[NDArray, np.ndarray | None]:
-        """Run on the current inputs: logits, and sampled ids [B] if only the last logits are returned."""
+    def run(self) -> StepResult:
+        """Run on the current inputs."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 

@@ -26,8 +26,8 @@ from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
 from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
-from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, derive_paged
-from graphwright.models.generation.sampling import SamplingRequest, check_number, check_one_each
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
+from graphwright.models.generation.sampling import Requests, check_number, check_one_each
 from graphwright.models.generation.sequence import PagedSnapshot, Sequence
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.program import Program
@@ -319,7 +319,7 @@ class PagedCache:
     # -- running -----------------------------------------------------------------------------------------------------
     def step(
         self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
-        requests: Several[SamplingRequest] = (),
+        requests: Requests = (),
     ) -> NDArray:  # fmt: skip
         """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
 
@@ -351,9 +351,7 @@ class PagedCache:
                 raise
             return logits
 
-    def run(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         """Reserve entries, run, and raise the lengths: logits, and sampled ids. The ids must have been checked."""
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
@@ -378,8 +376,8 @@ class PagedCache:
             return logits if batch == len(sequences) else logits[: len(sequences)], sampled
 
     def _run_separately(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests
+    ) -> StepResult:
         """`run`, one sequence after the other: with dynamic RoPE the longest text would set the frequencies of all."""
         made = [self.run([s], ids[i : i + 1], all_logits, requests[i : i + 1]) for i, s in enumerate(sequences)]
         first = made[0][0]

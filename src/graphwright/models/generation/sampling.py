@@ -187,9 +187,7 @@ def _check(z: np.ndarray, what: str, position: int) -> None:
                         fix="model.program.run(...) shows every value; check processors too")  # fmt: skip
 
 
-def _sample_token(
-    z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
-) -> tuple[int, np.ndarray]:
+def _sample_token(z: np.ndarray, rules: list[float], keys: tuple[int, ...], seen: np.ndarray) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
     ids, kept = compute(get("sample_token"), [from_numpy(x[None]) for x in operands], {})
     return int(ids.item()), kept.to_numpy()[0]
@@ -249,7 +247,11 @@ class SamplingRequest:
         return self.rule.sample(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
 
 
-def check_one_each(requests: Sequence[SamplingRequest], sequences: int) -> None:
+Requests = Sequence[SamplingRequest]
+"""One request per sequence, or none at all."""
+
+
+def check_one_each(requests: Requests, sequences: int) -> None:
     """Raises: UsageError unless there is one request per sequence, or none at all."""
     if len(requests) not in (0, sequences):
         raise UsageError("step needs one sampling request per sequence", where="requests", expected=sequences,

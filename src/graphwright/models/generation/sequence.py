@@ -19,7 +19,8 @@ from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, SequenceReleased
 from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent
-from graphwright.models.generation.sampling import SamplingRequest, check_number
+from graphwright.models.generation.cached_program import StepResult
+from graphwright.models.generation.sampling import Requests, check_number
 from graphwright.models.generation.text import check_ids
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Sequence(KVCache):
         self._length += count
 
     def record(
-        self, ids: np.ndarray, last: np.ndarray, requests: Several[SamplingRequest] = (),
+        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
         sampled: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
@@ -210,9 +211,7 @@ class Sequence(KVCache):
             finally:
                 self._given = given  # the last entry was recomputed and restored
 
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         return self.cache.run([self], ids, all_logits, requests)
 
     def _fits(self) -> bool:
