@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from graphwright.errors import MissingExtra, UsageError
 from graphwright.models.architectures.architecture import Config, read_object
@@ -19,33 +19,6 @@ if TYPE_CHECKING:
 _LIMIT = 256 << 20
 OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 """Tokenizer files that transformers reads if tokenizer.json is missing."""
-
-
-class Tokenizer(Protocol):
-    """The interface that models use."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """Start token, or None."""
-        ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """End tokens."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ids, including gaps."""
-        ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
-        ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; invalid UTF-8 becomes U+FFFD."""
-        ...
 
 
 class ByteTokenizer:
@@ -148,6 +121,10 @@ class AutoTokenizer(_LazyTokenizer):
         """Text of ids."""
         options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
         return self._loaded.decode(list(ids), **options)
+
+
+Tokenizer = ByteTokenizer | LibraryTokenizer | AutoTokenizer
+"""Start and end tokens `bos_id` and `eos_ids`, the number of ids `size`, and `encode` and `decode`."""
 
 
 def _valid(text: str) -> str:

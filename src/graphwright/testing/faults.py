@@ -15,7 +15,7 @@ import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -155,16 +155,13 @@ class Interceptor:
         handle, where = self._handles.pop(fd, (-1, ""))
         self._real["close"](fd)
         if handle >= 0:
-            fault = self.strike("close")
-            self._record(Operation("close", where, handle=handle, fault=fault))
+            self._record(Operation("close", where, handle=handle, fault=self.strike("close")))
 
     def write(self, fd: int, data: Any) -> int:
         """`os.write`: a fault writes half of the bytes, or reports fewer than were given."""
         if fd not in self._handles:
             return self._real["write"](fd, data)
-        handle, where = self._handles[fd]
-        fault = self.strike("write")
-        content = bytes(data)
+        (handle, where), fault, content = self._handles[fd], self.strike("write"), bytes(data)
         if fault:
             content = content[: len(content) // 2 or (fault == "short")]
         offset = os.lseek(fd, 0, os.SEEK_CUR)
@@ -189,10 +186,7 @@ class Interceptor:
             if where is None:
                 extra = {} if dir_fd is None else {"dir_fd": dir_fd}
                 return self._real[name](path, *args, **extra, **kwargs)
-            fault = self.strike(name)
-            result = None if fault else self._real[name](path, *args, **kwargs)
-            self._record(Operation(name, where, fault=fault))
-            return result
+            return self._struck(Operation(name, where), path, *args, **kwargs)
 
         return call
 
@@ -201,11 +195,7 @@ class Interceptor:
             where, other = self._relative(src), self._relative(dst)
             if where is None or other is None:
                 return self._real[name](src, dst)
-            fault = self.strike(name)
-            result = None if fault else self._real[name](src, dst)
-            if result is not False:  # an unsupported exchange had no effect
-                self._record(Operation(name, where, other, fault=fault))
-            return result
+            return self._struck(Operation(name, where, other), src, dst)
 
         return call
 
@@ -214,14 +204,17 @@ class Interceptor:
             if fd not in self._handles:
                 return self._real[name](fd, *args)
             handle, where = self._handles[fd]
-            fault = self.strike(name)
-            synced = name in ("fsync", "fdatasync")  # recorded only: the disk model decides what is durable
-            done = None if fault or synced else self._real[name](fd, *args)
-            offset = args[0] if name == "ftruncate" else 0
-            self._record(Operation(name, where, handle=handle, offset=offset, fault=fault))
-            return done
+            return self._struck(Operation(name, where, "", handle, args[0] if name == "ftruncate" else 0), fd, *args)
 
         return call
+
+    def _struck(self, operation: Operation, *args: Any, **kwargs: Any) -> Any:
+        """Record an operation, and run it unless a fault hits it; the disk model decides which syncs are durable."""
+        fault, name = self.strike(operation.name), operation.name
+        result = None if fault or name in ("fsync", "fdatasync") else self._real[name](*args, **kwargs)
+        if result is not False:  # an unsupported exchange had no effect
+            self._record(replace(operation, fault=fault))
+        return result
 
     def _relative(self, path: Any, dir_fd: int | None = None) -> str | None:
         if isinstance(path, int):

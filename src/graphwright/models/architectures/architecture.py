@@ -104,15 +104,9 @@ def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
 
 
 FIELDS = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "mlp": "intermediate_size",
-    "vocab": "vocab_size",
-    "eps": "rms_norm_eps",
-}
+    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "head_dim": "head_dim",
+    "kv_heads": "num_key_value_heads", "mlp": "intermediate_size", "vocab": "vocab_size", "eps": "rms_norm_eps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

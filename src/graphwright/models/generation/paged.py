@@ -79,15 +79,12 @@ class BlockPool:
 
     def hold(self, blocks: Iterable[int]) -> None:
         """Increment the count of each. Raises: BlockError for a free block; then no count changes."""
-        blocks = list(blocks)
-        self._check_used(blocks)
-        for block in blocks:
+        for block in self._used(blocks):
             self._refs[block] += 1
 
     def drop(self, blocks: Iterable[int]) -> None:
         """Decrement the count of each, and free it at 0. Raises: BlockError as `hold`; then no count changes."""
-        blocks = list(blocks)
-        self._check_used(blocks)
+        blocks = self._used(blocks)
         if any(count > self._refs[block] for block, count in Counter(blocks).items()):
             raise BlockError("blocks are dropped more often than they are held", got=blocks)
         for block in blocks:
@@ -97,10 +94,12 @@ class BlockPool:
                 if self._freed is not None:
                     self._freed(block)
 
-    def _check_used(self, blocks: list[int]) -> None:
+    def _used(self, blocks: Iterable[int]) -> list[int]:
+        blocks = list(blocks)
         for block in blocks:
             if not self.refs(block):
                 raise BlockError("this block is free", where=f"block {block}")
+        return blocks
 
 
 def chained(before: bytes, tokens: np.ndarray) -> bytes:
