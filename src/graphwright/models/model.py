@@ -29,10 +29,9 @@ from graphwright.models.generation.generate import (
 from graphwright.models.generation.paged import PagedCache
 from graphwright.models.generation.sampling import Sampling, SamplingKeywords, check_number
 from graphwright.models.generation.text import check_ids, check_mask, vocabulary
-from graphwright.models.health import check_finite, validate
 from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
-from graphwright.models.metrics import BitsPerByte, bits_per_byte
+from graphwright.models.metrics import BitsPerByte, bits_per_byte, check_finite, validate
 from graphwright.models.quantize import quantize
 from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import CompileOptions, plan_for

@@ -1,9 +1,10 @@
-"""Open, create and inspect models. Opening reads no weight byte; weights stay mapped until they are used."""
+"""Open, create, inspect and compare models. Opening reads no weight byte; weights stay mapped until they are used."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from graphwright.models.architectures.architecture import Architecture, Config, 
 from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
 from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
+from graphwright.models.metrics import drift
 from graphwright.models.model import Model
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer
+from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer, need_tokenizer
 from graphwright.program import Builder
+from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
 from graphwright.safetensors import Checkpoint
 
@@ -150,3 +153,43 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
         place = resolve(path)
         config = Config.read(place if place.is_dir() else place.parent)
         return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """Differences of two models.
+
+    Attributes:
+        config: field -> [left, right] for fields that differ; None for an absent field.
+        program: structure and weights.
+        logits: for a given text, the drift of the logits; see `metrics.drift`.
+    """
+
+    config: dict[str, list[Any]]
+    program: ProgramDiff
+    logits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """True if nothing differs."""
+        return not self.config and self.program.identical
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        facts = {"config": self.config, "program": self.program.to_json(), "logits": self.logits}
+        return {"identical": self.identical, **facts}
+
+
+_NOT_COMPARED = ("_name_or_path", "transformers_version")
+
+
+def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
+    """Compare two models, or the models in two directories."""
+    a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
+    fields = sorted((a.config.keys() | b.config.keys()) - set(_NOT_COMPARED))
+    config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
+    logits: dict[str, float] = {}
+    if text is not None:
+        ids = np.asarray(need_tokenizer(a).encode(text), np.int64)
+        logits = drift([a.logits(ids)], [b.logits(ids)])
+    return ModelDiff(config, b.program.diff(a.program), logits)

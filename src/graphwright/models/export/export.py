@@ -17,14 +17,6 @@ from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
 from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.clean_process import (
-    LoaderOutput,
-    check_prompts,
-    compare,
-    compute_here,
-    compute_there,
-    transformers_installed,
-)
 from graphwright.models.export.levels import PREFER, ExportLevel, ExportPlan, Ladder
 from graphwright.models.export.receipt import (
     SCHEMA,
@@ -37,9 +29,16 @@ from graphwright.models.export.receipt import (
     weight_counts,
     write_card,
 )
+from graphwright.models.export.verify import (
+    LoaderOutput,
+    check_prompts,
+    compare,
+    compute_here,
+    compute_there,
+    transformers_installed,
+)
 from graphwright.models.export.write import rounded
-from graphwright.models.health import non_finite
-from graphwright.models.metrics import drift
+from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable

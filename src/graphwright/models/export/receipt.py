@@ -20,13 +20,13 @@ from graphwright.errors import NonFinite
 from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
-from graphwright.models.export.clean_process import GREEDY_TOKENS
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 SCHEMA = 2
+GREEDY_TOKENS = 32
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 """Tokens of the timed prefill; timed decoding steps, and steps before them."""
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}

@@ -26,7 +26,7 @@ from graphwright.models.generation.cached_program import (
 )
 from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
-from graphwright.models.health import check_finite
+from graphwright.models.metrics import check_finite
 from graphwright.ops import OPS
 from graphwright.program import Program
 
