@@ -68,7 +68,7 @@ class Inspection(ReportBase):
             at.note = f"{row.dtype} {list(row.shape)}"
         return list(root.lines(depth))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.text()
 
     def text(self, depth: int = 3) -> str:

@@ -62,7 +62,7 @@ def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
         key = next(k for k, (a, b) in entries.items() if a <= at - header < b)
         found = verify(place)
         changed = "model.safetensors: changed since the receipt was written"
-        assert found.problems == (changed, f"tensor {key}: other bytes")
+        assert found.problems == [changed, f"tensor {key}: other bytes"]
         assert found.exit_code == 1
 
 
@@ -166,7 +166,7 @@ def test_another_source_is_noticed(exported, copy, unloaded):
     source = copy("llama-attention-bias")
     edit_config(source)
     found = verify(exported(), against=source)
-    assert found.problems == ("source config.json: differs from the exported file",)
+    assert found.problems == ["source config.json: differs from the exported file"]
 
 
 def test_a_failed_probe_is_reported(exported, monkeypatch):

@@ -43,6 +43,11 @@ class PagedSnapshot:
         s.cache.register(self)
         finalize(self, _free, s.cache.pool, self.table)
 
+    @property
+    def length(self) -> int:
+        """Number of entries at that time."""
+        return self.tokens.shape[1]
+
     def release(self) -> None:
         """Free the blocks; a second call does nothing."""
         with self.cache.lock:
