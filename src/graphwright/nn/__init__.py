@@ -4,49 +4,56 @@ from __future__ import annotations
 
 from graphwright.autograd import Parameter
 from graphwright.nn import functional, init
-from graphwright.nn.activation import (
+from graphwright.nn.as_module import as_module
+from graphwright.nn.layers import (
     ELU,
     GELU,
     Activation,
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv1d,
+    Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
     Dropout,
+    Embedding,
+    Flatten,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    LayerNorm,
     LeakyReLU,
+    Linear,
     LogSigmoid,
     LogSoftmax,
+    MaxPool1d,
+    MaxPool2d,
+    ModuleDict,
+    ModuleList,
     ReLU,
+    Residual,
+    RMSNorm,
+    Sequential,
     Sigmoid,
     SiLU,
     Softmax,
     Softplus,
     Tanh,
 )
-from graphwright.nn.as_module import as_module
-from graphwright.nn.attention import MultiHeadAttention, RotaryEmbedding, SinusoidalEmbedding
-from graphwright.nn.container import Flatten, ModuleDict, ModuleList, Residual, Sequential
-from graphwright.nn.conv import (
-    AdaptiveAvgPool1d,
-    AdaptiveAvgPool2d,
-    AvgPool1d,
-    AvgPool2d,
-    Conv1d,
-    Conv2d,
-    ConvTranspose1d,
-    ConvTranspose2d,
-    MaxPool1d,
-    MaxPool2d,
-)
-from graphwright.nn.linear import Embedding, Linear
 from graphwright.nn.module import Buffer, Module
-from graphwright.nn.norm import (
-    BatchNorm1d,
-    BatchNorm2d,
-    GroupNorm,
-    InstanceNorm1d,
-    InstanceNorm2d,
-    LayerNorm,
-    RMSNorm,
-)
 from graphwright.nn.recurrent import GRU, LSTM, RNN, CfC, CfCCell, GRUCell, LSTMCell, Recurrent, RNNCell
-from graphwright.nn.transformer import MoE, SwiGLU, TransformerBlock
+from graphwright.nn.transformer import (
+    MoE,
+    MultiHeadAttention,
+    RotaryEmbedding,
+    SinusoidalEmbedding,
+    SwiGLU,
+    TransformerBlock,
+)
 
 __all__ = [
     "ELU",

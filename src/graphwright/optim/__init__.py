@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from graphwright.optim import lr_scheduler
-from graphwright.optim.adam import Adam, AdamW
 from graphwright.optim.average import accumulate, ema_update
 from graphwright.optim.checkpoint import SavedState, StateError, load_state, save_state
 from graphwright.optim.clip import NonFiniteGradient, clip_grad_norm_, clip_grad_value_
-from graphwright.optim.lion import Lion
 from graphwright.optim.lr_scheduler import warmup_cosine
-from graphwright.optim.muon import Muon
 from graphwright.optim.optimizer import LOW, Optimizer, ParamGroup, ParamState
-from graphwright.optim.rmsprop import RMSprop
-from graphwright.optim.sgd import SGD
+from graphwright.optim.optimizers import SGD, Adam, AdamW, Lion, Muon, RMSprop
 from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import inf, isfinite
 from typing import Any
 
@@ -38,13 +38,10 @@ def clip_grad_norm_(
     with no_grad(), scoped("clip"):
         norm = whole([part(p.grad.float()) for p in found])
         if error_if_nonfinite and not isfinite(norm.item()):
-            bad = [p for p in found if not isfinite(whole([part(p.grad.float())]).item())]
-            raise NonFiniteGradient(
-                "the norm of the gradients is not finite",
-                where=bad[0].name or None if bad else None,
-                got=norm.item(),
-                fix="reduce lr, use a GradScaler for float16, or inspect the loss",
-            )
+            bad = [p.name for p in found if not isfinite(whole([part(p.grad.float())]).item())]
+            fix = "reduce lr, use a GradScaler for float16, or inspect the loss"
+            where = (bad[0] or None) if bad else None
+            raise NonFiniteGradient("the norm of the gradients is not finite", where=where, got=norm.item(), fix=fix)
         scale = call("minimum", max_norm / (norm + 1e-6), 1.0)
         for p in found:
             p.grad = p.grad * scale.to(p.grad.dtype)
@@ -65,13 +62,10 @@ def _with_grad(params: Iterable[Parameter]) -> list[Any]:
     return found
 
 
-def _largest(parts: Sequence[Tensor]) -> Tensor:
-    return reduce(lambda a, b: call("maximum", a, b), parts)
-
-
+_larger = partial(call, "maximum")
 _PARTS: dict[float, tuple[Callable[[Tensor], Tensor], Callable[[Sequence[Tensor]], Tensor]]] = {
     1.0: (lambda g: call("abs", g).sum(), lambda parts: call("junction", *parts)),
     2.0: (lambda g: (g * g).sum(), lambda parts: call("junction", *parts).sqrt()),
-    inf: (lambda g: call("amax", call("abs", g), axes=tuple(range(g.ndim))), _largest),
+    inf: (lambda g: call("amax", call("abs", g), axes=tuple(range(g.ndim))), lambda parts: reduce(_larger, parts)),
 }
 """Norm -> the part of one gradient, and the reduction of the parts."""
