@@ -87,11 +87,9 @@ class MultiHeadAttention(Module):
         self.heads, self.kv_heads = heads, heads if kv_heads is None else kv_heads
         self.head_dim = dim // heads if head_dim is None else head_dim
         if heads % self.kv_heads or (head_dim is None and dim % heads) or (window is not None and not causal):
-            raise UsageError(
-                "invalid head counts",
-                expected="heads a multiple of kv_heads, dim a multiple of heads, causal=True with a window",
-                got=f"dim {dim}, heads {heads}, kv_heads {self.kv_heads}, window {window}",
-            )
+            expected = "heads a multiple of kv_heads, dim a multiple of heads, causal=True with a window"
+            got = f"dim {dim}, heads {heads}, kv_heads {self.kv_heads}, window {window}"
+            raise UsageError("invalid head counts", expected=expected, got=got)
         self.causal, self.window, self.softcap = causal, window, softcap
         wide, narrow = heads * self.head_dim, self.kv_heads * self.head_dim
 

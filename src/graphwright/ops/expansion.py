@@ -7,7 +7,7 @@ op). On the VM, an elementwise expansion becomes one loop over tiles (`vm_form`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -57,7 +57,41 @@ class Expansion:
         return last | {roots[v]: len(self.steps) for v in self.results}
 
 
-class _Traced:
+class Arithmetic:
+    """Python's operators as ops, for operands that have a `__gw_op__`."""
+
+    __slots__ = ()
+    __gw_op__: Callable[..., Any]
+
+    def __add__(self, other: Any) -> Any:
+        return self.__gw_op__(get("add"), (self, other), {})
+
+    def __radd__(self, other: Any) -> Any:
+        return self.__gw_op__(get("add"), (other, self), {})
+
+    def __sub__(self, other: Any) -> Any:
+        return self.__gw_op__(get("sub"), (self, other), {})
+
+    def __rsub__(self, other: Any) -> Any:
+        return self.__gw_op__(get("sub"), (other, self), {})
+
+    def __mul__(self, other: Any) -> Any:
+        return self.__gw_op__(get("mul"), (self, other), {})
+
+    def __rmul__(self, other: Any) -> Any:
+        return self.__gw_op__(get("mul"), (other, self), {})
+
+    def __truediv__(self, other: Any) -> Any:
+        return self.__gw_op__(get("div"), (self, other), {})
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return self.__gw_op__(get("div"), (other, self), {})
+
+    def __neg__(self) -> Any:
+        return self.__gw_op__(get("neg"), (self,), {})
+
+
+class _Traced(Arithmetic):
     """An operand of `expand`: a spec that records the ops applied to it."""
 
     def __init__(self, tracer: _Tracer, value: int) -> None:
@@ -65,35 +99,8 @@ class _Traced:
         self.shape, self.dtype, self.ndim = self.spec.shape, self.spec.dtype, len(self.spec.shape)
 
     @staticmethod
-    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object) -> Any:
+    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object = None) -> Any:
         return next(o for o in operands if isinstance(o, _Traced)).tracer.record(row, operands, attrs)
-
-    def __add__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (self, other), {})
-
-    def __radd__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (other, self), {})
-
-    def __sub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (self, other), {})
-
-    def __rsub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (other, self), {})
-
-    def __mul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (self, other), {})
-
-    def __rmul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (other, self), {})
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (self, other), {})
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (other, self), {})
-
-    def __neg__(self) -> Any:
-        return self.tracer.record(get("neg"), (self,), {})
 
 
 class _Tracer:

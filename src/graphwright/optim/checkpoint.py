@@ -234,12 +234,9 @@ def remap_state(
     """
     heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
     if saved.journal not in heads or journal.hash != program.journal.hash:
-        raise StateError(
-            "the journal does not contain the edits from the saved program to this one",
-            where=program.name,
-            expected=saved.journal,
-            fix="pass remap=program.journal of the program that was trained and edited",
-        )
+        fix = "pass remap=program.journal of the program that was trained and edited"
+        what = "the journal does not contain the edits from the saved program to this one"
+        raise StateError(what, where=program.name, expected=saved.journal, fix=fix)
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:

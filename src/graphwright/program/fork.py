@@ -58,11 +58,8 @@ def at(p: Program, ref: str | int) -> Program:
     line = here + [e.seq for e in reversed(p.history.redoable)]
     then = standing(p.journal, seq)
     if then != line[: len(then)]:
-        raise NotUndoable(
-            "this state is on a branch of the history that a new edit ended",
-            where=f"entry {seq}",
-            fix="replay(journal[...], onto=program.fork())",
-        )
+        what = "this state is on a branch of the history that a new edit ended"
+        raise NotUndoable(what, where=f"entry {seq}", fix="replay(journal[...], onto=program.fork())")
     twins = VariableTwins()
     past = _twin(p, f"{p.name} @ {ref}", twins)
     past.history.undoable = [_own(e, twins) for e in p.history.undoable]

@@ -70,11 +70,8 @@ class TraceRecorder:
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)
             if leaf.grad is not None and not leaf.grad.symbolic:
-                raise TraceError(
-                    "the traced step would add to a gradient from before the trace",
-                    where=leaf.name or None,
-                    fix="call zero_grad() inside the step, before backward()",
-                )
+                fix, where = "call zero_grad() inside the step, before backward()", leaf.name or None
+                raise TraceError("the traced step would add to a gradient from before the trace", where=where, fix=fix)
 
     def resolved(self, tensor: Tensor) -> Tensor:
         """Return a tensor with the present value, unaffected by later assignments to a variable."""
@@ -193,11 +190,8 @@ def _named(result: Any) -> dict[str, Tensor]:
         return {str(name): as_tensor(value) for name, value in result.items()}
     if isinstance(result, tuple | list):
         return {"out" if i == 0 else f"out_{i}": as_tensor(value) for i, value in enumerate(result)}
-    raise TraceError(
-        "unsupported result of a traced function",
-        expected="tensors, alone or in a tuple or dict",
-        got=type(result).__name__,
-    )
+    expected = "tensors, alone or in a tuple or dict"
+    raise TraceError("unsupported result of a traced function", expected=expected, got=type(result).__name__)
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:

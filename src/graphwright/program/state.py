@@ -37,12 +37,9 @@ class StateSnapshot:
         """Restore the values in place. Raises: UsageError for unknown or reshaped variables, and nothing is changed."""
         wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
-            raise UsageError(
-                "states were added or reshaped since the snapshot",
-                where=", ".join(wrong[:5]),
-                got=", ".join(str(variables[k].spec) for k in wrong[:5]),
-                fix="make a new State, or undo the edit",
-            )
+            got = ", ".join(str(variables[k].spec) for k in wrong[:5])
+            what = "states were added or reshaped since the snapshot"
+            raise UsageError(what, where=", ".join(wrong[:5]), got=got, fix="make a new State, or undo the edit")
         for key, variable in variables.items():
             variable.own().copy_from(self._values[key])
 

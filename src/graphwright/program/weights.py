@@ -116,11 +116,8 @@ class Weights(Mapping[str, Variable]):
             return self._variables[key]
         except KeyError:
             near = get_close_matches(str(key), self._variables, 3, 0.5)
-            raise UnknownNode(
-                "no weight has this key",
-                where=key,
-                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys",
-            ) from None
+            fix = f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys"
+            raise UnknownNode("no weight has this key", where=key, fix=fix) from None
 
     def __repr__(self) -> str:
         return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"

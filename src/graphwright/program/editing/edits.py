@@ -158,22 +158,15 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
     if op not in KINDS:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
-        raise UsageError(
-            f"unknown attributes of a {op} node",
-            where=where,
-            got=", ".join(unknown),
-            expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none",
-        )
+        expected = ", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none"
+        raise UsageError(f"unknown attributes of a {op} node", where=where, got=", ".join(unknown), expected=expected)
 
 
 def _check_free_key(p: Program, key: Any, where: str) -> None:
     if key in p.weights or not is_key(key):
-        raise NameTaken(
-            "another weight has this key" if key in p.weights else "invalid checkpoint key",
-            where=where,
-            got=key,
-            fix="choose another key=, or change the weight with e.set_weight(key, value)",
-        )
+        fix = "choose another key=, or change the weight with e.set_weight(key, value)"
+        what = "another weight has this key" if key in p.weights else "invalid checkpoint key"
+        raise NameTaken(what, where=where, got=key, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +242,8 @@ class RemoveNode(Edit):
         if p.graph.in_degree(self.node) or p.graph.out_degree(self.node):
             ends = [p.path(p.edge_value(x)) for x in p.in_edges(self.node)]
             ends += [p.path(p.graph.target(x)) for x in p.out_edges(self.node)]
-            raise UsageError(
-                "the node to remove still has edges",
-                where=path,
-                got=f"edges with {', '.join(ends)}",
-                fix="e.remove(node) removes the edges too",
-            )
+            fix, got = "e.remove(node) removes the edges too", f"edges with {', '.join(ends)}"
+            raise UsageError("the node to remove still has edges", where=path, got=got, fix=fix)
         if any(v.node == self.node for v in p.outputs()):
             raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
 
@@ -294,19 +283,12 @@ class AddEdge(Edit):
         if type(self.port) is not int or self.port < 0:
             raise UsageError("invalid port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
-            raise CapacityError(
-                "port number too large: a port has 31 bits, and a junction never reuses one",
-                where=p.path(dst),
-                expected=f"<= {MAX_PORT}",
-                got=self.port,
-                fix="sum the edges in another junction and connect that",
-            )
+            fix = "sum the edges in another junction and connect that"
+            what = "port number too large: a port has 31 bits, and a junction never reuses one"
+            raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
-            raise PortTaken(
-                "the port already has its edge",
-                where=f"{p.path(self.dst)}, port {self.port}",
-                fix="e.rewire(edge, new_src) replaces its source",
-            )
+            fix = "e.rewire(edge, new_src) replaces its source"
+            raise PortTaken("the port already has its edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
 
     def invert(self, p: Program) -> Edit:
         return RemoveEdge(self.edge)
@@ -432,12 +414,8 @@ class SetWeight(Edit):
     def check(self, p: Program) -> None:
         present = p.weights[self.key].spec  # raises UnknownNode
         if self.inplace and self.array.spec != present:
-            raise ShapeError(
-                "inplace=True cannot change the shape or dtype of a weight",
-                where=self.key,
-                expected=present,
-                got=self.array.spec,
-            )
+            what = "inplace=True cannot change the shape or dtype of a weight"
+            raise ShapeError(what, where=self.key, expected=present, got=self.array.spec)
 
     def invert(self, p: Program) -> Edit:
         present = p.weights.array(self.key)

@@ -9,7 +9,8 @@ import numpy as np
 
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.ops import OPS, call
+from graphwright.ops import OPS
+from graphwright.ops.expansion import Arithmetic
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
@@ -48,12 +49,8 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         here = stack.pop()
         for m in p.graph.successors(here):
             if m in inside:
-                raise NotConvex(
-                    "a path leaves the selection and comes back",
-                    where=p.path(here),
-                    got=p.path(m),
-                    fix="selection.between(selection) adds the nodes on such paths",
-                )
+                fix, got = "selection.between(selection) adds the nodes on such paths", p.path(m)
+                raise NotConvex("a path leaves the selection and comes back", where=p.path(here), got=got, fix=fix)
             if m not in seen:
                 seen.add(m)
                 stack.append(m)
@@ -69,12 +66,10 @@ def _pairs(
     elif len(inner) == len(outer):
         pairs = dict(zip(inner, outer, strict=True))
     else:
-        raise BoundaryMismatch(
-            f"the subprogram has {len(inner)} {side}, the selection {len(outer)}",
-            expected=[f"{p.path(v)} {p.spec(v)}" for v in outer],
-            got=[f"{n} {s}" for n, s in inner.items()],
-            fix="match={name: node, ...}",
-        )
+        fix = "match={name: node, ...}"
+        expected = [f"{p.path(v)} {p.spec(v)}" for v in outer]
+        what = f"the subprogram has {len(inner)} {side}, the selection {len(outer)}"
+        raise BoundaryMismatch(what, expected=expected, got=[f"{n} {s}" for n, s in inner.items()], fix=fix)
     wrong = [f"{n}: {inner[n]} against {p.path(v)} {p.spec(v)}" for n, v in pairs.items() if inner[n] != p.spec(v)]
     if wrong:
         raise BoundaryMismatch(f"the specs of the {side} differ", got="; ".join(wrong))
@@ -299,51 +294,14 @@ class _Expansion:
         return known
 
 
-class _Term:
+class _Term(Arithmetic):
     """A symbolic value for the code of an expansion: arithmetic on it adds nodes."""
 
-    __slots__ = ("expansion", "spec", "value")
-
     def __init__(self, expansion: _Expansion, value: Value, spec: Spec) -> None:
-        self.expansion, self.value, self.spec = expansion, value, spec
+        self.expansion, self.value, self.spec, self.shape, self.dtype = expansion, value, spec, spec.shape, spec.dtype
 
     @staticmethod
     def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Any = None) -> Any:
         expansion = next(t.expansion for t in operands if isinstance(t, _Term))
         results = expansion.run(row, operands, attrs)
         return results[0] if len(results) == 1 else tuple(results)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.spec.dtype
-
-    def __add__(self, other: Any) -> Any:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return call("div", other, self)
-
-    def __neg__(self) -> Any:
-        return call("neg", self)

@@ -72,12 +72,8 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
     sizes = _sizes(where, [p.spec(v) for v in reads], dims)
     n = _count(p, node, dims) if units is None else units
     if not _divide(sizes, n):
-        raise ShapeError(
-            "the axis cannot be split evenly into this number of units",
-            where=where,
-            expected=f"a divisor of {', '.join(map(str, sizes))}",
-            got=n,
-        )
+        what = "the axis cannot be split evenly into this number of units"
+        raise ShapeError(what, where=where, expected=f"a divisor of {', '.join(map(str, sizes))}", got=n)
     e.rename(node, p.free_name(f"{path}.folded"))
     slices: dict[tuple[Value, int], Value] = {}
 
@@ -130,11 +126,8 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
         e.remove(gone)
         e.remove([n for n in dict.fromkeys(parts) if not p.consumers(n)])
         return whole
-    raise UsageError(
-        "the operands of this node are not all units of one op",
-        where=path,
-        expected="a result of e.unfold, with no edge cut and no part changed",
-    )
+    expected = "a result of e.unfold, with no edge cut and no part changed"
+    raise UsageError("the operands of this node are not all units of one op", where=path, expected=expected)
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
