@@ -22,7 +22,7 @@ from graphwright.errors import GraphwrightError
 from graphwright.graph import chain
 from graphwright.program.axes.units import Units, layers, parsed
 from graphwright.program.editing.edits import RecordReader
-from graphwright.program.editing.journal import Entry, Journal
+from graphwright.program.editing.journal import Entry, Journal, in_force
 from graphwright.program.errors import ProgramFileError, ReplayConflict, UnknownAxis
 from graphwright.program.files.load import load
 from graphwright.program.fork import abstract_fork
@@ -69,25 +69,6 @@ def replay(
     if strict and entries:  # first on an abstract fork: a conflict in a late entry must leave `onto` unchanged
         _play(entries, abstract_fork(onto), True, payloads or {}, kind)
     return _play(entries, onto, strict, payloads or {}, kind)
-
-
-def in_force(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that are not undone, in order. Raises: ReplayConflict if one undoes an entry not given."""
-    stack: list[Entry] = []
-    known = {e.seq: e for e in entries}
-    for entry in entries:
-        other = entry.undoes if entry.undoes is not None else entry.redoes
-        if other is None:
-            stack.append(entry)
-        elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
-            raise ReplayConflict(
-                "the entry undoes or redoes one that is not replayed", where=f"entry {entry.seq}", got=f"entry {other}"
-            )
-        elif entry.undoes is not None:
-            stack.pop()
-        else:
-            stack.append(known[other])
-    return stack
 
 
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
@@ -175,10 +156,9 @@ class PayloadFinder:
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
         """Return the array of edit `i` of an entry. Raises: ReplayConflict if it is nowhere."""
-        own = entry.undo.forward[i].payloads if entry.undo is not None else ()
-        digest = named.get("blake2b")
         if "values" in named:
             return _inline_array(named)
+        own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")
         for array in own:
             if (digest is None and len(own) == 1) or array_digest(array) == digest:
                 return array
@@ -202,8 +182,8 @@ def _inline_array(named: Mapping[str, Any]) -> NDArray:
     return array
 
 
+# -- recipes -----------------------------------------------------------------------------------------------------------
 _LIMIT = 4 << 20
-_OPTIONS = ("why", "ragged", "correct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +203,7 @@ class RecipeStep:
 
 
 def apply_recipe(path: StrPath, onto: Program) -> Replayed:
-    """Apply the edits of a recipe, a `journal.jsonl` or a saved program to another program.
+    """Apply the edits of a recipe, a `journal.jsonl` or a saved program to another program of the same family.
 
     Args:
         path: `.yaml` or `.yml` is a recipe; anything else is read as a journal.
@@ -238,7 +218,14 @@ def apply_recipe(path: StrPath, onto: Program) -> Replayed:
 
 
 def read_recipe(path: StrPath) -> list[RecipeStep]:
-    """Return the steps of a YAML file. Raises: ProgramFileError naming the file and the malformed step."""
+    """Return the steps of a YAML file: a list of steps, or a mapping with the list under `steps`.
+
+        - why: a third of the neurons of the upper layers
+          cut_units: {"layers.{2,3}.mlp.neurons": 0-99 200, layers.0.attn.kv_groups: 1}
+        - cut: layers.1.mlp.down -> layers.1.out
+
+    Raises: ProgramFileError naming the file and the malformed step.
+    """
     try:
         with Path(path).open("rb") as file:
             data = file.read(_LIMIT + 1)
@@ -249,20 +236,17 @@ def read_recipe(path: StrPath) -> list[RecipeStep]:
         raise ProgramFileError("cannot read the recipe", where=str(path), got=str(error)) from error
     steps = found.get("steps") if isinstance(found, Mapping) else found
     if not isinstance(steps, list) or not steps:
-        raise ProgramFileError(
-            "the recipe has no steps", where=str(path), expected="a list of steps", got=type(steps).__name__
-        )
+        got = type(steps).__name__
+        raise ProgramFileError("the recipe has no steps", where=str(path), expected="a list of steps", got=got)
     return [_step(step, f"{path}, step {i}") for i, step in enumerate(steps)]
 
 
 def _step(form: Any, where: str) -> RecipeStep:
     if not isinstance(form, Mapping):
         raise ProgramFileError("malformed step", where=where, expected="a mapping", got=repr(form)[:80])
-    known = (*_OPTIONS, *_ACTIONS)
-    if unknown := [str(k) for k in form if k not in known]:
-        raise ProgramFileError(
-            "unknown fields of a step", where=where, got=", ".join(unknown), expected=", ".join(known)
-        )
+    known = ("why", "ragged", "correct", *_ACTIONS)
+    if unknown := ", ".join(str(k) for k in form if k not in known):
+        raise ProgramFileError("unknown fields of a step", where=where, got=unknown, expected=", ".join(known))
     actions = tuple((name, value) for name, value in form.items() if name in _ACTIONS)
     if not actions:
         raise ProgramFileError("the step has no action", where=where, expected=", ".join(_ACTIONS))
@@ -297,9 +281,9 @@ def _cut_units(e: Transaction, form: Any, step: RecipeStep) -> None:
 
 
 def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
-    lists = {name: len(numbers) for name, numbers in layers(p).items()}
-    if pattern in lists:
-        return Units(p, {pattern: tuple(range(lists[pattern]))}, {pattern: lists[pattern]})[list(ids)]
+    if pattern in (lists := layers(p)):
+        size = len(lists[pattern])
+        return Units(p, {pattern: tuple(range(size))}, {pattern: size})[list(ids)]
     axes = p.axes()
     names = [pattern] if pattern in axes else [name for name in axes if matches(pattern, name)]
     if not names:
@@ -312,7 +296,7 @@ def _numbers(form: Any) -> tuple[int, ...]:
     if isinstance(form, bool) or not isinstance(form, int | str | list):
         raise ValueError(f"units must be a number, a list or a text, not {form!r}")
     if isinstance(form, list):
-        return tuple(int(i) for i in form)
+        return tuple(map(int, form))
     found = parsed(str(form))
     if any(i < 0 for i in found):
         raise ValueError(f"invalid unit numbers: {form!r}")
@@ -326,14 +310,6 @@ def _sides(text: Any, mark: str, form: str) -> tuple[str, str]:
     return left, right
 
 
-def _insert(e: Transaction, form: Any, step: RecipeStep) -> None:
-    e.insert(*_sides(form, ":", "source -> target : op"))
-
-
-def _connect(e: Transaction, form: Any, step: RecipeStep) -> None:
-    e.connect(*_sides(form, "->", "source -> target"))
-
-
 def _set(e: Transaction, form: Any, step: RecipeStep) -> None:
     for path, value in dict(form).items():
         node, attr = _sides(path, ".", "node.attr")
@@ -343,8 +319,8 @@ def _set(e: Transaction, form: Any, step: RecipeStep) -> None:
 _ACTIONS: dict[str, Callable[[Transaction, Any, RecipeStep], object]] = {
     "cut_units": _cut_units,
     "cut": lambda e, form, step: e.cut(str(form)),
-    "connect": _connect,
-    "insert": _insert,
+    "connect": lambda e, form, step: e.connect(*_sides(form, "->", "source -> target")),
+    "insert": lambda e, form, step: e.insert(*_sides(form, ":", "source -> target : op")),
     "set": _set,
     "remove": lambda e, form, step: e.remove(e.program.select(str(form))),
 }
