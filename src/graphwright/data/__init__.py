@@ -6,12 +6,5 @@ from graphwright.data.files import CorruptIdx, TokenWindows, read_idx
 from graphwright.data.loader import DataLoader, Dataset, IterableDataset, TensorDataset, stack
 
 __all__ = [
-    "CorruptIdx",
-    "DataLoader",
-    "Dataset",
-    "IterableDataset",
-    "TensorDataset",
-    "TokenWindows",
-    "read_idx",
-    "stack",
-]
+    "CorruptIdx", "DataLoader", "Dataset", "IterableDataset", "TensorDataset", "TokenWindows", "read_idx", "stack",
+]  # fmt: skip

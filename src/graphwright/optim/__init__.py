@@ -12,28 +12,7 @@ from graphwright.optim.optimizers import SGD, Adam, AdamW, Lion, Muon, RMSprop
 from graphwright.optim.training_step import CompiledStep, StepOptions, compile_step
 
 __all__ = [
-    "LOW",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "CompiledStep",
-    "Lion",
-    "Muon",
-    "NonFiniteGradient",
-    "Optimizer",
-    "ParamGroup",
-    "ParamState",
-    "RMSprop",
-    "SavedState",
-    "StateError",
-    "StepOptions",
-    "accumulate",
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "compile_step",
-    "ema_update",
-    "load_state",
-    "lr_scheduler",
-    "save_state",
-    "warmup_cosine",
-]
+    "LOW", "SGD", "Adam", "AdamW", "CompiledStep", "Lion", "Muon", "NonFiniteGradient", "Optimizer", "ParamGroup",
+    "ParamState", "RMSprop", "SavedState", "StateError", "StepOptions", "accumulate", "clip_grad_norm_",
+    "clip_grad_value_", "compile_step", "ema_update", "load_state", "lr_scheduler", "save_state", "warmup_cosine",
+]  # fmt: skip

@@ -109,15 +109,10 @@ class CompiledStep:
 
     def options(self) -> dict[str, Any]:
         """Return what a resumed training must agree with, as JSON values."""
-        return {
-            "inputs": {name: str(spec) for name, spec in self.inputs.items()},
-            "accumulate": self.settings.accumulate,
-            "autocast": None if self.low is None else self.low.name,
-            "clip": self.settings.clip,
-            "executor": self._planning.executor,
-            "device": str(self._planning.device),
-            "remat": None if self._planning.remat is None else str(self._planning.remat),
-        }
+        settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
+        facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
+        facts |= {"clip": settings.clip, "executor": planning.executor, "device": str(planning.device)}
+        return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
     def _refresh(self) -> None:

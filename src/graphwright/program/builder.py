@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from graphwright.array import Spec, float32
@@ -57,13 +58,11 @@ class Builder:
 
     def const(self, name: str, value: Any) -> Value:
         """Add a fixed tensor."""
-        name = self._full(name)
-        return self._stored(CONST, name, Variable(as_array(value), name=name), {"key": name})
+        return self._fixed(CONST, self._full(name), value)
 
     def state(self, name: str, value: Any) -> Value:
         """Add a loop-carried tensor with its initial value; `assign` sets its next value."""
-        name = self._full(name)
-        return self._stored(STATE, name, Variable(as_array(value), name=name), {"key": name})
+        return self._fixed(STATE, self._full(name), value)
 
     def op(self, op: str, *inputs: Value | NodeId, name: str | None = None, **attrs: Any) -> Any:
         """Add an op; returns a value, or a tuple of values for an op with several results.
@@ -110,10 +109,7 @@ class Builder:
         if name not in OPS:
             raise AttributeError(f"Builder has no method {name!r}, and no op has this name")
 
-        def add(*inputs: Value | NodeId, name: str | None = None, _op: str = name, **attrs: Any) -> Any:
-            return self.op(_op, *inputs, name=name, **attrs)
-
-        return add
+        return partial(self.op, name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *OPS]
@@ -127,6 +123,9 @@ class Builder:
         if foreign or not isinstance(value.node, NodeId) or value.node not in self._program.graph:
             raise ForeignNode("not a node of this builder", got=repr(ref))
         return value
+
+    def _fixed(self, kind: str, name: str, value: Any) -> Value:
+        return self._stored(kind, name, Variable(as_array(value), name=name), {"key": name})
 
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)

@@ -111,9 +111,8 @@ class TraceRecorder:
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
-            raise TraceError(
-                "the tensor belongs to another trace", got=symbol.spec, fix="return it from that trace and feed it"
-            )
+            fix = "return it from that trace and feed it"
+            raise TraceError("the tensor belongs to another trace", got=symbol.spec, fix=fix)
         return symbol.handle
 
     def _source(self, variable: Variable) -> Value:

@@ -109,14 +109,9 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def tensors(
-    p: Program,
-    feeds: Mapping[str, Tensor],
-    dims: Mapping[str, int],
-    roots: Sequence[Value | NodeId],
-    states: Mapping[str, Tensor] | None = None,
-    *,
-    trained: bool = False,
-) -> dict[Value, Tensor]:
+    p: Program, feeds: Mapping[str, Tensor], dims: Mapping[str, int], roots: Sequence[Value | NodeId],
+    states: Mapping[str, Tensor] | None = None, *, trained: bool = False,
+) -> dict[Value, Tensor]:  # fmt: skip
     """Return every value that the roots need, as tensors; no variable is written.
 
     Args:
@@ -150,17 +145,16 @@ def tensors(
         elif op == INPUT:
             values[Value(node)] = feeds[p.path(node)]
         else:
-            if recorder is not None:
-                recorder.expect(op, p.path(node))
-                recorder.recomputed.group = groups.get(node)
             ins = [values[v] for v in p.operands(node)]
+            if recorder is not None:
+                recorder.recomputed.group = groups.get(node)
             if node in folded:
                 if recorder is not None:
                     recorder.expect("mul", p.path(folded[node]))
                 x, g = p.operands(folded[node])
                 ins[1] = fold(values[x].shape, values[g], ins[1])
-                if recorder is not None:
-                    recorder.expect(op, p.path(node))
+            if recorder is not None:
+                recorder.expect(op, p.path(node))
             for port, result in enumerate(step(p, node, op, ins, dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
     if recorder is not None:

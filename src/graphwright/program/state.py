@@ -89,9 +89,8 @@ class State(Mapping[str, Variable]):
         """
         inside = {k: v for k, v in self._variables.items() if f"{self._paths[k]}.".startswith(f"{scope}.") or not scope}
         if scope and not inside:
-            raise UsageError(
-                "no state in this scope", where=scope, expected=", ".join(self._paths.values()), got=self.name
-            )
+            expected = ", ".join(self._paths.values())
+            raise UsageError("no state in this scope", where=scope, expected=expected, got=self.name)
         self._first.put_back(inside)
 
     @contextmanager

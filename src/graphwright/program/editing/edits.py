@@ -131,9 +131,8 @@ class RecordReader:
         found = next((e for e in p.in_edges(dst) if p.edge_port(e) == port), None)
         if found is None:
             taken = ", ".join(f"{p.edge_port(e)} from {p.path(p.edge_value(e))}" for e in p.in_edges(dst))
-            raise PortEmpty(
-                "no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=taken or "no ports"
-            )
+            expected = taken or "no ports"
+            raise PortEmpty("no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=expected)
         return found
 
     def array(self, form: Any, dtype: DType) -> NDArray:
@@ -146,9 +145,8 @@ def _check_value(p: Program, value: Value) -> None:
     """Raises: StaleHandle; ShapeError for a result that the node does not have."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
-        raise ShapeError(
-            "the node has no such result", where=p.path(value), expected=f"0 to {count - 1}", got=value.port
-        )
+        expected = f"0 to {count - 1}"
+        raise ShapeError("the node has no such result", where=p.path(value), expected=expected, got=value.port)
 
 
 _KIND_ATTRS = {PARAM: {"key", "trainable", "axes"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}

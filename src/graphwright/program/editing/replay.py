@@ -47,13 +47,9 @@ class Replayed:
 
 
 def replay(
-    journal: Sequence[Entry] | Program | StrPath,
-    onto: Program,
-    strict: bool = True,
-    *,
-    payloads: Mapping[str, NDArray] | None = None,
-    cast: object = None,
-) -> Replayed:
+    journal: Sequence[Entry] | Program | StrPath, onto: Program, strict: bool = True, *,
+    payloads: Mapping[str, NDArray] | None = None, cast: object = None,
+) -> Replayed:  # fmt: skip
     """Repeat the edits of a journal on another program, one entry each.
 
     Args:

@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,11 +110,8 @@ class Packer:
         return ["edge", *_EDGE.pack(self, fields)]
 
     def _rewires(self, stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
-        rows = {
-            edge: [(r.source, r.target, r.new_source, r.new_target, r.out_position, r.in_position) for r in records]
-            for edge, records in stacks.items()
-        }
-        return {str(int(edge)): _REWIRES.pack(self, records) for edge, records in rows.items() if records}
+        fields = attrgetter("source", "target", "new_source", "new_target", "out_position", "in_position")
+        return {str(int(edge)): _REWIRES.pack(self, map(fields, rows)) for edge, rows in stacks.items() if rows}
 
 
 class Unpacker:
@@ -210,17 +208,16 @@ class UndoSpill:
             for array in entry.undo.arrays()
             if array.size and not array.storage.readonly and id(array.storage) not in live
         }
-        total = sum(array.nbytes for array in held.values())
-        moved: dict[int, NDArray] = {}
-        if total > p.history_bytes:
-            try:
-                for number, array in held.items():  # the oldest first: recent edits are undone most often
-                    if total <= p.history_bytes // 2:
-                        break
-                    moved[number] = self._move(array)
-                    total -= array.nbytes
-            except OSError as error:
-                _log.warning("undo exceeds history_bytes in memory: cannot write a temporary file: %s", error)
+        total, moved = sum(array.nbytes for array in held.values()), dict[int, NDArray]()
+        least = p.history_bytes // 2 if total > p.history_bytes else total
+        try:
+            for number, array in held.items():  # the oldest first: recent edits are undone most often
+                if total <= least:
+                    break
+                moved[number] = self._move(array)
+                total -= array.nbytes
+        except OSError as error:
+            _log.warning("undo exceeds history_bytes in memory: cannot write a temporary file: %s", error)
         if moved:
             self._replace(moved)
         self._counted, self._since = total, 0
@@ -232,16 +229,14 @@ class UndoSpill:
             weakref.finalize(self, self._file.close)
         start = -(-self.moved // ALIGNMENT) * ALIGNMENT
         content = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
-        digest = digest_of(array.spec, content)
-        known = self._program.weights.promise_of(array)
-        reference = None if known is None else known.reference
+        digest, known = digest_of(array.spec, content), self._program.weights.promise_of(array)
         self._file.seek(start)
         self._file.write(content.data)
         self._file.flush()
         self.moved = start + content.nbytes
         storage = Storage.mapped(self._reader(array, start, digest), content.nbytes, CPU)
         twin = NDArray(storage, array.dtype, array.shape)
-        self._program.weights.promises[twin] = Promise(digest, reference)
+        self._program.weights.promises[twin] = Promise(digest, None if known is None else known.reference)
         return twin
 
     def _reader(self, array: NDArray, start: int, digest: str) -> Callable[[], memoryview]:
@@ -264,8 +259,7 @@ class UndoSpill:
         for entry in journal:
             undo = entry.undo
             if undo is not None and any(id(array) in moved for array in undo.arrays()):
-                sides = {
-                    side: tuple(e.with_payloads(moved) for e in getattr(undo, side)) for side in ("forward", "inverse")
-                }
-                journal.put(replace(entry, undo=replace(undo, **sides)))
+                both = undo.forward, undo.inverse
+                forward, inverse = (tuple(e.with_payloads(moved) for e in side) for side in both)
+                journal.put(replace(entry, undo=replace(undo, forward=forward, inverse=inverse)))
         h.undoable, h.redoable = ([journal[e.seq] for e in stack] for stack in (h.undoable, h.redoable))
