@@ -287,18 +287,14 @@ class ConvTranspose2d(_ConvTranspose, rank=2):
     """Transpose of Conv2d: [N, C, H, W] to [N, C', H', W']; weight [in, out / groups, kh, kw]."""
 
 
-class _Pool(_SpatialOp):
-    def __init__(self, kernel_size: Sizes, stride: Sizes | None, padding: Sizes, **attrs: object) -> None:
-        super().__init__(**functional.window(self.rank, kernel_size, stride, padding), **attrs)
-
-
-class _MaxPool(_Pool):
+class _MaxPool(_SpatialOp):
     op = "max_pool"
 
     def __init__(
         self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
     ) -> None:
-        super().__init__(kernel_size, stride, padding, dilation=per_axis(self.rank, dilation))
+        windows = functional.window(self.rank, kernel_size, stride, padding)
+        super().__init__(**windows, dilation=per_axis(self.rank, dilation))
 
 
 class MaxPool1d(_MaxPool, rank=1):
@@ -309,13 +305,14 @@ class MaxPool2d(_MaxPool, rank=2):
     """Maximum over windows of the last two axes; of equal entries the first one gets the gradient."""
 
 
-class _AvgPool(_Pool):
+class _AvgPool(_SpatialOp):
     op = "avg_pool"
 
     def __init__(
         self, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, count_include_pad: bool = True
     ) -> None:
-        super().__init__(kernel_size, stride, padding, count_include_pad=count_include_pad)
+        windows = functional.window(self.rank, kernel_size, stride, padding)
+        super().__init__(**windows, count_include_pad=count_include_pad)
 
 
 class AvgPool1d(_AvgPool, rank=1):

@@ -172,7 +172,9 @@ class SavedState:
         own, aliases = _gathered(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
         wrong = [f"{name}: not saved" for name, _ in parts if name not in self.states]
-        wrong += [] if compiled is None else self._other_options(compiled)
+        if compiled is not None:
+            now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
+            wrong += [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
         arrays = self._arrays(scope, {} if remap is not None else own, wrong)
         if remap is not None:
             program = program_of(model)
@@ -198,11 +200,6 @@ class SavedState:
         if wrong:
             what = "\n  ".join(["saved state does not match:", *dict.fromkeys(wrong)])
             raise StateError(what, where=self.directory)
-
-    def _other_options(self, compiled: CompiledStep) -> list[str]:
-        """Options of the step that differ from the saved ones."""
-        now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
-        return [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
         """Read and check the tensors of some parts; specs are compared with `own` first. Raises: StateError."""

@@ -272,7 +272,10 @@ class Optimizer:
         self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
         """A state in the parameter's shape and dtype: the old one remapped, or zeros."""
-        kind, name = wide(p.dtype), self._fresh_name(p) if old is None else old.name
+        wanted, kind = f"{self.name}.{p.name or f'param{len(self.state)}'}", wide(p.dtype)
+        names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
+        name = next(names_left) if old is None else old.name  # two parameters may have the same name
+        self._taken.add(name)
 
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
             host = otherwise if before is None or remap is None else remap(before.data.to_numpy().copy())
@@ -288,14 +291,6 @@ class Optimizer:
         made = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
         self.state[p] = ParamState(name, p.spec, p.lineage, made, moments, master)
         return self.state[p]
-
-    def _fresh_name(self, p: Parameter) -> str:
-        """A unique name for the state of a parameter, as two parameters may have the same name."""
-        wanted = f"{self.name}.{p.name or f'param{len(self.state)}'}"
-        numbered = (f"{wanted}_{i}" for i in count(2))
-        name = next(n for n in chain([wanted], numbered) if n not in self._taken)
-        self._taken.add(name)
-        return name
 
     def variables(self) -> dict[str, Variable]:
         """Return everything that a resumed run needs, by name."""

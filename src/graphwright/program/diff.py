@@ -121,6 +121,9 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     facts = {path: _facts(p, here[path], other, there[path], renamed) for path in common}
     new, old = _edges(p, {}), _edges(other, renamed)
     after, before = _outputs(p, {}), _outputs(other, renamed)
+    outputs = {n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
+    if not outputs and list(before) != list(after):
+        outputs = {"(order)": (", ".join(before), ", ".join(after))}
     shared = [key for key in other.weights if key in p.weights]
     compared = [_compare(key, p, other) for key in shared]
     return ProgramDiff(
@@ -130,8 +133,7 @@ def diff(p: Program, other: Program) -> ProgramDiff:
         changed=tuple(NodeChange(path, found) for path, found in facts.items() if found),
         edges_added=tuple((new - old).elements()),
         edges_removed=tuple((old - new).elements()),
-        outputs={n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
-        or _order_of(before, after),
+        outputs=outputs,
         weights=tuple(w for w in compared if w is not None),
         missing=tuple(k for k in other.weights if k not in p.weights),
         extra=tuple(k for k in p.weights if k not in other.weights),
@@ -211,12 +213,6 @@ def _edges(p: Program, names: Names) -> Counter[str]:
 
 def _outputs(p: Program, names: Names) -> dict[str, str]:
     return {n: f"{_path(p, v, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
-
-
-def _order_of(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """Return the two orders of outputs that are equal but for their order."""
-    moved = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
-    return {"(order)": (", ".join(before), ", ".join(after))} if moved else {}
 
 
 def _compare(key: str, p: Program, other: Program) -> WeightChange | None:

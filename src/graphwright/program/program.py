@@ -224,8 +224,8 @@ class Program(OpGraph):
         """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
         from graphwright.plan import compile_program
 
-        options = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch, "executor": executor}
-        options |= {"device": device, "remat": remat, "poison": poison}
+        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+        options |= {"executor": executor, "device": device, "remat": remat, "poison": poison}
         return compile_program(self, inputs, outputs=outputs, patch=patch, **options, **named)
 
     # -- editing -----------------------------------------------------------------------------------------------------

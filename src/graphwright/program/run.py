@@ -23,7 +23,6 @@ from graphwright.program.op_graph import Ref, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
     from graphwright.autograd import Variable
     from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.program import Program
@@ -47,9 +46,10 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
         except GraphwrightError as error:
             wrong.append(f"{name}: {error.what}, got {error.got}")
             continue
-        if tensor.dtype is not spec.dtype and _converts_exactly(tensor, spec):
-            tensor = tensor.to(spec.dtype)
-        if tensor.dtype is not spec.dtype:
+        have, want = tensor.dtype, spec.dtype
+        if have is not want and have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64"):
+            tensor = tensor.to(want)  # the values stay; Python floats are float64
+        if tensor.dtype is not want:
             wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
         elif not spec.match(tensor.shape, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {tensor.spec}")
@@ -58,12 +58,6 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
         what = "\n  ".join(["the inputs do not match their declaration:", *wrong])
         raise FeedError(what, where=p.name, expected=", ".join(f"{n}: {s}" for n, s in declared.items()))
     return result, dims
-
-
-def _converts_exactly(tensor: Tensor, spec: Spec) -> bool:
-    """Return True if the conversion to the declared dtype keeps all values: same kind, and at least the width."""
-    have, want = tensor.dtype, spec.dtype
-    return have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64")
 
 
 def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
@@ -101,7 +95,9 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
     if p.assigns():
         pairs = [p.operands(node) for node in p.order() if p.op(node) == ASSIGN]
         assigned = [p.weights[p.key(target.node)] for target, _ in pairs]
-        now = recorder.resolved if recorder is not None else lambda t: _detached(t, assigned)
+        memory = {id(w.data.storage) for w in assigned if isinstance(w.data, NDArray)}
+        # outside a trace, results in memory that is about to be written are copied
+        now = recorder.resolved if recorder is not None else lambda t: t.clone() if id(t.data.storage) in memory else t
         outputs = {name: now(t) for name, t in outputs.items()}
         for variable, value in zip(assigned, [now(values[v]) for _, v in pairs], strict=True):
             variable.assign(value)
@@ -160,13 +156,6 @@ def tensors(
     if recorder is not None:
         recorder.recomputed.group = None
     return values
-
-
-def _detached(tensor: Tensor, assigned: Sequence[Variable]) -> Tensor:
-    """Return the tensor, or a copy if its memory is that of a variable that is about to be assigned."""
-    assert isinstance(tensor.data, NDArray)  # not inside a trace
-    memory = {id(w.data.storage) for w in assigned}
-    return tensor.clone() if id(tensor.data.storage) in memory else tensor
 
 
 class Run:

@@ -302,7 +302,10 @@ def _make(
     costs = _costs(cost, requests)
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
     if not g.has_gates(p):
-        _add_gates_node(e, wide)
+        empty = np.zeros(0, "float64" if wide else "float32")
+        logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
+        temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
+        e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
     node = p.node(g.NODE)
     sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
     if name not in groups:
@@ -335,13 +338,6 @@ def _make(
         if value.node in e.touched:
             e.spec(value)
     return [_add_sites(e, r, Value(node, port)) for r, port in zip(requests, ports, strict=True)]
-
-
-def _add_gates_node(e: Transaction, wide: bool) -> None:
-    empty = np.zeros(0, "float64" if wide else "float32")
-    logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
-    temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
-    e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
 
 
 def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
