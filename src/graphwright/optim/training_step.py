@@ -19,7 +19,7 @@ from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, chang
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
-from graphwright.optim.clip import clip_grad_norm_
+from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of

@@ -6,7 +6,7 @@ from graphwright.errors import GraphwrightError
 from graphwright.program import errors
 from graphwright.program.axes.axes import Axes, AxisGroup
 from graphwright.program.axes.units import Units
-from graphwright.program.builder import Builder
+from graphwright.program.builder import Builder, record, trace
 from graphwright.program.constraints import Constraints
 from graphwright.program.derived.tape import tape
 from graphwright.program.diff import ProgramDiff, diff
@@ -24,7 +24,6 @@ from graphwright.program.recorder import TraceRecorder
 from graphwright.program.run import Run, check_feeds, evaluate, run
 from graphwright.program.selection import Selection
 from graphwright.program.state import State
-from graphwright.program.trace import record, trace
 from graphwright.program.validate import AssemblyReport, Mismatch, validate
 from graphwright.program.weights import Weights
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.variable import share
@@ -48,7 +49,7 @@ class History:
         self._before_edit: dict[int, tuple[Variable, NDArray, bool]] = {}  # by id: variable, array, shared flag
         self._expected: dict[int, NDArray] = {}  # by id of the variable: the array, unless it is trained in the edit
         self._private: dict[int, NDArray] = {}  # by id of the variable: memory that only the open edit holds
-        self._lock: Any = None
+        self._lock = ExitStack()
         self._hash_before = ""
 
     # -- an edit -----------------------------------------------------------------------------------------------------
@@ -59,14 +60,10 @@ class History:
         """
         p = self.program
         _check_writable(p)
-        lock = p.graph.locked()
-        lock.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(p.graph.locked())
             self._hash_before = p.state_hash()
-        except BaseException:
-            lock.__exit__(None, None, None)
-            raise
-        self._lock, self.open = lock, transaction
+            self._lock, self.open = stack.pop_all(), transaction
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._before_edit = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
         self._expected = {number: array for number, (_, array, _) in self._before_edit.items()}
@@ -157,7 +154,7 @@ class History:
         self._before_edit, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)
-        self._lock.__exit__(None, None, None)
+        self._lock.close()
 
     def notify(self, entry: Entry) -> None:
         """Call the listeners with an entry."""

@@ -33,9 +33,7 @@ from graphwright.program.weights import array_digest
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
     from graphwright.files import StrPath
-    from graphwright.program.editing.journal import Entry
     from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)
