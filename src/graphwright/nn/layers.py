@@ -60,11 +60,7 @@ class Dropout(Module):
 
 # -- linear maps -------------------------------------------------------------------------------------------------------
 class Linear(Module):
-    """x · wᵀ + b: [..., in_features] to [..., out_features]; weight [out, in], as in torch.
-
-    Args:
-        name, seed: source of the initial values; see `nn.init`.
-    """
+    """x · wᵀ + b: [..., in_features] to [..., out_features], weight [out, in]; for name and seed see `nn.init`."""
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, name: str = "", seed: int | None = None

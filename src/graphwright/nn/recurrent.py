@@ -102,11 +102,7 @@ class LSTMCell(Cell):
 
 
 class Recurrent(Module):
-    """Stacked cells, unrolled over the time axis.
-
-    Args:
-        cells: in order, the first reads the input.
-    """
+    """Stacked cells, unrolled over the time axis; the first one reads the input."""
 
     def __init__(self, cells: Sequence[Module]) -> None:
         self.cells: list[Any] = list(cells)

@@ -1,7 +1,7 @@
 """The base of all optimizers: parameter groups, state per parameter, and the step, eager or inside a plan.
 
-The update formula is an op of `ops/optimize.py`: a step calls it once per group, dtype and weight decay, on all
-parameters that have a gradient. State belongs to the parameter object, so it survives edits and undo.
+A step calls the op of the optimizer once per group, dtype and weight decay, on all parameters that have a gradient.
+State belongs to the parameter object, so it survives edits and undo.
 """
 
 from __future__ import annotations

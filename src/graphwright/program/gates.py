@@ -262,11 +262,7 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Return site -> the linear op that is its only reader, directly or through reshapes with no other reader.
-
-    Args:
-        kept: values that the caller needs.
-    """
+    """Return site -> the linear op that alone reads it, directly or through reshapes; values that are `kept` stay."""
     found = {}
     units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
     for site in (s for gate in units for s in gate.sites if traits(p.op(s)).multiplies):

@@ -327,11 +327,7 @@ class OpGraph:
 
     # -- the order ---------------------------------------------------------------------------------------------------
     def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-        """Change the order and log the change for undo; undo and redo restore the order from that log instead.
-
-        Args:
-            moves: the change may move nodes relative to each other.
-        """
+        """Change the order (with `moves` of nodes) and log the change; undo and redo restore the order from it."""
         if self.tombstones.mode == "edit":
             record = change()
             if record and moves:

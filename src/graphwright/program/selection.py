@@ -124,12 +124,7 @@ class Selection:
 
     @staticmethod
     def of(p: Program, pattern: str = "**", **filters: Unpack[Filters]) -> Selection:
-        """Select the nodes whose path matches a pattern and that pass every filter.
-
-        Args:
-            pattern: dotted path pattern, see `compile_pattern`.
-            filters: see `Filters`.
-        """
+        """Select the nodes whose path matches a pattern, see `compile_pattern`, and that pass all `Filters`."""
         query = {"pattern": pattern, **filters}
         tests = _tests(p, query)
         found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]

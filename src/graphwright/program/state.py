@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class StateSnapshot:
-    """Copies of the values of variables.
-
-    Args:
-        variables: to copy.
-    """
+    """Copies of the values of some variables."""
 
     def __init__(self, variables: Mapping[str, Variable]) -> None:
         self._values: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
@@ -57,9 +53,8 @@ class State(Mapping[str, Variable]):
     def __init__(self, program: Program, *, own: bool = False) -> None:
         targets = [program.operands(node)[0].node for node in program.assigns()]
         self._paths = {program.key(n): program.path(n) for n in (*program.states(), *targets)}
-        self._variables = {key: program.weights[key] for key in self._paths}
-        if own:
-            self._variables = {k: Variable(v.data.copy(), name=v.name) for k, v in self._variables.items()}
+        found = {key: program.weights[key] for key in self._paths}
+        self._variables = {k: Variable(v.data.copy(), name=v.name) for k, v in found.items()} if own else found
         self.name = program.name
         self._first = self.snapshot()
 

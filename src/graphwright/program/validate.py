@@ -274,12 +274,11 @@ def _weights(p: Program) -> Iterator[Mismatch]:
                 yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
                 yield _spec_mismatch("weight", p.path(node), f"its weight {key} has another spec", want, have)
-    assigned: dict[NodeId, str] = {}
-    for node in p.of_kind(ASSIGN):
-        targets = p.operands(node)[:1]
-        if targets and targets[0].node in assigned:
-            yield Mismatch("weight", p.path(targets[0].node), "is assigned twice in a step", got=p.path(node))
-        assigned.update({v.node: p.path(node) for v in targets})
+    assigned: set[NodeId] = set()
+    for node, target in ((n, v.node) for n in p.of_kind(ASSIGN) for v in p.operands(n)[:1]):
+        if target in assigned:
+            yield Mismatch("weight", p.path(target), "is assigned twice in a step", got=p.path(node))
+        assigned.add(target)
 
 
 def _cycles(p: Program) -> Iterator[Mismatch]:

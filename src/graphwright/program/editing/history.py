@@ -89,11 +89,7 @@ class History:
         return before is array and not shared
 
     def collect_trained(self, transaction: Transaction, keys: Iterable[str] | None = None) -> None:
-        """Add a `SetWeight` for each weight that was trained inside the edit; the array from before is its undo.
-
-        Args:
-            keys: of the weights to look at; by default all.
-        """
+        """Add a `SetWeight` for each weight (or each of `keys`) that was trained inside the edit."""
         weights, expected = self.program.weights, self._expected
         pairs = weights.items() if keys is None else [(key, weights[key]) for key in keys]
         trained = [(key, v) for key, v in pairs if v.data is not expected.get(id(v), v.data)]

@@ -405,11 +405,7 @@ class Transaction:
         return self.add_edge(value, target, port)
 
     def cut(self, edge: EdgeId | str) -> None:
-        """Remove an edge into a junction, or the edge of a port that the same edit fills again.
-
-        Args:
-            edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
-        """
+        """Remove an edge into a junction, or of a port that the same edit fills again; by handle or by `"a -> b"`."""
         edge = self.program.edge(edge)
         src, dst = self.program.graph.endpoints(edge)
         self.do(edits.RemoveEdge(edge))

@@ -1,8 +1,7 @@
 """Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = Σ_h o_h(x_h)`: each unit reads slices of the values that the op read, so no weight is copied and every
-checkpoint key stays. Cutting the edge of unit h leaves that unit out. Units along an axis of the result are padded with
-zeros by `pad_slice`, so that they are summed too.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied and all checkpoint keys stay.
+Units along an axis of the result are padded with zeros by `pad_slice`, so that they are summed too.
 """
 
 from __future__ import annotations
