@@ -236,7 +236,8 @@ class _Conv(_SpatialOp):
         shape = self._shape(in_channels, out_channels, groups, kernel)
         drawn = partial(init.kaiming_uniform, fan_in=shape[1] * prod(kernel), seed=seed)
         self.weight = Parameter(drawn(shape, name and f"{name}conv.weight"))
-        self.bias = Parameter(drawn((out_channels,), name and f"{name}conv.bias")) if bias else None
+        values = drawn((out_channels,), name and f"{name}conv.bias")  # also takes its random stream if there is no bias
+        self.bias = Parameter(values) if bias else None
         slide = {"stride": stride, "padding": padding, "dilation": dilation}
         super().__init__(**{k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}, groups=groups)
 
