@@ -89,7 +89,7 @@ def diagnose(
 def _open(directory: str) -> Any:
     """A model; a saved program that is no model, or one that is open for repair, as it is."""
     from graphwright.models import open, resolve
-    from graphwright.models.saved import FACTS
+    from graphwright.models.open import FACTS
     from graphwright.program import load
 
     place = resolve(directory)

@@ -52,7 +52,7 @@ def edit(
     """
     from graphwright.errors import UsageError
     from graphwright.models import open, resolve
-    from graphwright.models.saved import is_saved
+    from graphwright.models.open import is_saved
     from graphwright.program import apply_recipe
 
     if None not in (target, out) and target != out:

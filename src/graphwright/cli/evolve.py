@@ -137,7 +137,7 @@ def _clear(out: Path, overwrite: bool) -> None:
     """Clear the directory of a run. Raises: DestinationExists if it is in use."""
     import shutil
 
-    from graphwright.files.directory import check_free
+    from graphwright.files.atomic import check_free
     from graphwright.files.errors import DestinationExists
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):

@@ -39,7 +39,7 @@ def inspect(
     if tensors:
         say()
         for row in facts.tensors:
-            say(f"{row.key:<56} {row.dtype:<9} {row.shape!s:<16} {row.nbytes:>12,} B")
+            say(f"{row.key:<56} {row.dtype:<9} {row.shape!s:<16} {row.bytes:>12,} B")
 
 
 def _unknown(path: Path, error: Any, as_json: bool) -> None:

@@ -19,9 +19,9 @@ from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, lin
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.program import Program, Transaction
+from graphwright.program.builder import record
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.trace import record
 
 
 def _cfc(inputs: int, units: int) -> Any:
