@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.names import ACTIVATIONS
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.table import tabulate
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.genomes import columns_of, genome, take

@@ -62,7 +62,7 @@ class NDArray:
 
     @property
     def storage(self) -> Storage:
-        """Make an array from its header; see the class."""
+        """The memory; for a new CPU result it is created on first access."""
         if self._storage is None:
             self._storage = Storage(self._impl, self.nbytes, CPU, kind="owned")
         return self._storage
@@ -128,9 +128,8 @@ class NDArray:
     def squeeze(self, axis: int | None = None) -> NDArray:
         """Remove an axis of size 1, or all of them. Raises: ShapeError for a longer axis."""
         if axis is not None and self.shape[axis] != 1:
-            raise ShapeError(
-                "only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=self.shape[axis]
-            )
+            size = self.shape[axis]
+            raise ShapeError("only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=size)
         return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
@@ -158,12 +157,8 @@ class NDArray:
             raise ShapeError("reshape to a different number of elements", expected=self.shape, got=shape)
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
-            raise ShapeError(
-                "reshape needs a copy",
-                expected=f"a shape that strides {self.strides} of {self.shape} allow",
-                got=shape,
-                fix="reshape(...), which copies",
-            )
+            allowed = f"a shape that strides {self.strides} of {self.shape} allow"
+            raise ShapeError("reshape needs a copy", expected=allowed, got=shape, fix="reshape(...), which copies")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -171,9 +166,8 @@ class NDArray:
         """Count a write. Raises: ReadOnlyArray; AliasError if elements share memory."""
         storage = self.storage
         if storage.readonly:
-            raise ReadOnlyArray(
-                "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
-            )
+            block = f"{self.spec} of a mapped or borrowed block"
+            raise ReadOnlyArray("this array is read-only", got=block, fix="copy() it")
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
             raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
         storage.written()
@@ -211,20 +205,15 @@ class NDArray:
 
     # -- for others to read ----------------------------------------------------------------------------------------
     def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Export the memory by DLPack, shared unless `copy`. Raises: BufferError if it cannot be exported."""
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
         if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
-            raise BufferError(
-                f"{self.spec} on {self.device}: read-only, of a negative stride or on no device of DLPack's"
-            )
+            what = f"{self.spec} on {self.device}"
+            raise BufferError(f"{what}: read-only, of a negative stride or on no device of DLPack's")
         return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -269,19 +258,13 @@ class NDArray:
             if a copy is needed.
         """
         if self.device != CPU:
-            raise DeviceMismatch(
-                "numpy can only read host memory",
-                where="numpy",
-                expected=CPU,
-                got=self.device,
-                fix="array.to_numpy()",
-            )
+            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
+            raise DeviceMismatch("numpy can only read host memory", **facts)
         host = self.to_numpy(dtype)
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
-            raise UsageError(
-                "numpy needs a copy of this array", where="numpy", expected=self.spec, got=host.dtype, fix="copy=None"
-            )
+            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "copy=None"}
+            raise UsageError("numpy needs a copy of this array", **facts)
         return host.copy() if copy and not fresh else host
 
     def tobytes(self) -> bytes:
@@ -300,14 +283,9 @@ class NDArray:
         """
         if not self.storage.touched:
             return None
-        return np.array2string(
-            self.to_numpy(bits=True),
-            separator=", ",
-            threshold=50,
-            precision=4,
-            prefix=prefix,
-            formatter={"int_kind": self._text_of_bits} if self.dtype.as_bits else None,
-        )
+        form: Any = {"int_kind": self._text_of_bits} if self.dtype.as_bits else None
+        host = self.to_numpy(bits=True)
+        return np.array2string(host, separator=", ", threshold=50, precision=4, prefix=prefix, formatter=form)
 
     def _text_of_bits(self, bits: np.integer) -> str:
         """A float held as its bit pattern, converted only for display."""

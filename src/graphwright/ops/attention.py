@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import attention as attention_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import call
@@ -51,7 +51,7 @@ class RopeTable:
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
     emit = "rope_table({all}, {scale})"
     results = ("cos", "sin")
-    vm = moves_forms.ROPE_TABLE
+    vm = row_forms.ROPE_TABLE
     traits = Traits(float32_constants=True)
 
     @staticmethod
@@ -175,7 +175,7 @@ class Rope:
 
     onnx_23 = WholeNode(all_float32, _rope_node)
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
-    vm = moves_forms.ROPE
+    vm = row_forms.ROPE
 
     @staticmethod
     def infer(x, cos, sin, style):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphwright.array.dtype import DType, dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
@@ -20,7 +20,7 @@ class Cast:
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
     emit = "{0}.to({dtype})"
-    vm = moves_forms.CAST
+    vm = row_forms.CAST
 
     @staticmethod
     def infer(x, dtype: DType):
@@ -47,7 +47,7 @@ class Copy:
     axes = identity
     onnx = "Identity"
     emit = "{0}.clone()"
-    vm = moves_forms.COPY
+    vm = row_forms.COPY
 
     @staticmethod
     def vjp(g, ins, outs, attrs, needs):

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, host, kernel
+from graphwright.array.cpu.kernel import Tensors, host, kernel, out_kernel
 from graphwright.array.spec import Spec
 
 
 @kernel("flip")
 def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Reverse axes."""
     axes = {axis % ins[0].dim() for axis in attrs["axes"]}
     index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))
     return partial(np.copyto, host(outs[0]), host(ins[0])[index])  # torch has no negative strides
@@ -48,13 +47,10 @@ def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     if not outs[0].numel():
         return []
     x, repeats = ins[0], attrs["repeats"]
-    lead = len(repeats) - x.dim()
-    sizes = [1] * lead + list(x.shape)
-    source, pairs = x, [n for pair in zip(repeats, sizes, strict=True) for n in pair]
-    for axis in range(x.dim()):
-        source = source.unsqueeze(2 * axis)
-    source = source[(None,) * (2 * lead)] if lead else source
-    return [partial(outs[0].view(pairs).copy_, source.expand(pairs))]
+    sizes = [1] * (len(repeats) - x.dim()) + list(x.shape)
+    ones = [size for n in sizes for size in (1, n)]
+    pairs = [size for pair in zip(repeats, sizes, strict=True) for size in pair]
+    return [partial(outs[0].view(pairs).copy_, x.view(ones).expand(pairs))]
 
 
 @kernel("repeat_interleave")
@@ -73,11 +69,8 @@ def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
 
 def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
     """Return the source index of each entry of a padded axis."""
-    indices = torch.arange(-before, size + after)
-    if mode == "replicate":
-        return indices.clamp(0, size - 1)
-    last = size - 1
-    return last - (last - indices.abs()).abs()
+    indices, last = torch.arange(-before, size + after), size - 1
+    return indices.clamp(0, last) if mode == "replicate" else last - (last - indices.abs()).abs()
 
 
 def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Tensor:
@@ -127,19 +120,6 @@ def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
     return calls
 
 
-@kernel("tril")
-def tril(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Keep the lower triangle of the last two axes."""
-    return partial(torch.tril, ins[0], attrs["diagonal"], out=outs[0])
-
-
-@kernel("triu")
-def triu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Keep the upper triangle of the last two axes."""
-    return partial(torch.triu, ins[0], attrs["diagonal"], out=outs[0])
-
-
-@kernel("iota")
-def iota(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Indices along an axis, computed when the call is bound."""
-    return partial(torch.arange, ins[0].shape[attrs["axis"]], out=outs[0])
+out_kernel("tril", lambda i, a: partial(torch.tril, i[0], a["diagonal"]))
+out_kernel("triu", lambda i, a: partial(torch.triu, i[0], a["diagonal"]))
+out_kernel("iota", lambda i, a: partial(torch.arange, i[0].shape[a["axis"]]))

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphwright.array.population.genes import Genes, compiled, native
-from graphwright.array.vm import vector as v
-from graphwright.array.vm.vector import load_i32
+from graphwright.array.vm import vector as vec
 
 _SMALL = 20  # links below which both genomes are small: then N = 1
 
@@ -33,10 +32,10 @@ def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
     right_ids, right_weights = b.link_id.ctypes.data, b.weight.ctypes.data
     disjoint, matching, gap = 0, 0, 0.0
     while p < p_end and q < q_end:
-        left, right = load_i32(left_ids + 4 * p), load_i32(right_ids + 4 * q)
+        left, right = vec.load_i32(left_ids + 4 * p), vec.load_i32(right_ids + 4 * q)
         if left == right:
             matching += 1
-            gap += abs(np.float64(v.load_f32(left_weights + 4 * p)) - np.float64(v.load_f32(right_weights + 4 * q)))
+            gap += abs(np.float64(vec.load_f32(left_weights + 4 * p)) - np.float64(vec.load_f32(right_weights + 4 * q)))
         else:
             disjoint += 1
             if c.c2 * disjoint / size >= enough:  # no other term is negative

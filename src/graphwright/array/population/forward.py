@@ -14,9 +14,8 @@ import numpy as np
 from graphwright.array.population.genes import compiled, native
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.array.population.table import Table
-from graphwright.array.vm import vector as v
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.math import formulas
-from graphwright.array.vm.vector import load_i32
 
 
 def _by_kind(functions: list[Any]) -> Any:
@@ -74,12 +73,12 @@ def _genome(
         now, shown = values + _slot(t, ring) * step_bytes, x + _slot(t, x_ring) * seen_bytes
         for r in range(count):
             row = rows + 12 * r
-            kind, low, high = load_i32(row), load_i32(row + 4), load_i32(row + 8)
+            kind, low, high = vec.load_i32(row), vec.load_i32(row + 4), vec.load_i32(row + 8)
             for n in range(0, row_bytes, LINE):
-                total = v.splat(np.float32(0.0))
+                total = vec.splat(np.float32(0.0))
                 for i in range(low, high):
                     link = links + 12 * i
-                    src, delay = load_i32(link), load_i32(link + 4)
+                    src, delay = vec.load_i32(link), vec.load_i32(link + 4)
                     base = now - seen_bytes if src > inputs else shown  # rows follow inputs and bias
                     known = True
                     if delay:
@@ -89,16 +88,16 @@ def _genome(
                             base = values + _slot(before + ring, ring) * step_bytes - seen_bytes
                         elif known:
                             base = x + _slot(before, x_ring) * seen_bytes
-                    part = v.splat(np.float32(0.0))
+                    part = vec.splat(np.float32(0.0))
                     if known:
-                        one = v.splat(v.load_f32(weight + 4 * load_i32(link + 8)))
-                        part = v.load(base + src * row_bytes + n) * one
+                        one = vec.splat(vec.load_f32(weight + 4 * vec.load_i32(link + 8)))
+                        part = vec.load(base + src * row_bytes + n) * one
                     total = part if i == low else total + part
-                v.store(now + r * row_bytes + n, activate(kind, total))
+                vec.store(now + r * row_bytes + n, activate(kind, total))
         for o in range(outputs):
-            source = now + load_i32(ends + 4 * o) * row_bytes
+            source = now + vec.load_i32(ends + 4 * o) * row_bytes
             for n in range(0, row_bytes, LINE):
-                v.store(y + n, v.load(source + n))
+                vec.store(y + n, vec.load(source + n))
             y += row_bytes
 
 
@@ -122,7 +121,7 @@ def answer(
         for g in range(low, high):
             if table.ring > 1:  # delayed links read 0 before the first step
                 for at in range(memory, memory + size, LINE):
-                    v.store(at, v.splat(np.float32(0.0)))
+                    vec.store(at, vec.splat(np.float32(0.0)))
             _genome(
                 rows + 12 * table.row_off[g], table.row_off[g + 1] - table.row_off[g], links, ends + 4 * g * outputs,
                 outputs, weight.ctypes.data, x.ctypes.data + k * x.strides[0], steps, seen - 1, 0, steps, padded,

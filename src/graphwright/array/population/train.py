@@ -12,7 +12,7 @@ import numpy as np
 from graphwright.array.population.forward import LINE, activate, slope
 from graphwright.array.population.genes import Genes, compiled, native
 from graphwright.array.population.table import Table
-from graphwright.array.vm import vector as v
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.math import exp, formulas, log, updates
 
 MSE, BCE, CROSS_ENTROPY = range(3)
@@ -25,7 +25,7 @@ def _forward(
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
     """Run a genome's rows, keep sums and values of every step, and clear the gradients."""
-    zero = v.splat(np.float32(0.0))
+    zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):
             kind, low, high = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
@@ -35,33 +35,33 @@ def _forward(
                     src, then = np.int64(table.links[i, 0]), t - table.links[i, 1]
                     w, part = weights[table.links[i, 2]], zero
                     if then >= 0 and src > inputs:
-                        part = v.load(values + then * step_bytes + (src - inputs - 1) * row_bytes + n) * w
+                        part = vec.load(values + then * step_bytes + (src - inputs - 1) * row_bytes + n) * w
                     elif then >= 0:
-                        part = v.load(x + (then * (inputs + 1) + src) * row_bytes + n) * w
+                        part = vec.load(x + (then * (inputs + 1) + src) * row_bytes + n) * w
                     total = part if i == low else total + part
                 at = t * step_bytes + r * row_bytes + n
-                v.store(sums + at, total)
-                v.store(values + at, activate(kind, total))
-                v.store(slopes + at, zero)
+                vec.store(sums + at, total)
+                vec.store(values + at, activate(kind, total))
+                vec.store(slopes + at, zero)
 
 
 @native
 def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, weight: Any) -> Any:
     """The loss of 16 cases over the `outputs` (rows of a genome); its gradient is added to `slopes`."""
-    best = v.load(values + np.int64(outputs[0]) * row_bytes)
+    best = vec.load(values + np.int64(outputs[0]) * row_bytes)
     for o in range(1, len(outputs)):
-        best = v.maximum(best, v.load(values + np.int64(outputs[o]) * row_bytes))
-    mass = v.splat(np.float32(0.0))
+        best = vec.maximum(best, vec.load(values + np.int64(outputs[o]) * row_bytes))
+    mass = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
-        mass = mass + exp(v.load(values + np.int64(outputs[o]) * row_bytes) - best)
+        mass = mass + exp(vec.load(values + np.int64(outputs[o]) * row_bytes) - best)
     rest = log(mass) + best
-    loss = v.splat(np.float32(0.0))
+    loss = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
         at = np.int64(outputs[o]) * row_bytes
-        wanted = v.load(target + o * row_bytes)
-        score = v.load(values + at) - rest
+        wanted = vec.load(target + o * row_bytes)
+        score = vec.load(values + at) - rest
         loss = loss - wanted * score
-        v.store(slopes + at, v.load(slopes + at) + (exp(score) - wanted) * weight)
+        vec.store(slopes + at, vec.load(slopes + at) + (exp(score) - wanted) * weight)
     return loss
 
 
@@ -70,19 +70,19 @@ def _pointwise(
     kind: Any, outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, share: Any, weight: Any
 ) -> Any:
     """As `_cross_entropy`, for losses that are a sum over the outputs; an output counts `share`."""
-    loss = v.splat(np.float32(0.0))
+    loss = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
         at = np.int64(outputs[o]) * row_bytes
-        wanted, score = v.load(target + o * row_bytes), v.load(values + at)
+        wanted, score = vec.load(target + o * row_bytes), vec.load(values + at)
         if kind == MSE:
             gap = score - wanted
             loss = loss + gap * gap
             delta = gap + gap
         else:
-            hard = v.maximum(score, 0.0) - score * wanted
-            loss = loss + (hard + log(1.0 + exp(-v.absolute(score))))
+            hard = vec.maximum(score, 0.0) - score * wanted
+            loss = loss + (hard + log(1.0 + exp(-vec.absolute(score))))
             delta = formulas.sigmoid(score) - wanted
-        v.store(slopes + at, v.load(slopes + at) + delta * share * weight)
+        vec.store(slopes + at, vec.load(slopes + at) + delta * share * weight)
     return loss
 
 
@@ -97,7 +97,7 @@ def _backward(
             kind, low, high = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
             here = t * step_bytes + r * row_bytes
             for n in range(here, here + row_bytes, LINE):
-                v.store(slopes + n, v.load(slopes + n) * slope(kind, v.load(sums + n), v.load(values + n)))
+                vec.store(slopes + n, vec.load(slopes + n) * slope(kind, vec.load(sums + n), vec.load(values + n)))
             for i in range(low, high):
                 src, then = np.int64(table.links[i, 0]), t - table.links[i, 1]
                 if then < 0:
@@ -105,14 +105,14 @@ def _backward(
                 w, inner = weights[table.links[i, 2]], src > inputs
                 shift = then * step_bytes + (src - inputs - 1) * row_bytes
                 feed = values + shift if inner else x + (then * (inputs + 1) + src) * row_bytes
-                total = v.splat(np.float32(0.0))
+                total = vec.splat(np.float32(0.0))
                 for n in range(0, row_bytes, LINE):
-                    delta = v.load(slopes + here + n)
-                    total = v.fma(delta, v.load(feed + n), total)
+                    delta = vec.load(slopes + here + n)
+                    total = vec.fma(delta, vec.load(feed + n), total)
                     if inner:
                         at = slopes + shift + n
-                        v.store(at, v.fma(delta, w, v.load(at)))
-                gradient[table.links[i, 2]] += v.total(total)
+                        vec.store(at, vec.fma(delta, w, vec.load(at)))
+                gradient[table.links[i, 2]] += vec.total(total)
 
 
 @native
@@ -137,27 +137,10 @@ def _adam(genes: Any, links: Any, low: Any, high: Any, gradient: Any, lr: Any, c
 
 @compiled
 def train(
-    table: Table,
-    genes: Genes,
-    x: int,
-    inputs: int,
-    steps: int,
-    padded: int,
-    target: int,
-    share: int,
-    outputs: int,
-    heads: np.ndarray,
-    loss_weights: np.ndarray,
-    epochs: np.ndarray,
-    lr: np.ndarray,
-    clip: float,
-    memory: int,
-    most_rows: int,
-    gradient: np.ndarray,
-    losses: np.ndarray,
-    low: int,
-    high: int,
-) -> None:
+    table: Table, genes: Genes, x: int, inputs: int, steps: int, padded: int, target: int, share: int, outputs: int,
+    heads: np.ndarray, loss_weights: np.ndarray, epochs: np.ndarray, lr: np.ndarray, clip: float, memory: int,
+    most_rows: int, gradient: np.ndarray, losses: np.ndarray, low: int, high: int,
+) -> None:  # fmt: skip
     """Run `epochs[g]` steps of Adam with rate `lr[g]` on genomes low to high; genes are changed in place.
 
     Args:
@@ -187,14 +170,14 @@ def train(
                 part = np.float32(1.0 if kind == CROSS_ENTROPY else 1.0 / (o1 - o0))
                 for t in range(steps):
                     for n in range(0, row_bytes, LINE):
-                        weight = v.load(share + t * row_bytes + n) * np.float32(loss_weights[h])
+                        weight = vec.load(share + t * row_bytes + n) * np.float32(loss_weights[h])
                         wanted, at = target + (t * outputs + o0) * row_bytes + n, t * step_bytes + n
                         ends = table.outputs[g, o0:o1]
                         if kind == CROSS_ENTROPY:
                             lost = _cross_entropy(ends, wanted, values + at, slopes + at, row_bytes, weight)
                         else:
                             lost = _pointwise(kind, ends, wanted, values + at, slopes + at, row_bytes, part, weight)
-                        loss += np.float64(v.total(lost * part * weight))
+                        loss += np.float64(vec.total(lost * part * weight))
             if epoch == 0:
                 losses[g, 0] = loss
             losses[g, 1] = loss

@@ -10,7 +10,8 @@ from graphwright.array.population.deal import note, offspring, parents, represen
 from graphwright.array.population.genes import Genes, Registry, number_of
 from graphwright.array.population.names import founders
 from graphwright.array.population.poles import act
-from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs
+from graphwright.array.population.table import tabulate
 
 
 def warmup() -> None:

@@ -12,32 +12,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from graphwright.array.vm.code import BLOCK, DEPTH, STRIPS, ZEROS
-from graphwright.array.vm.elementwise import cell
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.code import BLOCK, DEPTH, STRIPS, ZEROS, Code
+from graphwright.array.vm.elementwise import cell, loop
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import (
-    F32,
-    FLOATS,
-    I32,
-    I64,
-    INTS,
-    aligned,
-    broadcast,
-    first,
-    first_lanes,
-    fma,
-    intrinsic_call,
-    joined,
-    load_f32,
-    load_first,
-    masked_load,
-    masked_store,
-    pick_first,
-    pointer,
-    store,
-    store_f32,
-    store_first,
-)
 
 PANEL = 32
 _FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which the panel is copied
@@ -51,50 +29,45 @@ def _tile(rows: int, vectors: int) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i = args
-        cut = first_lanes(builder, builder.sub(columns, I64(16 * (vectors - 1))))
-        whole = ir.Constant(ir.VectorType(ir.IntType(1), 16), [ir.IntType(1)(1)] * 16)
-        masks = [whole] * (vectors - 1) + [cut]
+        cut = vec.first_lanes(builder, builder.sub(columns, vec.I64(16 * (vectors - 1))))
+        masks = [None] * (vectors - 1) + [cut]
 
         def place(base: Any, stride: Any, r: int, v: int) -> Any:
-            return builder.add(builder.add(base, builder.mul(stride, I64(r))), I64(64 * v))
-
-        def fetch(address: Any, v: int) -> Any:
-            if masks[v] is whole:
-                return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
-            return masked_load(builder, address, masks[v], FLOATS, "v16f32", 4)
+            return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
             """Emit a loop of `count` turns that adds `unrolled` terms each; returns addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
-            builder.cbranch(builder.icmp_signed(">", count, I64(0)), loop, done)
+            builder.cbranch(builder.icmp_signed(">", count, vec.I64(0)), loop, done)
             builder.position_at_end(loop)
             given = (count, at_a, at_b, *sums)
             phis = [builder.phi(value.type) for value in given]
             left, a, b, *grown = phis
             for _ in range(unrolled):
-                panel = [fetch(builder.add(b, I64(64 * v)), v) for v in range(vectors)]
+                panel = [vec.fetch(builder, builder.add(b, vec.I64(64 * v)), masks[v]) for v in range(vectors)]
                 for r in range(rows):
-                    wide = broadcast(builder, aligned(builder.load(pointer(builder, place(a, row_a, r, 0), F32)), 4))
+                    one = builder.load(vec.pointer(builder, place(a, row_a, r, 0), vec.F32))
+                    wide = vec.broadcast(builder, vec.aligned(one, 4))
                     for v in range(vectors):
                         i = vectors * r + v
-                        grown[i] = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide, panel[v], grown[i])
+                        grown[i] = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide, panel[v], grown[i])
                 a, b = builder.add(a, col_a), builder.add(b, row_b)
-            then = (builder.sub(left, I64(1)), a, b, *grown)
+            then = (builder.sub(left, vec.I64(1)), a, b, *grown)
             for phi, begin, end in zip(phis, given, then, strict=True):
                 phi.add_incoming(begin, before)
                 phi.add_incoming(end, loop)
-            builder.cbranch(builder.icmp_signed(">", left, I64(1)), loop, done)
+            builder.cbranch(builder.icmp_signed(">", left, vec.I64(1)), loop, done)
             builder.position_at_end(done)
-            return tuple(joined(builder, (x, before), (y, loop)) for x, y in zip(given[1:], then[1:], strict=True))
+            return tuple(vec.joined(builder, (x, before), (y, loop)) for x, y in zip(given[1:], then[1:], strict=True))
 
-        none = ir.Constant(FLOATS, None)
-        reached_a, reached_b, *pairs = terms(builder.ashr(k, I64(1)), a, b, [none] * (rows * vectors), 2)
-        _, _, *sums = terms(builder.and_(k, I64(1)), reached_a, reached_b, pairs, 1)
+        none = ir.Constant(vec.FLOATS, None)
+        reached_a, reached_b, *pairs = terms(builder.ashr(k, vec.I64(1)), a, b, [none] * (rows * vectors), 2)
+        _, _, *sums = terms(builder.and_(k, vec.I64(1)), reached_a, reached_b, pairs, 1)
         for r in range(rows):
             for v in range(vectors):
-                value = builder.fadd(sums[vectors * r + v], fetch(place(init, row_i, r, v), v))
-                masked_store(builder, value, place(c, row_c, r, v), masks[v], "v16f32", 4)
+                value = builder.fadd(sums[vectors * r + v], vec.fetch(builder, place(init, row_i, r, v), masks[v]))
+                vec.write(builder, value, place(c, row_c, r, v), masks[v])
         return ir.Constant(ir.IntType(8).as_pointer(), None)
 
     def tile(typingctx, a, row_a, col_a, b, row_b, c, row_c, k, columns, init, row_i):
@@ -127,13 +100,8 @@ _thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8
 
 def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
     """The 16 x 16 transpose of 16 vectors: four rounds of interleaving row i with row i + 8."""
-    low = ir.Constant(INTS, [I32(i // 2 + 16 * (i % 2)) for i in range(16)])
-    high = ir.Constant(INTS, [I32(8 + i // 2 + 16 * (i % 2)) for i in range(16)])
     for _ in range(4):
-        mixed = []
-        for i in range(8):
-            mixed += [builder.shuffle_vector(rows[i], rows[i + 8], pick) for pick in (low, high)]
-        rows = mixed
+        rows = [vector for i in range(8) for vector in vec.interleaved(builder, rows[i], rows[i + 8])]
     return rows
 
 
@@ -147,15 +115,15 @@ def transposer(fetch: Any) -> Any:
     def turn(typingctx, source, stride, target, pitch, rows, columns):
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             source, stride, target, pitch, rows, columns = args
-            inside = first_lanes(builder, columns)
+            inside = vec.first_lanes(builder, columns)
             none = ir.Constant(inside.type, None)
             taken = []
             for r in range(16):
-                mask = builder.select(builder.icmp_signed(">", rows, I64(r)), inside, none)
-                taken.append(fetch(builder, builder.add(source, builder.mul(stride, I64(r))), mask))
+                mask = builder.select(builder.icmp_signed(">", rows, vec.I64(r)), inside, none)
+                taken.append(fetch(builder, builder.add(source, builder.mul(stride, vec.I64(r))), mask))
             for r, vector in enumerate(_transpose(builder, taken)):
-                place = builder.add(target, builder.mul(pitch, I64(r)))
-                aligned(builder.store(vector, pointer(builder, place, FLOATS)), 4)
+                place = builder.add(target, builder.mul(pitch, vec.I64(r)))
+                vec.aligned(builder.store(vector, vec.pointer(builder, place, vec.FLOATS)), 4)
             return ir.Constant(ir.IntType(8).as_pointer(), None)
 
         return types.void(*[types.int64] * 6), codegen
@@ -163,17 +131,17 @@ def transposer(fetch: Any) -> Any:
     return intrinsic(turn)
 
 
-_turn = transposer(lambda b, address, mask: masked_load(b, address, mask, FLOATS, "v16f32", 4))
+_turn = transposer(lambda b, address, mask: vec.masked_load(b, address, mask, vec.FLOATS, "v16f32", 4))
 
 
 @native
 def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any) -> None:
     """Pack B[terms, columns] into rows of 32."""
     if col_b == 4:
-        mask, more = first(columns), first(columns - 16)
+        mask, more = vec.first(columns), vec.first(columns - 16)
         for k in range(terms):
-            store(scratch + 4 * PANEL * k, load_first(b + k * row_b, mask))
-            store(scratch + 4 * PANEL * k + 64, load_first(b + k * row_b + 64, more))
+            vec.store(scratch + 4 * PANEL * k, vec.load_first(b + k * row_b, mask))
+            vec.store(scratch + 4 * PANEL * k + 64, vec.load_first(b + k * row_b + 64, more))
     elif row_b == 4:
         for j in range(0, columns, 16):
             for k in range(0, terms, 16):
@@ -181,7 +149,7 @@ def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any
     else:
         for k in range(terms):
             for j in range(columns):
-                store_f32(scratch + 4 * (PANEL * k + j), load_f32(b + k * row_b + j * col_b))
+                vec.store_f32(scratch + 4 * (PANEL * k + j), vec.load_f32(b + k * row_b + j * col_b))
 
 
 @native
@@ -190,21 +158,21 @@ def _small(
     m: Any, n: Any, k: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
     """Compute four rows of C at a time without packing B; the last row is computed repeatedly where fewer are left."""
-    mask = first(n)
+    mask = vec.first(n)
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
-        s0, s1 = load_first(init + i * row_i, mask), load_first(init + i1 * row_i, mask)
-        s2, s3 = load_first(init + i2 * row_i, mask), load_first(init + i3 * row_i, mask)
+        s0, s1 = vec.load_first(init + i * row_i, mask), vec.load_first(init + i1 * row_i, mask)
+        s2, s3 = vec.load_first(init + i2 * row_i, mask), vec.load_first(init + i3 * row_i, mask)
         a0, a1, a2, a3, at_b = a + i * row_a, a + i1 * row_a, a + i2 * row_a, a + i3 * row_a, b
         for _ in range(k):
-            line = load_first(at_b, mask) if col_b == 4 or n == 1 else pick_first(at_b, col_b, mask)
-            s0, s1 = fma(load_f32(a0), line, s0), fma(load_f32(a1), line, s1)
-            s2, s3 = fma(load_f32(a2), line, s2), fma(load_f32(a3), line, s3)
+            line = vec.load_first(at_b, mask) if col_b == 4 or n == 1 else vec.pick_first(at_b, col_b, mask)
+            s0, s1 = vec.fma(vec.load_f32(a0), line, s0), vec.fma(vec.load_f32(a1), line, s1)
+            s2, s3 = vec.fma(vec.load_f32(a2), line, s2), vec.fma(vec.load_f32(a3), line, s3)
             a0, a1, a2, a3, at_b = a0 + col_a, a1 + col_a, a2 + col_a, a3 + col_a, at_b + row_b
-        store_first(c + i * row_c, s0, mask)
-        store_first(c + i1 * row_c, s1, mask)
-        store_first(c + i2 * row_c, s2, mask)
-        store_first(c + i3 * row_c, s3, mask)
+        vec.store_first(c + i * row_c, s0, mask)
+        vec.store_first(c + i1 * row_c, s1, mask)
+        vec.store_first(c + i2 * row_c, s2, mask)
+        vec.store_first(c + i3 * row_c, s3, mask)
 
 
 @native
@@ -215,9 +183,9 @@ def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> 
         left = m - i
         height = 12 if left >= 12 else 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
         if row_a == 4:
-            mask = first(height)
+            mask = vec.first(height)
             for k in range(terms):
-                store(at + 4 * height * k, load_first(a + 4 * i + k * col_a, mask))
+                vec.store(at + 4 * height * k, vec.load_first(a + 4 * i + k * col_a, mask))
         else:
             for k in range(0, terms, 16):
                 _turn(a + i * row_a + 4 * k, row_a, at + 4 * height * k, 4 * height, height, terms - k)
@@ -283,7 +251,7 @@ def gemm(
                 tiles(at_a, step_a, down_a, along_a, at_b, step_b, out, row_c, rows, terms, columns, start, step_i)
 
 
-@native
+@loop(Code.PRODUCT)
 def product(row: Any, scratch: Any) -> None:
     """A matrix product as a row of code: cells 1 to 13 are the arguments of `gemm`."""
     gemm(

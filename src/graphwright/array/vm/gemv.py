@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.vm.code import DEPTH, GROUP, ZEROS
-from graphwright.array.vm.elementwise import F, cell
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.code import DEPTH, GROUP, ZEROS, Code
+from graphwright.array.vm.elementwise import F, cell, loop
 from graphwright.array.vm.gemm import PANEL, tiles, transposer
 from graphwright.array.vm.math import native
 from graphwright.array.vm.narrow import (
@@ -31,26 +32,11 @@ from graphwright.array.vm.narrow import (
     products_i8,
     store_i16,
 )
-from graphwright.array.vm.vector import (
-    absolute,
-    first,
-    fma,
-    largest,
-    load,
-    load_f32,
-    load_first,
-    maximum,
-    rint,
-    splat,
-    store,
-    store_f32,
-    total,
-)
 
 
 @native
 def _second(w: Any) -> Any:
-    return load(w + 64)
+    return vec.load(w + 64)
 
 
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
@@ -62,25 +48,26 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 
     @native
     def add_64(at: Any, x: Any, s: Any) -> Any:
-        a, b = fma(low(at), load(x), s[0]), fma(high(at), load(x + 64), s[1])
+        a, b = vec.fma(low(at), vec.load(x), s[0]), vec.fma(high(at), vec.load(x + 64), s[1])
         at += 32 * size
-        return a, b, fma(low(at), load(x + 128), s[2]), fma(high(at), load(x + 192), s[3])
+        return a, b, vec.fma(low(at), vec.load(x + 128), s[2]), vec.fma(high(at), vec.load(x + 192), s[3])
 
     @native
     def rest(w: Any, x: Any, plain: Any, k: Any, s: Any) -> Any:
         a, b, i = s[0], s[1], k - k % 64
         if i + 32 <= k:
-            a, b = fma(low(w + size * i), load(x + 4 * i), a), fma(high(w + size * i), load(x + 4 * i + 64), b)
+            a = vec.fma(low(w + size * i), vec.load(x + 4 * i), a)
+            b = vec.fma(high(w + size * i), vec.load(x + 4 * i + 64), b)
             i += 32
         while i < k:
-            mask = first(k - i)
-            a = fma(read_first(w + size * i, mask), load_first(plain + 4 * i, mask), a)
+            mask = vec.first(k - i)
+            a = vec.fma(read_first(w + size * i, mask), vec.load_first(plain + 4 * i, mask), a)
             i += 16
-        return total(a + b + (s[2] + s[3]))
+        return vec.total(a + b + (s[2] + s[3]))
 
     @native
     def one(w: Any, x: Any, plain: Any, k: Any) -> Any:
-        none = splat(F(0.0))
+        none = vec.splat(F(0.0))
         s = none, none, none, none
         for i in range(0, k - 63, 64):
             s = add_64(w + size * i, x + 4 * i, s)
@@ -88,7 +75,7 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 
     @native
     def four(w: Any, far: Any, x: Any, plain: Any, k: Any) -> Any:
-        none = splat(F(0.0))
+        none = vec.splat(F(0.0))
         p = q = r = s = none, none, none, none
         for i in range(0, k - 63, 64):
             at, here = w + size * i, x + 4 * i
@@ -101,19 +88,20 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 
     @native
     def two(w: Any, x: Any, y: Any, plain_x: Any, plain_y: Any, k: Any) -> Any:
-        a, b, c, d = splat(F(0.0)), splat(F(0.0)), splat(F(0.0)), splat(F(0.0))
+        a, b, c, d = vec.splat(F(0.0)), vec.splat(F(0.0)), vec.splat(F(0.0)), vec.splat(F(0.0))
         i = 0
         while i + 32 <= k:
             u, v = low(w + size * i), high(w + size * i)
-            a, c = fma(u, load(x + 4 * i), a), fma(u, load(y + 4 * i), c)
-            b, d = fma(v, load(x + 4 * i + 64), b), fma(v, load(y + 4 * i + 64), d)
+            a, c = vec.fma(u, vec.load(x + 4 * i), a), vec.fma(u, vec.load(y + 4 * i), c)
+            b, d = vec.fma(v, vec.load(x + 4 * i + 64), b), vec.fma(v, vec.load(y + 4 * i + 64), d)
             i += 32
         while i < k:
-            mask = first(k - i)
+            mask = vec.first(k - i)
             u = read_first(w + size * i, mask)
-            a, c = fma(u, load_first(plain_x + 4 * i, mask), a), fma(u, load_first(plain_y + 4 * i, mask), c)
+            a = vec.fma(u, vec.load_first(plain_x + 4 * i, mask), a)
+            c = vec.fma(u, vec.load_first(plain_y + 4 * i, mask), c)
             i += 16
-        return total(a + b), total(c + d)
+        return vec.total(a + b), vec.total(c + d)
 
     return one, four, two
 
@@ -122,24 +110,25 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 def _apart(x: Any, k: Any, to: Any) -> None:
     """Separate the even from the odd entries of every 32 numbers."""
     for i in range(0, k - 31, 32):
-        u, v = load(x + 4 * i), load(x + 4 * i + 64)
-        store(to + 4 * i, evens(u, v))
-        store(to + 4 * i + 64, odds(u, v))
+        u, v = vec.load(x + 4 * i), vec.load(x + 4 * i + 64)
+        vec.store(to + 4 * i, evens(u, v))
+        vec.store(to + 4 * i + 64, odds(u, v))
 
 
-def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
-    """A loop for a product of few rows of x; `code.WORK` is the size of its scratch.
+@native
+def _cells(row: Any) -> Any:
+    """1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y, 9 rows of x."""
+    w, n, k, bias, x = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
+    return w, n, k, bias, x, cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9)
 
-    Cells 1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y, 9 rows of x.
-    """
+
+def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
+    """Define a loop for a product of few rows of x; `code.WORK` is the size of its scratch."""
     one, four, two = _dots(low, high, read_first, size)
 
-    @native
+    @loop(code)
     def run(row: Any, scratch: Any) -> None:
-        w, n, k, bias, plain, gap, y, sy, tokens = (
-            cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
-            cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9),
-        )  # fmt: skip
+        w, n, k, bias, plain, gap, y, sy, tokens = _cells(row)
         x, sx = plain, gap
         if size == 2:
             x, sx = scratch + ZEROS, 4 * k
@@ -150,23 +139,21 @@ def _rows(low: Any, high: Any, read_first: Any, size: Any) -> Any:
             sums = four(w + r * k * size, quarter * k * size, x, plain, k)
             for i, row_sum in enumerate(sums):
                 place = 4 * (r + i * quarter)
-                store_f32(y + place, row_sum + (load_f32(bias + place) if bias else F(0.0)))
+                vec.store_f32(y + place, row_sum + (vec.load_f32(bias + place) if bias else F(0.0)))
         for r in range(4 * quarter, n):
-            start = load_f32(bias + 4 * r) if bias else F(0.0)
+            start = vec.load_f32(bias + 4 * r) if bias else F(0.0)
             at, t = w + r * k * size, 0
             while t + 2 <= tokens:
                 p, q = two(at, x + t * sx, x + (t + 1) * sx, plain + t * gap, plain + (t + 1) * gap, k)
-                store_f32(y + t * sy + 4 * r, p + start)
-                store_f32(y + (t + 1) * sy + 4 * r, q + start)
+                vec.store_f32(y + t * sy + 4 * r, p + start)
+                vec.store_f32(y + (t + 1) * sy + 4 * r, q + start)
                 t += 2
             if t < tokens:
-                store_f32(y + t * sy + 4 * r, one(at, x + t * sx, plain + t * gap, k) + start)
-
-    return run
+                vec.store_f32(y + t * sy + 4 * r, one(at, x + t * sx, plain + t * gap, k) + start)
 
 
-float32_rows = _rows(load, _second, load_first, 4)
-bfloat16_rows = _rows(evens_bf16, odds_bf16, load_first_bf16, 2)
+_few_rows(Code.ROWS_F32, vec.load, _second, vec.load_first, 4)
+_few_rows(Code.ROWS_BF16, evens_bf16, odds_bf16, load_first_bf16, 2)
 
 
 _MOST, _LEAST = 32767.0, 1e-30
@@ -180,16 +167,17 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
     A group with a non-finite number gets a non-finite step, and zeros.
     """
     for i in range(0, k, GROUP):
-        a, b = load_first(x + 4 * i, first(k - i)), load_first(x + 4 * i + 64, first(k - i - 16))
-        c, d = load_first(x + 4 * i + 128, first(k - i - 32)), load_first(x + 4 * i + 192, first(k - i - 48))
-        some, others = maximum(absolute(a), absolute(b)), maximum(absolute(c), absolute(d))
-        most = largest(maximum(some, others))
-        store_f32(steps + 4 * (i // GROUP), F(0.0) if most <= F(_LEAST) else most * F(1 / _MOST))
+        at = x + 4 * i
+        a, b = vec.load_first(at, vec.first(k - i)), vec.load_first(at + 64, vec.first(k - i - 16))
+        c, d = vec.load_first(at + 128, vec.first(k - i - 32)), vec.load_first(at + 192, vec.first(k - i - 48))
+        some, others = vec.maximum(vec.absolute(a), vec.absolute(b)), vec.maximum(vec.absolute(c), vec.absolute(d))
+        most = vec.largest(vec.maximum(some, others))
+        vec.store_f32(steps + 4 * (i // GROUP), F(0.0) if most <= F(_LEAST) else most * F(1 / _MOST))
         if F(_LEAST) < most < F(np.inf):
-            up = splat(F(_MOST) / most)
-            a, b, c, d = rint(a * up), rint(b * up), rint(c * up), rint(d * up)
+            up = vec.splat(F(_MOST) / most)
+            a, b, c, d = vec.rint(a * up), vec.rint(b * up), vec.rint(c * up), vec.rint(d * up)
         else:
-            a = b = c = d = splat(F(0.0))
+            a = b = c = d = vec.splat(F(0.0))
         place = q + 2 * i
         store_i16(place, a)
         store_i16(place + 32, b)
@@ -200,26 +188,26 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
 @native
 def _add_groups(w: Any, scales: Any, q: Any, steps: Any, s: Any) -> Any:
     p, r = dot_i8(w, q), dot_i8(w + GROUP, q + 2 * GROUP)
-    a = fma(p * load_f32(scales), load_f32(steps), s[0])
-    return a, fma(r * load_f32(scales + 4), load_f32(steps + 4), s[1])
+    a = vec.fma(p * vec.load_f32(scales), vec.load_f32(steps), s[0])
+    return a, vec.fma(r * vec.load_f32(scales + 4), vec.load_f32(steps + 4), s[1])
 
 
 @native
 def _scaled_rest(w: Any, scales: Any, q: Any, steps: Any, k: Any, s: Any) -> Any:
     a, i = s[0], k - k % (2 * GROUP)
     while i < k:
-        g, end, p = 4 * (i // GROUP), min(k, i + GROUP), splat(F(0.0))
+        g, end, p = 4 * (i // GROUP), min(k, i + GROUP), vec.splat(F(0.0))
         while i < end:
-            p = products_i8(w + i, q + 2 * i, first(end - i)) + p
+            p = products_i8(w + i, q + 2 * i, vec.first(end - i)) + p
             i += 16
         i = end
-        a = fma(p * load_f32(scales + g), load_f32(steps + g), a)
-    return total(a + s[1])
+        a = vec.fma(p * vec.load_f32(scales + g), vec.load_f32(steps + g), a)
+    return vec.total(a + s[1])
 
 
 @native
 def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    none = splat(F(0.0))
+    none = vec.splat(F(0.0))
     s = none, none
     for i in range(0, k - 2 * GROUP + 1, 2 * GROUP):
         g = 4 * (i // GROUP)
@@ -230,7 +218,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
     """Two rows, with the same bits as one row each."""
-    none = splat(F(0.0))
+    none = vec.splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales
     for i in range(0, k - 2 * GROUP + 1, 2 * GROUP):
@@ -239,13 +227,10 @@ def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: A
     return _scaled_rest(w, scales, q, steps, k, s), _scaled_rest(v, more, q, steps, k, t)
 
 
-@native
+@loop(Code.ROWS_I8)
 def int8_rows(row: Any, scratch: Any) -> None:
-    """A product with int8 weights; cells as in `_rows`, and cell 10 scales [rows of w, groups]."""
-    w, n, k, bias, x, sx, y, sy, tokens, scales = (
-        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6),
-        cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10),
-    )  # fmt: skip
+    """A product with int8 weights; and cell 10 scales [rows of w, groups]."""
+    (w, n, k, bias, x, sx, y, sy, tokens), scales = _cells(row), cell(row, 10)
     groups = (k + GROUP - 1) // GROUP
     q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
     for t in range(tokens):
@@ -255,12 +240,12 @@ def int8_rows(row: Any, scratch: Any) -> None:
         sums = _two_scaled(w + r * k, half * k, scales + 4 * r * groups, 4 * half * groups, q, steps, k)
         for i, row_sum in enumerate(sums):
             place = 4 * (r + i * half)
-            store_f32(y + place, row_sum + (load_f32(bias + place) if bias else F(0.0)))
+            vec.store_f32(y + place, row_sum + (vec.load_f32(bias + place) if bias else F(0.0)))
     for r in range(2 * half, n):
-        start = load_f32(bias + 4 * r) if bias else F(0.0)
+        start = vec.load_f32(bias + 4 * r) if bias else F(0.0)
         for t in range(tokens):
             value = _scaled(w + r * k, scales + 4 * r * groups, q + 2 * GROUP * groups * t, steps + 4 * groups * t, k)
-            store_f32(y + t * sy + 4 * r, value + start)
+            vec.store_f32(y + t * sy + 4 * r, value + start)
 
 
 _turn_bf16, _turn_i8 = transposer(fetch_bf16), transposer(fetch_i8)
@@ -282,19 +267,16 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
             _turn_i8(w + j * k + i, k, place, 4 * PANEL, columns - j, terms - i)
             row = panel + 4 * PANEL * (DEPTH + 1) + 4 * j  # one row after the panel, which no product reads
             for r in range(min(16, columns - j)):
-                store_f32(row + 4 * r, load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
-            scale = load(row)
+                vec.store_f32(row + 4 * r, vec.load_f32(scales + 4 * ((j + r) * groups + i // GROUP)))
+            scale = vec.load(row)
             for t in range(min(16, terms - i)):
-                store(place + 4 * PANEL * t, load(place + 4 * PANEL * t) * scale)
+                vec.store(place + 4 * PANEL * t, vec.load(place + 4 * PANEL * t) * scale)
 
 
-@native
-def panels(row: Any, scratch: Any, quantised: Any) -> None:
-    """A product of many rows of x; cells as in `_rows` and `int8_rows`."""
-    w, n, k, bias, x, sx, y, sy, tokens = (
-        cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5),
-        cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9),
-    )  # fmt: skip
+@loop(Code.PANELS_BF16, Code.PANELS_I8)
+def panels(row: Any, scratch: Any) -> None:
+    """A product of many rows of x; cell 10 as in `int8_rows`."""
+    (w, n, k, bias, x, sx, y, sy, tokens), quantised = _cells(row), cell(row, 0) == Code.PANELS_I8
     panel, groups = scratch + ZEROS, (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):
         terms = min(DEPTH, k - k0)

@@ -12,13 +12,14 @@ from llvmlite import ir
 from numba import types
 
 from graphwright.array.vm import context as at
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES
 from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import I8, I32, I64, define, effect, load_i64, pointer, store_i64
+from graphwright.array.vm.vector import I8, I64, define, effect, pointer
 
 i64, void = types.int64, types.void
-_FUNCTION = ir.FunctionType(I32, [I8.as_pointer()])
+_FUNCTION = ir.FunctionType(vec.I32, [I8.as_pointer()])
 _QUESTION = ir.FunctionType(I8.as_pointer(), [I8.as_pointer()])
 
 
@@ -67,14 +68,14 @@ def share(team: Any, row: Any, threads: Any) -> Any:
     """Offer the tickets after a row to the helpers; returns False if another thread is sharing."""
     if team == 0 or threads < 2 or exchange(team + 8 * at.OWNER, 1):
         return False
-    store_i64(team + 8 * at.ROWS, row + BYTES)
-    store_i64(team + 8 * at.SIZE, BYTES * cell(row, 2))
-    store_i64(team + 8 * at.WRONG, 0)
+    vec.store_i64(team + 8 * at.ROWS, row + BYTES)
+    vec.store_i64(team + 8 * at.SIZE, BYTES * cell(row, 2))
+    vec.store_i64(team + 8 * at.WRONG, 0)
     write(team + 8 * at.ALLOWED, threads - 1)
     write(team + 8 * at.DONE, 0)
     write(team + 8 * at.WORD, cell(row, 1) << 32)
     for _ in range(exchange(team + 8 * at.ASLEEP, 0)):
-        called(load_i64(team + 8 * at.SEM_POST), team + 8 * at.SEMAPHORE)
+        called(vec.load_i64(team + 8 * at.SEM_POST), team + 8 * at.SEMAPHORE)
     return True
 
 
@@ -85,9 +86,9 @@ def finish(team: Any, tickets: Any) -> Any:
     while read(team + 8 * at.DONE) < tickets:
         looks += 1
         if looks > _LOOKS:
-            called(load_i64(team + 8 * at.YIELD), 0)
+            called(vec.load_i64(team + 8 * at.YIELD), 0)
     write(team + 8 * at.WORD, 0)
-    wrong = load_i64(team + 8 * at.WRONG)
+    wrong = vec.load_i64(team + 8 * at.WRONG)
     write(team + 8 * at.OWNER, 0)
     return wrong
 
@@ -100,4 +101,4 @@ def wait(team: Any, helper: Any) -> None:
             return
     fetch_add(team + 8 * at.ASLEEP, 1)
     if not (_open(team) and helper <= read(team + 8 * at.ALLOWED)):
-        called(load_i64(team + 8 * at.SEM_WAIT), team + 8 * at.SEMAPHORE)
+        called(vec.load_i64(team + 8 * at.SEM_WAIT), team + 8 * at.SEMAPHORE)

@@ -71,6 +71,15 @@ def shuffle(builder: Any, x: Any, y: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(x, y, ir.Constant(INTS, [I32(i) for i in lanes]))
 
 
+def interleaved(builder: Any, x: Any, y: Any, width: int = 1) -> list[Any]:
+    """Alternate runs of `width` lanes: of the lower halves of two vectors, and of their upper halves."""
+    starts = [range(half, half + LANES // 2, width) for half in (0, LANES // 2)]
+    return [
+        shuffle(builder, x, y, [lane + i for at in places for lane in (at, LANES + at) for i in range(width)])
+        for places in starts
+    ]
+
+
 def broadcast(builder: Any, scalar: Any) -> Any:
     """Copy one value to all lanes."""
     one = builder.insert_element(ir.Constant(ir.VectorType(scalar.type, LANES), ir.Undefined), scalar, I32(0))
@@ -104,6 +113,21 @@ def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str,
     kind = ir.FunctionType(ir.VoidType(), [value.type, target.type, I32, FLAGS])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.{suffix}.p0")
     builder.call(function, [value, target, I32(align), mask])
+
+
+def fetch(builder: Any, address: Any, mask: Any) -> Any:
+    """Load floats under a mask, which may be None for all lanes."""
+    if mask is None:
+        return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
+    return masked_load(builder, address, mask, FLOATS, "v16f32", 4)
+
+
+def write(builder: Any, value: Any, address: Any, mask: Any = None) -> None:
+    """Store floats under a mask, which may be None for all lanes."""
+    if mask is None:
+        aligned(builder.store(value, pointer(builder, address, FLOATS)), 4)
+    else:
+        masked_store(builder, value, address, mask, "v16f32", 4)
 
 
 _infer_global: Any = infer_global
@@ -223,8 +247,8 @@ load_u8 = define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, 
 store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, I64)), 8)))
 store_f64 = define("store_f64", void, (i64, f64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F64)), 8)))
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
-load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
-store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
+load = define("load", V, (i64,), lambda b, p: fetch(b, p, None))
+store = define("store", void, (i64, V), effect(lambda b, p, x: write(b, x, p)))
 stream = define(
     "stream", void, (i64, V), effect(lambda b, p, x: past_caches(b, aligned(b.store(x, pointer(b, p, FLOATS)), 64)))
 )
@@ -232,8 +256,8 @@ stream = define(
 first = define("first", M, (i64,), first_lanes)
 outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
 """All lanes but the first n."""
-load_first = define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
-store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
+load_first = define("load_first", V, (i64, M), fetch)
+store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: write(b, x, p, m)))
 pick_first = define("pick_first", V, (i64, i64, M), masked_gather)
 load_mask = define(
     "load_mask",

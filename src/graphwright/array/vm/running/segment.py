@@ -13,8 +13,7 @@ import numpy as np
 from graphwright.array.vm import context as at
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode.operands import Row
-from graphwright.array.vm.encode.scalars import pack_runs
-from graphwright.array.vm.encode.share import Cut, cut
+from graphwright.array.vm.encode.share import Cut, cut, pack_runs
 from graphwright.array.vm.running.call import Call, get_num_threads, guarded, patient, quick, team
 
 _PATIENT = 50_000  # ns above which a call releases the GIL
