@@ -22,7 +22,7 @@ from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
-_FAMILIES = "arrange attention conv elementwise gate index linear loss norm optimize pool random reduce sampling"
+_FAMILIES = "attention conv elementwise index linear loss norm optimize pool random reduce"
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # enters its kernels
 
@@ -61,11 +61,9 @@ class CpuBackend:
     stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
-        """Return a block of bytes, aligned to 64."""
         return Storage(_in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """Return an uninitialised array with its own memory."""
         strides = row_major(shape)
         tensor = torch.empty_strided(shape, strides, dtype=TORCH_DTYPE[dtype])
         if tensor.numel() >= _MANY:
@@ -98,7 +96,6 @@ class CpuBackend:
             target.impl.copy_(source.impl)
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, sharing memory."""
         tensor = self._typed(array).reshape(-1) if _backwards(array) else array.impl
         if array.dtype.as_bits:
             tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
@@ -109,7 +106,6 @@ class CpuBackend:
         return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
 
     def adopt(self, other: Any) -> NDArray:
-        """Return an array over the memory of an object that supports DLPack."""
         tensor = torch.from_dlpack(other)
         block = tensor.untyped_storage()
         storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
@@ -117,7 +113,6 @@ class CpuBackend:
         return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def address(self, array: NDArray) -> int:
-        """Return the address of the first element."""
         memory = array.storage.memory
         if isinstance(memory, np.ndarray):  # most feeds are used once, so no tensor is made for them
             at = memory.__array_interface__["data"][0] + array.offset * array.dtype.itemsize
@@ -126,19 +121,16 @@ class CpuBackend:
         return array.impl.data_ptr()
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Return the specs of the scratch buffers that a kernel needs."""
         row = kernel_of(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return the host requirements of a kernel, for devices that run it."""
         row = kernel_of(name)
         return row.needs(ins, attrs) if row is not None else Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """Return the calls that compute `outs` from `ins`."""
         row = kernel_of(name)
         if row is None:
             raise MissingKernel("the CPU backend has no such kernel", where=name)
@@ -151,11 +143,9 @@ class CpuBackend:
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
     def has_kernel(self, name: str) -> bool:
-        """True if there is a kernel of this name."""
         return name in KERNELS or name in torch_functions
 
     def kernels(self) -> frozenset[str]:
-        """Return the names of all kernels."""
         return frozenset((*KERNELS, *torch_functions))
 
 

@@ -1,17 +1,26 @@
-"""Kernels of random numbers and dropout. The key is an operand, so that each run of a bound call has new numbers."""
+"""Kernels that draw: random numbers, dropout, gates, tokens.
+
+The key is an operand, so that each run of a bound call has new numbers. Gates are one native loop over all logits;
+the parts are copied out of one vector. Tokens are sampled by the VM's loop, compiled on its own.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from math import ceil, inf, pi
+from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel, number
-from graphwright.array.dtype import bool_, float32, float64, int32
+from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.code import SCRATCH
 
 _CELL = 2.0**-24
 """Distance of two random numbers: a word shifted right by 8 has 24 bits."""
@@ -153,3 +162,67 @@ def multinomial(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
         torch.minimum(out, last, out=out)
 
     return [run]
+
+
+def _arrays(ins: Tensors) -> list[np.ndarray]:
+    return [t.numpy() for t in ins]
+
+
+@kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True)
+def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Compute all values, then copy each part."""
+    from graphwright.array.cpu.loops import fill_gates  # loads numba
+
+    sizes = list(attrs["sizes"])
+    calls: list[Call] = [partial(fill_gates, *_arrays((*work, *ins)), np.cumsum(sizes, dtype=np.int64))]
+    return calls + [partial(o.copy_, part) for o, part in zip(outs, torch.split(work[0], sizes), strict=True)]
+
+
+@kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
+def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Concatenate the gradients of the parts, zero where not given, and pull them back at the same noise."""
+    from graphwright.array.cpu.loops import fill_gates, pull_back
+
+    sizes, given = list(attrs["sizes"]), iter(ins[4:])
+    ends = np.cumsum(sizes, dtype=np.int64)
+    calls: list[Call] = [partial(fill_gates, *_arrays((*work[:3], *ins[:4])), ends)]
+    for part, there in zip(torch.split(work[3], sizes), attrs["given"], strict=True):
+        calls.append(partial(part.copy_, next(given)) if there else part.zero_)
+    return [*calls, partial(pull_back, *_arrays((*outs, *work[1:], *ins[1:4])), ends)]
+
+
+@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
+def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Run the loop on a row of code."""
+    (ids, kept), (logits, _, _, seen) = outs, ins
+    addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
+    row = np.array([0, *logits.shape, *addresses], np.int64)
+    return partial(build(), row, row.ctypes.data, work[0].data_ptr())
+
+
+@cache
+def build() -> Any:
+    """Return the loop, compiling it if it is not cached: some seconds, once per install."""
+    from graphwright.array.vm.machine import source  # loads numba
+
+    began = perf_counter()
+    code = _compiled(source())
+    if not code.stats.cache_hits:
+        spent = perf_counter() - began
+        logging.getLogger(__name__).info("compiled the sampling of tokens in %.1f s", spent)
+    return code
+
+
+def _compiled(source: int) -> Any:
+    """Define the loop; `source` is a closure variable because numba's cache key contains closures."""
+    from numba import types
+
+    from graphwright.array.vm import sampling as loops
+    from graphwright.native import njit
+
+    @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
+    def run(row: Any, address: Any, scratch: Any) -> Any:  # `row` owns the memory at the address
+        loops.sample_token(address, scratch)
+        return source
+
+    return run

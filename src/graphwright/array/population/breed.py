@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphwright.array.population import genes as genome
-from graphwright.array.population.deal import Parents
 from graphwright.array.population.genes import Genes, Registry, below, compiled, find, native, number_of, uniform
 from graphwright.array.population.names import Births
+from graphwright.array.population.species import Parents
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION, REMOVE_DELAY = range(10)
 _ORDER = (GROW, SPLIT_LINK, ADD_LINK, TOGGLE, REMOVE_LINK, REMOVE_DELAY, SET_ACTIVATION)

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.forward import LANES, advance, answer
 from graphwright.array.population.genes import Genes
 from graphwright.array.population.names import LOSSES
+from graphwright.array.population.passes import LANES, advance, answer, train
 from graphwright.array.population.table import Table
-from graphwright.array.population.train import train
 
 _TILE = 1024  # cases at a time: values of a genome stay in the cache
 

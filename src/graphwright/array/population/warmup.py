@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.array.population import breed as breeding
-from graphwright.array.population.compare import Coefficients, distances, speciate
-from graphwright.array.population.deal import note, offspring, parents, representatives, survivors
 from graphwright.array.population.genes import Genes, Registry, number_of
 from graphwright.array.population.names import founders
 from graphwright.array.population.poles import act
 from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs
+from graphwright.array.population.species import (
+    Coefficients,
+    distances,
+    note,
+    offspring,
+    parents,
+    representatives,
+    speciate,
+    survivors,
+)
 from graphwright.array.population.table import tabulate
 
 

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from graphwright.array import formulas
-from graphwright.array.vm import attention, gemm, gemv, optimizers, rows, sampling  # noqa: F401 (enter their loops)
+from graphwright.array.vm import attention, optimizers, rows, sampling  # noqa: F401 (enter their loops)
 from graphwright.array.vm import context as at
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, Code
@@ -148,12 +148,6 @@ def _stamp() -> Path:
 def built() -> bool:
     """Whether the compiled machine is in the cache on disk."""
     return _stamp().exists()
-
-
-@cache
-def wide_vectors() -> bool:
-    """Whether the CPU has registers of 64 bytes, for which the tiles of matrix products are sized."""
-    return vec.WIDE
 
 
 class Machine(NamedTuple):

@@ -15,8 +15,8 @@ from graphwright.array.formulas.optimizers import QUINTIC
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, TILES_END, Code
 from graphwright.array.vm.elementwise import F, cell, loop, number
-from graphwright.array.vm.gemm import gemm
 from graphwright.array.vm.math import native, updates
+from graphwright.array.vm.products import gemm
 
 MAXIMIZE, AMSGRAD, NESTEROV, CENTERED = 1, 2, 2, 2
 """Bits of cell 9; the meaning of bit 1 depends on the optimizer."""

@@ -324,7 +324,7 @@ class NeuronEvolution(EvolutionRun):
         return self._trained if keeps else self.genes
 
     def _reproduce(self) -> None:
-        from graphwright.array.population.deal import representatives
+        from graphwright.array.population.species import representatives
         from graphwright.array.population.table import Past, tabulate
 
         assert self.fitness is not None
@@ -346,7 +346,7 @@ class NeuronEvolution(EvolutionRun):
 
     def _burst(self, nursery: Breeder) -> None:
         """Mutate each founder several times."""
-        from graphwright.array.population.deal import Parents
+        from graphwright.array.population.species import Parents
 
         count = self.settings.population
         each = np.arange(count)

@@ -50,7 +50,7 @@ class Species:
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
         """Update the best fitness of each species, and its generation."""
-        from graphwright.array.population.deal import note
+        from graphwright.array.population.species import note
 
         note(self.of, fitness, generation, self.best, self.gained)
 
@@ -70,11 +70,11 @@ class Species:
             settings: settings of the run.
             generation: number of the next generation.
         """
-        from graphwright.array.population.deal import survivors
+        from graphwright.array.population.species import survivors
 
         count = len(genes.node_off) - 1
         if settings.species:
-            from graphwright.array.population.compare import Coefficients, speciate
+            from graphwright.array.population.species import Coefficients, speciate
 
             c = Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
             of, made = speciate(old, representatives, genes, self.threshold, c)
@@ -90,7 +90,7 @@ class Species:
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
     """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
-    from graphwright.array.population.compare import Coefficients, distances
+    from graphwright.array.population.species import Coefficients, distances
 
     return distances(a, b, Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4)))
 
@@ -167,7 +167,7 @@ class Breeder:
             generation: number of the next generation.
             silent: generations without gain.
         """
-        from graphwright.array.population.deal import offspring, parents
+        from graphwright.array.population.species import offspring, parents
 
         s = self.settings
         breeds = breeding(species, s, generation - 1, silent)
