@@ -13,7 +13,7 @@ from graphwright.array import layout as lay
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
-from graphwright.array.layout import Layout, is_row_major, row_major
+from graphwright.array.layout import Layout, Shape, is_row_major, row_major
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage, poisoned, poisoning
 from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError, UsageError
@@ -39,12 +39,7 @@ class NDArray:
     __slots__ = ("__weakref__", "_impl", "_spec", "_storage", "device", "dtype", "offset", "shape", "strides")
 
     def __init__(
-        self,
-        storage: Storage,
-        dtype: DType,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, storage: Storage, dtype: DType, shape: Shape, strides: Shape | None = None, offset: int = 0
     ) -> None:
         self._storage: Storage | None = storage
         self.device, self.dtype, self.shape, self.offset = storage.device, dtype, shape, offset
@@ -283,13 +278,10 @@ class NDArray:
         """
         if not self.storage.touched:
             return None
-        form: Any = {"int_kind": self._text_of_bits} if self.dtype.as_bits else None
+        one = {"int_kind": lambda bits: f"{decode(np.asarray(bits), self.dtype).item():.4g}"}
+        form: Any = one if self.dtype.as_bits else None
         host = self.to_numpy(bits=True)
         return np.array2string(host, separator=", ", threshold=50, precision=4, prefix=prefix, formatter=form)
-
-    def _text_of_bits(self, bits: np.integer) -> str:
-        """A float held as its bit pattern, converted only for display."""
-        return f"{decode(np.asarray(bits), self.dtype).item():.4g}"
 
     def __repr__(self) -> str:
         body = self.text("NDArray(") if self.device.kind != "meta" else "no values"

@@ -190,9 +190,8 @@ def kernel_place(name: str) -> str:
     return row.where if row.where.startswith("torch.") else f"array/cpu/{row.where}"
 
 
-def set_num_threads(threads: int) -> None:
-    """Set the number of CPU threads of all kernels."""
-    torch.set_num_threads(threads)
+set_num_threads = torch.set_num_threads
+"""Set the number of CPU threads of all kernels."""
 
 
 def tensor_allocations(run: Call) -> list[int]:

@@ -22,6 +22,10 @@ def _linear_from(x: torch.Tensor) -> float:
     return 700.0 if x.dtype == torch.float64 else 80.0
 
 
+def _copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    return partial(outs[0].copy_, ins[0])
+
+
 out_kernel("silu", lambda i, a: partial(aten.silu.out, i[0]), row_major(torch.nn.functional.silu))
 out_kernel("relu", lambda i, a: partial(torch.clamp_min, i[0], 0), row_major(lambda x: torch.clamp_min(x, 0)))
 out_kernel("leaky_relu", lambda i, a: partial(aten.leaky_relu.out, i[0], a["slope"]))
@@ -33,15 +37,11 @@ out_kernel("clamp", lambda i, a: partial(torch.clamp, i[0], a["low"], a["high"])
 out_kernel("isnan", lambda i, a: partial(torch.ne, i[0], i[0]))
 
 
-@kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))
-@kernel("copy", fresh=row_major(torch.clone))
-def copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    return partial(outs[0].copy_, ins[0])
-
-
-@kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))
-def full_like(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    return partial(outs[0].fill_, attrs["value"])
+kernel("copy", fresh=row_major(torch.clone))(_copy)
+kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))(_copy)
+kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))(
+    lambda o, i, a, w: partial(o[0].fill_, a["value"])
+)
 
 
 @kernel("swiglu")

@@ -46,10 +46,7 @@ def concat(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return [partial(out.copy_, part) for out, part in zip(parts, ins, strict=True)]
 
 
-@kernel("size")
-def size(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The size of an axis, known when the call is bound."""
-    return partial(outs[0].fill_, ins[0].shape[attrs["axis"]])
+kernel("size")(lambda o, i, a, w: partial(o[0].fill_, i[0].shape[a["axis"]]))
 
 
 class FlatIndices:
@@ -150,10 +147,7 @@ def _write(out: torch.Tensor, at: FlatIndices, values: np.ndarray) -> Call:
     return partial(host(at.array(out)).__setitem__, (slice(None),) * at.axis + (at.flat.numpy(),), values)
 
 
-@kernel("one_hot")
-def one_hot(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    out, ids = outs[0], ins[0].unsqueeze(-1)
-    return [out.zero_, partial(out.scatter_, -1, ids, 1)]
+kernel("one_hot")(lambda o, i, a, w: [o[0].zero_, partial(o[0].scatter_, -1, i[0].unsqueeze(-1), 1)])
 
 
 @kernel("bincount")
@@ -193,25 +187,19 @@ def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 
-@kernel("scatter_sum", widen=True)
-def scatter_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add each entry to zeros at its index, in the order of the entries."""
-    return [outs[0].zero_, partial(outs[0].scatter_add_, attrs["axis"], ins[1], ins[0])]
-
-
-def _checked(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Return calls before a write: an index out of range raises, then the array is copied."""
     return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
 
 
-@kernel("scatter", lambda o, i, a: [i[2]])
-def scatter(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    return [*_checked(outs, ins, attrs, work), partial(outs[0].scatter_, attrs["axis"], *ins[1:])]
-
-
-@kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)
-def scatter_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    return [*_checked(outs, ins, attrs, work), partial(outs[0].scatter_add_, attrs["axis"], *ins[1:])]
+# written and added in the order of the entries
+kernel("scatter_sum", widen=True)(lambda o, i, a, w: [o[0].zero_, partial(o[0].scatter_add_, a["axis"], i[1], i[0])])
+kernel("scatter", lambda o, i, a: [i[2]])(
+    lambda o, i, a, w: [*_before(o, i, a, w), partial(o[0].scatter_, a["axis"], *i[1:])]
+)
+kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)(
+    lambda o, i, a, w: [*_before(o, i, a, w), partial(o[0].scatter_add_, a["axis"], *i[1:])]
+)
 
 
 @kernel("flip")

@@ -77,20 +77,14 @@ def host(t: torch.Tensor) -> np.ndarray:
 
 
 def kernel(
-    name: str,
-    work: Work | None = None,
-    *,
-    widen: bool = False,
-    where: str = "",
-    fresh: Choose | None = None,
+    name: str, work: Work | None = None, *, widen: bool = False, fresh: Choose | None = None,
     needs: Needs | Asks = _NONE,
-) -> Callable[[Bind], Bind]:
+) -> Callable[[Bind], Bind]:  # fmt: skip
     """Register a kernel.
 
     Args:
         work, fresh: see `Kernel`.
         needs: host requirements, or a function that returns those of one use.
-        where: file and line; by default those of the function.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
 
@@ -98,7 +92,7 @@ def kernel(
         if name in KERNELS:
             raise ValueError(f"kernel {name!r} is already registered")
         code = inspect.unwrap(bind).__code__
-        place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
         KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh, asks)
         return bind
@@ -126,12 +120,10 @@ def kernel_of(name: str) -> Kernel | None:
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)
-        found = KERNELS[name] = Kernel(partial(_bind_function, call), None, f"torch.{function}", row_major(call))
+        found = KERNELS[name] = Kernel(
+            lambda outs, ins, attrs, work: partial(call, *ins, out=outs[0]), None, f"torch.{function}", row_major(call)
+        )
     return found
-
-
-def _bind_function(call: Callable[..., object], outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    return partial(call, *ins, out=outs[0])
 
 
 def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:

@@ -10,7 +10,6 @@ import torch
 
 from graphwright.array.backend import Attrs, Call
 from graphwright.array.cpu.kernel import Tensors, kernel, number, out_kernel, statistic
-from graphwright.array.dtype import DType
 from graphwright.array.spec import Spec
 
 aten = torch.ops.aten
@@ -21,12 +20,8 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
     wide = Spec(x.shape, statistic(x.dtype))
     row = Spec((*x.shape[:-1], 1), wide.dtype)
     scale = Spec(w.shape, w.dtype if attrs["cast_before_scale"] else wide.dtype)
-    return [wide, row] + ([wide] if x.dtype.is_low else []) + ([] if _as_it_is(w.dtype, attrs) else [scale])
-
-
-def _as_it_is(dtype: DType, attrs: Attrs) -> bool:
-    """Return True if the weight itself is the factor, in its own dtype."""
-    return not attrs["unit_offset"] and (attrs["cast_before_scale"] or not dtype.is_low)
+    plain = not attrs["unit_offset"] and (attrs["cast_before_scale"] or not w.dtype.is_low)  # the factor is w itself
+    return [wide, row] + ([wide] if x.dtype.is_low else []) + ([] if plain else [scale])
 
 
 @kernel("rms_norm", work=_scratch)

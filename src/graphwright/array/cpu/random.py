@@ -10,6 +10,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache, partial
 from math import ceil, inf, pi
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -203,26 +204,19 @@ def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 @cache
 def build() -> Any:
     """Return the loop, compiling it if it is not cached: some seconds, once per install."""
-    from graphwright.array.vm.machine import source  # loads numba
-
-    began = perf_counter()
-    code = _compiled(source())
-    if not code.stats.cache_hits:
-        spent = perf_counter() - began
-        logging.getLogger(__name__).info("compiled the sampling of tokens in %.1f s", spent)
-    return code
-
-
-def _compiled(source: int) -> Any:
-    """Define the loop; `source` is a closure variable because numba's cache key contains closures."""
     from numba import types
 
-    from graphwright.array.vm import sampling as loops
-    from graphwright.native import njit
+    from graphwright.array import formulas, vm
+    from graphwright.array.vm import sampling
+    from graphwright.native import cached
 
-    @njit(types.int64(types.int64[::1], types.int64, types.int64), cache=True, nogil=True, error_model="numpy")
-    def run(row: Any, address: Any, scratch: Any) -> Any:  # `row` owns the memory at the address
-        loops.sample_token(address, scratch)
-        return source
+    @cached(*(Path(str(m.__file__)).parent for m in (vm, formulas)), nogil=True, error_model="numpy")
+    def run(row: Any, address: Any, scratch: Any) -> None:  # `row` owns the memory at the address
+        sampling.sample_token(address, scratch)
 
+    began = perf_counter()
+    run.compile((types.int64[::1], types.int64, types.int64))
+    if not run.stats.cache_hits:
+        spent = perf_counter() - began
+        logging.getLogger(__name__).info("compiled the sampling of tokens in %.1f s", spent)
     return run

@@ -135,7 +135,7 @@ def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: 
         new = vec.largest(best)
         alpha = F(1.0)
         if new != top:
-            alpha = _exponential(top - new)
+            alpha = vec.largest(exp(vec.splat(F(top - new))))
         vec.store_f32(scratch + _TOP + 4 * r, new)
         vec.store_f32(scratch + _ALPHA + 4 * r, alpha)
 
@@ -154,11 +154,6 @@ def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
             part = part + weight
         before = vec.load_f32(scratch + _SUM + 4 * r) * vec.load_f32(scratch + _ALPHA + 4 * r)
         vec.store_f32(scratch + _SUM + 4 * r, before + vec.total(part))
-
-
-@native
-def _exponential(x: Any) -> Any:
-    return vec.largest(exp(vec.splat(F(x))))
 
 
 @native
@@ -218,13 +213,6 @@ def attend(row: Any, scratch: Any) -> Any:
 
 
 @native
-def _keep_all(scratch: Any) -> None:
-    """Set the factors of earlier sums to 1."""
-    for v in range(_SIDE // 16):
-        vec.store(scratch + _ALPHA + 64 * v, vec.splat(F(1.0)))
-
-
-@native
 def _cleared(at: Any, step: Any, rows: Any, size: Any) -> None:
     for r in range(rows):
         for d in range(0, size, 16):
@@ -280,7 +268,8 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                     if not kept:
                         _raised(weights, scratch, rows, keys, False)
                 if kept:
-                    _keep_all(scratch)
+                    for v in range(_SIDE // 16):  # the factors of earlier sums
+                        vec.store(scratch + _ALPHA + 64 * v, vec.splat(F(1.0)))
                     for t in range(begin, end):
                         keys = min(_SIDE, keys_all - _block(row, t))
                         _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)

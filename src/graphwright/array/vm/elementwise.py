@@ -18,17 +18,10 @@ from typing import Any
 
 import numpy as np
 
+from graphwright.array.vm import narrow
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, LOCAL, PAST, Code
 from graphwright.array.vm.math import erf, exp, formulas, log, native, tanh
-from graphwright.array.vm.narrow import (
-    load1_bf16,
-    load_bf16,
-    load_first_bf16,
-    rounded_bf16,
-    store_bf16,
-    store_first_bf16,
-)
 
 F = np.float32
 LINE = 32
@@ -197,59 +190,36 @@ def add_i64(row: Any) -> None:
         y += sy
 
 
-@native
-def _part_bf16(p: Any, step: Any, i: Any) -> Any:
-    return load_bf16(p + 2 * i) if step else vec.splat(load1_bf16(p))
-
-
-@native
-def _rest_bf16(p: Any, step: Any, i: Any, mask: Any) -> Any:
-    return load_first_bf16(p + 2 * i, mask) if step else vec.splat(load1_bf16(p))
-
-
-_put_bf16 = native(lambda p, x, streamed: store_bf16(p, x))
+_part_bf16 = native(lambda p, step, i: narrow.load_bf16(p + 2 * i) if step else vec.splat(narrow.load1_bf16(p)))
+_rest_bf16 = native(
+    lambda p, step, i, m: narrow.load_first_bf16(p + 2 * i, m) if step else vec.splat(narrow.load1_bf16(p))
+)
+_put_bf16 = native(lambda p, x, streamed: narrow.store_bf16(p, x))
 _put_mask = native(lambda p, x, streamed: vec.store_mask(p, x, vec.first(16)))
 _UNARY: dict[Code, Any] = {
-    Code.COPY: lambda x: x,
-    Code.NEG: lambda x: -x,
-    Code.ABS: lambda x: vec.absolute(x),
-    Code.SIGN: lambda x: formulas.sign(x),
-    Code.FLOOR: lambda x: vec.floor(x),
-    Code.EXP: lambda x: exp(x),
-    Code.LOG: lambda x: log(x),
-    Code.SQRT: lambda x: vec.sqrt(x),
-    Code.RSQRT: lambda x: 1.0 / vec.sqrt(x),
-    Code.RECIPROCAL: lambda x: 1.0 / x,
-    Code.TANH: lambda x: tanh(x),
-    Code.SIGMOID: lambda x: formulas.sigmoid(x),
-    Code.ERF: lambda x: erf(x),
-    Code.RELU: lambda x: formulas.relu(x),
-    Code.SILU: lambda x: formulas.silu(x),
-    Code.GELU: lambda x: formulas.gelu(x),
-    Code.GELU_TANH: lambda x: formulas.gelu_tanh(x),
-    Code.ROUND: lambda x: rounded_bf16(x),
-}
+    Code.COPY: lambda x: x, Code.NEG: lambda x: -x, Code.RECIPROCAL: lambda x: 1.0 / x,
+    Code.ABS: lambda x: vec.absolute(x), Code.SIGN: lambda x: formulas.sign(x), Code.FLOOR: lambda x: vec.floor(x),
+    Code.EXP: lambda x: exp(x), Code.LOG: lambda x: log(x), Code.TANH: lambda x: tanh(x), Code.ERF: lambda x: erf(x),
+    Code.SQRT: lambda x: vec.sqrt(x), Code.RSQRT: lambda x: 1.0 / vec.sqrt(x),
+    Code.SIGMOID: lambda x: formulas.sigmoid(x), Code.RELU: lambda x: formulas.relu(x),
+    Code.SILU: lambda x: formulas.silu(x), Code.GELU: lambda x: formulas.gelu(x),
+    Code.GELU_TANH: lambda x: formulas.gelu_tanh(x), Code.ROUND: lambda x: narrow.rounded_bf16(x),
+}  # fmt: skip
 _BINARY: dict[Code, Any] = {
-    Code.ADD: lambda x, y: x + y,
-    Code.SUB: lambda x, y: x - y,
-    Code.MUL: lambda x, y: x * y,
-    Code.DIV: lambda x, y: x / y,
-    Code.MINIMUM: lambda x, y: vec.minimum(x, y),
-    Code.MAXIMUM: lambda x, y: vec.maximum(x, y),
-    Code.SWIGLU: lambda x, y: formulas.silu(x) * y,
+    Code.ADD: lambda x, y: x + y, Code.SUB: lambda x, y: x - y, Code.MUL: lambda x, y: x * y,
+    Code.DIV: lambda x, y: x / y, Code.MINIMUM: lambda x, y: vec.minimum(x, y),
+    Code.MAXIMUM: lambda x, y: vec.maximum(x, y), Code.SWIGLU: lambda x, y: formulas.silu(x) * y,
     Code.ADD_SILU: lambda x, y: formulas.silu(x + y),
-}
+}  # fmt: skip
 _COMPARISONS: dict[Code, Any] = {
-    Code.EQ: lambda x, y: x == y,
-    Code.NE: lambda x, y: x != y,
-    Code.LT: lambda x, y: x < y,
+    Code.EQ: lambda x, y: x == y, Code.NE: lambda x, y: x != y, Code.LT: lambda x, y: x < y,
     Code.LE: lambda x, y: x <= y,
-}
+}  # fmt: skip
 LOOPS |= {code: unary(native(f)) for code, f in _UNARY.items()}
 LOOPS |= {code: binary(native(f)) for code, f in _BINARY.items()}
 LOOPS |= {code: binary(native(f), _put_mask, vec.store_mask, 1) for code, f in _COMPARISONS.items()}  # bytes of 0 or 1
 LOOPS[Code.WIDEN] = unary(native(lambda x: x), _part_bf16, _rest_bf16)
-LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=store_first_bf16, size=2)
+LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narrow.store_first_bf16, size=2)
 
 
 @loop(Code.SCALARS)

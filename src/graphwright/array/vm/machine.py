@@ -11,7 +11,7 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numba
 from numba import types
@@ -19,11 +19,10 @@ from numba.extending import intrinsic
 
 from graphwright.array import formulas
 from graphwright.array.vm import attention, optimizers, rows, sampling  # noqa: F401 (enter their loops)
-from graphwright.array.vm import context as at
+from graphwright.array.vm import sharing as at
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, Code
 from graphwright.array.vm.elementwise import LOOPS, cell
-from graphwright.array.vm.sharing import asked, fetch_add, finish, read, share, take, wait
 from graphwright.native import cfunc, source_hash
 
 
@@ -66,7 +65,7 @@ def _dispatcher(source: int) -> Any:
         sharing, busy, after, final = helper > 0, False, row, stop
         result, guard, runs = cell(context, at.FINE), cell(context, at.GUARD), cell(context, at.RUNS)
         if guard and vec.load_i64(guard) != cell(context, at.SEEN):  # the segment is stale
-            return asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
+            return at.asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
         if runs:
             vec.store_i64(runs, vec.load_i64(runs) + 1)
         while True:
@@ -78,16 +77,16 @@ def _dispatcher(source: int) -> Any:
                         row, stop, loop, turn = stop, outer, 0, 0
                 elif sharing:
                     if busy:
-                        fetch_add(team + 8 * at.DONE, 1)
-                    ticket = take(team) if helper <= read(team + 8 * at.ALLOWED) else -1
+                        at.fetch_add(team + 8 * at.DONE, 1)
+                    ticket = at.take(team) if helper <= at.read(team + 8 * at.ALLOWED) else -1
                     busy = ticket >= 0
                     if busy:
                         row = vec.load_i64(team + 8 * at.ROWS) + ticket * vec.load_i64(team + 8 * at.SIZE)
                         stop = row + vec.load_i64(team + 8 * at.SIZE)
                     elif helper:
-                        wait(team, helper)
+                        at.wait(team, helper)
                     else:
-                        wrong = finish(team, cell(after, 1))
+                        wrong = at.finish(team, cell(after, 1))
                         row, stop, sharing = after + BYTES * (1 + cell(after, 1) * cell(after, 2)), final, False
                         if wrong:
                             vec.store_i64(context + 8 * at.WHERE, wrong)
@@ -101,7 +100,7 @@ def _dispatcher(source: int) -> Any:
                 turns, outer, loop = cell(row, 2), stop, row + BYTES
                 row, stop = loop, loop + BYTES * cell(row, 1)
             elif op == Code.SHARED:
-                if share(team, row, cell(context, at.THREADS)):
+                if at.share(team, row, cell(context, at.THREADS)):
                     sharing, after, final = True, row, stop
                     stop = row
                 else:
@@ -118,7 +117,7 @@ def _dispatcher(source: int) -> Any:
                     result = cell(context, at.FAILED)
                     break
         if result == cell(context, at.FAILED) and cell(context, at.ASK):
-            return asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
+            return at.asked(cell(context, at.ASK), cell(context, at.OTHERWISE))
         if cell(context, at.COUNTED):  # a reference to the object that is returned
             vec.store_i64(result, vec.load_i64(result) + 1)
         return result if source else 0
@@ -126,12 +125,12 @@ def _dispatcher(source: int) -> Any:
     return machine
 
 
-def source(*others: str | Path) -> int:
-    """Hash the files that the machine is compiled from, and other folders; numba's cache checks a single file.
+def source() -> int:
+    """Hash the files that the machine is compiled from; numba's cache checks a single file.
 
     The folder of this file holds nothing that runs only in Python, so that a change there is a change of native code.
     """
-    return source_hash(Path(__file__).parent, Path(formulas.__file__).parent, *map(Path, others))
+    return source_hash(Path(__file__).parent, Path(formulas.__file__).parent)
 
 
 def _stamp() -> Path:
@@ -150,16 +149,12 @@ def built() -> bool:
     return _stamp().exists()
 
 
-class Machine(NamedTuple):
-    """The compiled function: the object that owns it, and its address. Its C signature is int64(int64)."""
-
-    code: Any
-    address: int
-
-
 @cache
-def build() -> Machine:
-    """Return the machine, compiling it if it is not cached: about a minute, once per install."""
+def build() -> Any:
+    """Return the machine, a C function int64(int64) with its `address`.
+
+    It is compiled if it is not cached: about a minute, once per install.
+    """
     began, stamp = perf_counter(), _stamp()
     code = _dispatcher(source())
     if not stamp.exists():
@@ -167,4 +162,4 @@ def build() -> Machine:
         stamp.parent.mkdir(parents=True, exist_ok=True)
         stamp.touch()
         built.cache_clear()
-    return Machine(code, code.address)
+    return code

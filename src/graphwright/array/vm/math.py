@@ -129,18 +129,10 @@ def cos_sin(x: Any) -> Any:
 
 
 _PRIMITIVES = {
-    "absolute": vec.absolute,
-    "cosine": native(lambda x: cos_sin(x)[0]),
-    "erf": erf,
-    "exp": exp,
-    "fma": fma,
-    "log1p": native(lambda x: log(1.0 + x)),
-    "maximum": vec.maximum,
-    "select": select,
-    "sine": native(lambda x: cos_sin(x)[1]),
-    "sqrt": vec.sqrt,
-    "tanh": tanh,
-}
+    "absolute": vec.absolute, "erf": erf, "exp": exp, "fma": fma, "log1p": native(lambda x: log(1.0 + x)),
+    "maximum": vec.maximum, "select": select, "sqrt": vec.sqrt, "tanh": tanh,
+    "cosine": native(lambda x: cos_sin(x)[0]), "sine": native(lambda x: cos_sin(x)[1]),
+}  # fmt: skip
 formulas: Any = specialise(activations, _PRIMITIVES, native)
 """`array.formulas.activations` for vectors."""
 updates: Any = specialise(optimizers, {**_PRIMITIVES, "sign": formulas.sign}, native)

@@ -18,11 +18,6 @@ def from_bf16(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(I32, 16)), FLOATS)
 
 
-def from_i8(builder: Any, whole: Any) -> Any:
-    """Convert int8."""
-    return builder.sitofp(builder.sext(whole, INTS), FLOATS)
-
-
 def _one_bf16(builder: Any, address: Any) -> Any:
     bits = builder.zext(aligned(builder.load(pointer(builder, address, vec.I16)), 2), I32)
     return builder.bitcast(builder.shl(bits, I32(16)), vec.F32)
@@ -61,7 +56,8 @@ def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
 
 def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
     """Load int8 under a mask."""
-    return from_i8(builder, vec.masked_load(builder, address, mask, vec.BYTES, "v16i8", 1))
+    whole = vec.masked_load(builder, address, mask, vec.BYTES, "v16i8", 1)
+    return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
 
 # -- two bfloat16 in 32 bits -------------------------------------------------------------------------------------------

@@ -22,22 +22,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from graphwright.array.vm import narrow
 from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BLOCK, DEPTH, GROUP, STRIPS, ZEROS, Code
 from graphwright.array.vm.elementwise import F, cell, loop
 from graphwright.array.vm.math import native
-from graphwright.array.vm.narrow import (
-    dot_i8,
-    evens,
-    evens_bf16,
-    fetch_bf16,
-    fetch_i8,
-    load_first_bf16,
-    odds,
-    odds_bf16,
-    products_i8,
-    store_i16,
-)
 
 PANEL = 32
 _FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which the panel is copied
@@ -120,13 +109,6 @@ _wide12, _wide8, _wide4, _wide2, _wide1 = (_rows(height, 2) for height in (12, 8
 _thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8, 4, 2, 1))
 
 
-def _transpose(builder: Any, rows: list[Any]) -> list[Any]:
-    """The 16 x 16 transpose of 16 vectors: four rounds of interleaving row i with row i + 8."""
-    for _ in range(4):
-        rows = [vector for i in range(8) for vector in vec.interleaved(builder, rows[i], rows[i + 8])]
-    return rows
-
-
 def transposer(fetch: Any) -> Any:
     """Transpose 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row), with 0 for missing entries.
 
@@ -143,7 +125,9 @@ def transposer(fetch: Any) -> Any:
             for r in range(16):
                 mask = builder.select(builder.icmp_signed(">", rows, vec.I64(r)), inside, none)
                 taken.append(fetch(builder, builder.add(source, builder.mul(stride, vec.I64(r))), mask))
-            for r, vector in enumerate(_transpose(builder, taken)):
+            for _ in range(4):  # the transpose of 16 vectors: four rounds of interleaving row i with row i + 8
+                taken = [row for i in range(8) for row in vec.interleaved(builder, taken[i], taken[i + 8])]
+            for r, vector in enumerate(taken):
                 place = builder.add(target, builder.mul(pitch, vec.I64(r)))
                 vec.aligned(builder.store(vector, vec.pointer(builder, place, vec.FLOATS)), 4)
             return ir.Constant(ir.IntType(8).as_pointer(), None)
@@ -282,11 +266,6 @@ def product(row: Any, scratch: Any) -> None:
     )  # fmt: skip
 
 
-@native
-def _second(w: Any) -> Any:
-    return vec.load(w + 64)
-
-
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
     """Dot products of `k` terms, for weights of `size` bytes: one row with x, four rows with x, one row with x and y.
 
@@ -359,8 +338,8 @@ def _apart(x: Any, k: Any, to: Any) -> None:
     """Separate the even from the odd entries of every 32 numbers."""
     for i in range(0, k - 31, 32):
         u, v = vec.load(x + 4 * i), vec.load(x + 4 * i + 64)
-        vec.store(to + 4 * i, evens(u, v))
-        vec.store(to + 4 * i + 64, odds(u, v))
+        vec.store(to + 4 * i, narrow.evens(u, v))
+        vec.store(to + 4 * i + 64, narrow.odds(u, v))
 
 
 @native
@@ -400,8 +379,8 @@ def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> No
                 vec.store_f32(y + t * sy + 4 * r, one(at, x + t * sx, plain + t * gap, k) + start)
 
 
-_few_rows(Code.ROWS_F32, vec.load, _second, vec.load_first, 4)
-_few_rows(Code.ROWS_BF16, evens_bf16, odds_bf16, load_first_bf16, 2)
+_few_rows(Code.ROWS_F32, vec.load, native(lambda w: vec.load(w + 64)), vec.load_first, 4)
+_few_rows(Code.ROWS_BF16, narrow.evens_bf16, narrow.odds_bf16, narrow.load_first_bf16, 2)
 
 
 _MOST, _LEAST = 32767.0, 1e-30
@@ -427,15 +406,15 @@ def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
         else:
             a = b = c = d = vec.splat(F(0.0))
         place = q + 2 * i
-        store_i16(place, a)
-        store_i16(place + 32, b)
-        store_i16(place + 64, c)
-        store_i16(place + 96, d)
+        narrow.store_i16(place, a)
+        narrow.store_i16(place + 32, b)
+        narrow.store_i16(place + 64, c)
+        narrow.store_i16(place + 96, d)
 
 
 @native
 def _add_groups(w: Any, scales: Any, q: Any, steps: Any, s: Any) -> Any:
-    p, r = dot_i8(w, q), dot_i8(w + GROUP, q + 2 * GROUP)
+    p, r = narrow.dot_i8(w, q), narrow.dot_i8(w + GROUP, q + 2 * GROUP)
     a = vec.fma(p * vec.load_f32(scales), vec.load_f32(steps), s[0])
     return a, vec.fma(r * vec.load_f32(scales + 4), vec.load_f32(steps + 4), s[1])
 
@@ -446,7 +425,7 @@ def _scaled_rest(w: Any, scales: Any, q: Any, steps: Any, k: Any, s: Any) -> Any
     while i < k:
         g, end, p = 4 * (i // GROUP), min(k, i + GROUP), vec.splat(F(0.0))
         while i < end:
-            p = products_i8(w + i, q + 2 * i, vec.first(end - i)) + p
+            p = narrow.products_i8(w + i, q + 2 * i, vec.first(end - i)) + p
             i += 16
         i = end
         a = vec.fma(p * vec.load_f32(scales + g), vec.load_f32(steps + g), a)
@@ -496,7 +475,7 @@ def int8_rows(row: Any, scratch: Any) -> None:
             vec.store_f32(y + t * sy + 4 * r, value + start)
 
 
-_turn_bf16, _turn_i8 = transposer(fetch_bf16), transposer(fetch_i8)
+_turn_bf16, _turn_i8 = transposer(narrow.fetch_bf16), transposer(narrow.fetch_i8)
 
 
 @native

@@ -192,16 +192,6 @@ def _share(v: Any, best: Any) -> Any:
 
 
 @native
-def _weights(v: Any, best: Any, weighed: Any) -> Any:
-    return _share(v, best) if weighed else vec.splat(F(1.0))
-
-
-@native
-def _reached(sum_: Any, total: Any, limit: Any) -> Any:
-    return F(sum_ / total) >= limit
-
-
-@native
 def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> None:
     """Drop entries after the shortest prefix of the descending order (ties: lower ids first) that reaches the limit.
 
@@ -218,7 +208,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
             v = vec.load_first(z + 4 * i, vec.first(n - i))
             if weighed and vec.largest(v) == _LOWEST:  # dropped before: weight 0
                 continue
-            vec.store(lanes, _weights(v, best, weighed))
+            vec.store(lanes, _share(v, best) if weighed else vec.splat(F(1.0)))
             for j in range(min(16, n - i)):
                 order = _order(z + 4 * (i + j))
                 if order >> (shift + width) == prefix:
@@ -229,7 +219,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
             for i in range(size):
                 total += vec.load_f64(buckets + 8 * i)
         at, last = size - 1, -1
-        while at >= 0 and not _reached(base + vec.load_f64(buckets + 8 * at), total, limit):
+        while at >= 0 and not F((base + vec.load_f64(buckets + 8 * at)) / total) >= limit:
             base += vec.load_f64(buckets + 8 * at)
             last = at if vec.load_f64(buckets + 8 * at) > 0.0 else last
             at -= 1
@@ -243,8 +233,9 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
     for i in range(n):
         order = _order(z + 4 * i)
         if order == prefix and not full:
-            base += np.float64(vec.only(_weights(vec.splat(vec.load_f32(z + 4 * i)), best, weighed)))
-            full = _reached(base, total, limit)  # the last one kept
+            v = vec.splat(vec.load_f32(z + 4 * i))
+            base += np.float64(vec.only(_share(v, best) if weighed else vec.splat(F(1.0))))
+            full = F(base / total) >= limit  # the last one kept
         elif order <= prefix:
             vec.store_f32(z + 4 * i, _LOWEST)
 

@@ -47,12 +47,6 @@ def aligned(access: Any, alignment: int) -> Any:
     return access
 
 
-def past_caches(builder: Any, access: Any) -> Any:
-    """Mark a store as non-temporal; its address must be aligned to the vector."""
-    access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-    return access
-
-
 def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
     """A phi node of (value, predecessor block) pairs."""
     phi = builder.phi(ways[0][0].type)
@@ -238,6 +232,12 @@ lower_builtin(operator.neg, V)(lambda context, builder, sig, args: builder.fneg(
 _infer_global(operator.and_)(type("Mask_and", (ConcreteTemplate,), {"cases": [signature(M, M, M)]}))
 lower_builtin(operator.and_, M, M)(lambda context, builder, sig, args: builder.and_(*args))
 
+
+def _stream(b: Any, p: Any, x: Any) -> None:
+    access = aligned(b.store(x, pointer(b, p, FLOATS)), 64)
+    access.set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 load_i64 = define("load_i64", i64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, I64)), 8))
 load_i32 = define("load_i32", i64, (i64,), lambda b, p: b.sext(aligned(b.load(pointer(b, p, I32)), 4), I64))
@@ -249,9 +249,7 @@ store_f64 = define("store_f64", void, (i64, f64), effect(lambda b, p, x: aligned
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
 load = define("load", V, (i64,), lambda b, p: fetch(b, p, None))
 store = define("store", void, (i64, V), effect(lambda b, p, x: write(b, x, p)))
-stream = define(
-    "stream", void, (i64, V), effect(lambda b, p, x: past_caches(b, aligned(b.store(x, pointer(b, p, FLOATS)), 64)))
-)
+stream = define("stream", void, (i64, V), effect(_stream))
 """A non-temporal store to an address aligned to 64 bytes."""
 first = define("first", M, (i64,), first_lanes)
 outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))

@@ -120,17 +120,15 @@ def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:
     return tuple(strides) if len(strides) == len(out.shape) else x.strides
 
 
-@vm.form(limit=1 << 24)
-def SUM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, vm.bits(1.0))
+def _reduced(rows_code: Code, columns_code: Code | None = None, *, mean: bool = False) -> vm.VmForm:
+    def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+        count = ins[0].size // max(outs[0].size, 1) if mean else 1
+        cells = () if columns_code is None else (vm.bits(float(count)),)
+        return _reduction(outs[0], ins[0], attrs["axes"], rows_code, columns_code, *cells)
+
+    return vm.VmForm(encode, limit=1 << 24)
 
 
-@vm.form(limit=1 << 24)
-def MEAN(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    count = ins[0].size // max(outs[0].size, 1)
-    return _reduction(outs[0], ins[0], attrs["axes"], Code.SUM_ROWS, Code.SUM_COLUMNS, vm.bits(float(count)))
-
-
-@vm.form(limit=1 << 24)
-def AMAX(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    return _reduction(outs[0], ins[0], attrs["axes"], Code.AMAX_ROWS, None)
+SUM = _reduced(Code.SUM_ROWS, Code.SUM_COLUMNS)
+MEAN = _reduced(Code.SUM_ROWS, Code.SUM_COLUMNS, mean=True)
+AMAX = _reduced(Code.AMAX_ROWS)

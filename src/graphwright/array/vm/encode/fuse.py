@@ -198,7 +198,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
             ins.append(v)
         target = _free(spare, wide, busy) if narrow and isinstance(out, vm.View) else out
         form = COPY if m.form is CAST else m.form
-        made.append(Member(form, [target], ins, m.attrs, _widened(m.dtypes)))
+        made.append(Member(form, [target], ins, m.attrs, [float32 if d is bfloat16 else d for d in m.dtypes]))
         if target is not out:
             made.append(Member(CAST, [out], [target], {}, (bfloat16, float32)))
         elif narrow:
@@ -214,10 +214,6 @@ def _free(tiles: Iterator[int], wide: dict[vm.View, Inner], busy: set[int]) -> I
     for v in [v for v, held in wide.items() if held.tile == tile]:
         del wide[v]
     return Inner(tile)
-
-
-def _widened(dtypes: Sequence[Any]) -> list[Any]:
-    return [float32 if dtype is bfloat16 else dtype for dtype in dtypes]
 
 
 def _looped(body: list[vm.Row], turns: int) -> list[vm.Row]:

@@ -173,7 +173,8 @@ def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
     if row[0] == Code.LOOP:
         return [_turns(unit, begin, size) for begin, size in _spans(row[2], count, 1)]
     if row[0] in _TABLES:
-        return _attention(unit, count)
+        spans = _spans(row[2], count, 1)
+        return [[_moved(row, 2, n, [(1, begin)]), *unit[1:]] for begin, n in spans]
     if row[0] == Code.PRODUCT:
         return [[part] for part in _product(row, count)]
     if row[0] in STORED:
@@ -236,9 +237,3 @@ def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
     steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
     steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return _split(row, 2, steps, count, 32)
-
-
-def _attention(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
-    """Split the units of attention."""
-    head, *operands = unit
-    return [[_moved(head, 2, n, [(1, begin)]), *operands] for begin, n in _spans(head[2], count, 1)]
