@@ -14,12 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from graphwright.array.spec import Dim
 from graphwright.errors import ShapeError
+
+_Dim = TypeVar("_Dim")
 
 
 # -- terms -------------------------------------------------------------------------------------------------------------
@@ -267,19 +269,12 @@ Dims = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class AxisFact:
-    """A fact about a dimension, beside the joins.
+    """A fact about a dimension, beside the joins."""
 
-    Attributes:
-        fact: `frozen`, `end` (of the program), `mixed`, `summed` or `kind`.
-        term: the dimension.
-        text: the reason, or which kind.
-        ends: (operand, dimension) pairs that a sum runs over.
-    """
-
-    fact: str
-    term: Term
-    text: str = ""
-    ends: tuple[tuple[int, int], ...] = ()
+    fact: str  # `frozen`, `end` (of the program), `mixed`, `summed` or `kind`
+    term: Term  # the dimension
+    text: str = ""  # the reason, or which kind
+    ends: tuple[tuple[int, int], ...] = ()  # (operand, dimension) pairs that a sum runs over
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,32 +289,20 @@ class Correction:
 
 @dataclass(slots=True)
 class AxesUse:
-    """One use of an op in a program: the argument of its `axes` cell.
+    """One use of an op in a program: the argument of its `axes` cell."""
 
-    Attributes:
-        ins: dimensions of the operands.
-        shapes: of the results.
-        attrs: of the op.
-        stored: per operand, whether it is a stored weight, casts apart.
-        tables: per operand, whether it is a constant of the program, which an edit can change.
-        ranges: per operand, the axis that its integers index, if known.
-        notes, corrections: facts and corrections stated by the cell.
-        lookups: (axis, operand) pairs: the operand's integers index the axis.
-        sizes: attribute -> the term, or terms, whose size it is.
-        result_ranges: per result, as `ranges`.
-    """
-
-    ins: Sequence[Dims]
-    shapes: Sequence[tuple[Dim, ...]]
-    attrs: Mapping[str, Any]
-    stored: Sequence[bool]
-    ranges: Sequence[Term | None]
-    tables: Sequence[bool] = ()
-    notes: list[AxisFact] = field(default_factory=list)
+    ins: Sequence[Dims]  # dimensions of the operands
+    shapes: Sequence[tuple[Dim, ...]]  # of the results
+    attrs: Mapping[str, Any]  # of the op
+    stored: Sequence[bool]  # per operand, whether it is a stored weight, casts apart
+    ranges: Sequence[Term | None]  # per operand, the axis that its integers index, if known
+    tables: Sequence[bool] = ()  # per operand, whether it is a constant of the program, which an edit can change
+    notes: list[AxisFact] = field(default_factory=list)  # notes, corrections: facts and corrections stated by the cell
     corrections: list[Correction] = field(default_factory=list)
+    # (axis, operand) pairs: the operand's integers index the axis
     lookups: list[tuple[Term, int]] = field(default_factory=list)
-    sizes: dict[str, Any] = field(default_factory=dict)
-    result_ranges: dict[int, Term | None] = field(default_factory=dict)
+    sizes: dict[str, Any] = field(default_factory=dict)  # attribute -> the term, or terms, whose size it is
+    result_ranges: dict[int, Term | None] = field(default_factory=dict)  # per result, as `ranges`
 
     def same(self, a: Term, b: Term) -> None:
         """Join two dimensions, or freeze both if their splits have no common refinement."""
@@ -439,3 +422,15 @@ def axes_of(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
     if axes is None:
         return tuple(range(rank))
     return tuple(sorted({axis_of(a, rank) for a in ((axes,) if isinstance(axes, int) else axes)}))
+
+
+def others(axes: int | tuple[int, ...] | None, rank: int) -> tuple[int, ...]:
+    """The axes that `axes` does not name. Raises: ShapeError."""
+    named = axes_of(axes, rank)
+    return tuple(a for a in range(rank) if a not in named)
+
+
+def spliced(dims: Sequence[_Dim], axis: int, *new: _Dim) -> tuple[_Dim, ...]:
+    """The dimensions with one axis replaced by others. Raises: ShapeError."""
+    at = axis_of(axis, len(dims))
+    return (*dims[:at], *new, *dims[at + 1 :])

@@ -26,7 +26,7 @@ from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.ops.registry import Op, get
 
 
-class Step(NamedTuple):
+class ExpansionStep(NamedTuple):
     """One use of a simpler op; operands and results are numbers of values."""
 
     row: Op
@@ -47,7 +47,7 @@ class Expansion:
 
     operands: int
     specs: list[Spec]
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ExpansionStep] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
     results: tuple[int, ...] = ()
 
@@ -55,6 +55,12 @@ class Expansion:
         """Root of a value -> the last step that reads it; `roots` maps views to the value whose memory they share."""
         last = {roots[v]: n for n, step in enumerate(self.steps) for v in (*step.outs, *step.ins)}
         return last | {roots[v]: len(self.steps) for v in self.results}
+
+
+def _operators(op: str):  # the type is inferred: that of a Callable binds no self
+    """The operator methods of an op, with the traced operand on the left and on the right."""
+    left = lambda self, other: self.tracer.record(get(op), (self, other), {})
+    return left, lambda self, other: self.tracer.record(get(op), (other, self), {})
 
 
 class _Traced:
@@ -68,29 +74,10 @@ class _Traced:
     def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object) -> Any:
         return next(o for o in operands if isinstance(o, _Traced)).tracer.record(row, operands, attrs)
 
-    def __add__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (self, other), {})
-
-    def __radd__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (other, self), {})
-
-    def __sub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (self, other), {})
-
-    def __rsub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (other, self), {})
-
-    def __mul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (self, other), {})
-
-    def __rmul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (other, self), {})
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (self, other), {})
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (other, self), {})
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
 
     def __neg__(self) -> Any:
         return self.tracer.record(get("neg"), (self,), {})
@@ -108,7 +95,7 @@ class _Tracer:
         first = len(self.made.specs)
         self.made.specs += row.specs([self.made.specs[v] for v in values], attrs)
         outs = tuple(range(first, len(self.made.specs)))
-        self.made.steps.append(Step(row, tuple(values), attrs, outs))
+        self.made.steps.append(ExpansionStep(row, tuple(values), attrs, outs))
         results = tuple(_Traced(self, v) for v in outs)
         return results[0] if len(results) == 1 else results
 

@@ -190,7 +190,7 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
     *ins, out, grad = ins
     (q, k, v), (dq, dk, dv), (*scores, ds, product, row) = ins[:3], outs, work
     a, scale, groups = _Attention(ins, attrs, scores), attrs["scale"], k.shape[1]
-    turned, dsg, dst = a.grouped.transpose(1, 2), _grouped(ds, groups), _grouped(ds, groups).transpose(1, 2)
+    transposed, dsg, dst = a.grouped.transpose(1, 2), _grouped(ds, groups), _grouped(ds, groups).transpose(1, 2)
     parts = [
         (
             *(_grouped(t[b], groups) for t in (q, grad, dq)),
@@ -205,7 +205,7 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
             a.probabilities(b, qb, keys)
             a.clear(a.p)
             torch.sum(torch.mul(gradient, result, out=product), (-1,), True, out=row)
-            torch.bmm(turned, gb, out=dvb)
+            torch.bmm(transposed, gb, out=dvb)
             torch.bmm(gb, values, out=dsg)
             ds.sub_(row).mul_(a.p)
             torch.baddbmm(dqb, dsg, kb, beta=0, alpha=scale, out=dqb)

@@ -117,12 +117,12 @@ def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[t
     """
     mode = attrs.get("mode", "mean")
     if mode == "nearest":
-        places, weights = (np.arange(m) * n // m)[None], np.ones((1, m))
+        indices, weights = (np.arange(m) * n // m)[None], np.ones((1, m))
     else:
-        places, weights = _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
+        indices, weights = _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
     shape = (-1, *(1,) * (like.dim() - 1 - axis))
     wide = torch.from_numpy(weights).to(like.dtype)
-    return [(torch.from_numpy(p), w.view(shape)) for p, w in zip(places, wide, strict=True)]
+    return [(torch.from_numpy(p), w.view(shape)) for p, w in zip(indices, wide, strict=True)]
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:

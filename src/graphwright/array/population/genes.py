@@ -94,8 +94,8 @@ def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def _memcpy(b: Any, to: Any, of: Any, size: Any) -> None:
-    places = (pointer(b, to, I8), pointer(b, of, I8), size, I1(0))
-    intrinsic_call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *places)
+    pointers = (pointer(b, to, I8), pointer(b, of, I8), size, I1(0))
+    intrinsic_call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *pointers)
 
 
 _copy_bytes = vec.define("copy_bytes", vec.void, (vec.i64, vec.i64, vec.i64), vec.effect(_memcpy))

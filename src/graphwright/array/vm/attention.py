@@ -313,8 +313,8 @@ _ZERO = ir.Constant(vec.FLOATS, None)
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
     """Addresses of 16 rows; from `count` on the address of the first row, so that no other memory is read."""
-    places = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
-    return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(places)]
+    addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
+    return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 
 
 def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:

@@ -69,8 +69,8 @@ def interleaved(builder: Any, x: Any, y: Any, width: int = 1) -> list[Any]:
     """Alternate runs of `width` lanes: of the lower halves of two vectors, and of their upper halves."""
     starts = [range(half, half + LANES // 2, width) for half in (0, LANES // 2)]
     return [
-        shuffle(builder, x, y, [lane + i for at in places for lane in (at, LANES + at) for i in range(width)])
-        for places in starts
+        shuffle(builder, x, y, [lane + i for at in runs for lane in (at, LANES + at) for i in range(width)])
+        for runs in starts
     ]
 
 

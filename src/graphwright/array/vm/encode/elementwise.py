@@ -110,8 +110,8 @@ def _reduction(out: vm.View, x: vm.View, axes: Any, rows_code: Code, columns_cod
     if outer > vm.MOST_ROWS:
         return None
     (_, n, step), (_, cols, _) = runs[-2:]
-    places = [(out.address + 4 * i * cols, 0, 1, x.address + 4 * i * jump) for i in range(outer)]
-    return [vm.row_of(columns_code, n, cols, *place, 4 * step, 1, *cells) for place in places]
+    ends = [(out.address + 4 * i * cols, 0, 1, x.address + 4 * i * jump) for i in range(outer)]
+    return [vm.row_of(columns_code, n, cols, *end, 4 * step, 1, *cells) for end in ends]
 
 
 def _kept(x: vm.View, gone: set[int], out: vm.View) -> tuple[int, ...]:

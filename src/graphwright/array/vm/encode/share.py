@@ -92,8 +92,8 @@ def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
     """One row for scalar rows; `scratch` is the base of addresses below LOCAL."""
     table: list[int] = []
     for row in rows:
-        places = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
-        table += [row[0], *(a + scratch if a < LOCAL else a for a in places)]
+        operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
+        table += [row[0], *(a + scratch if a < LOCAL else a for a in operands)]
     return [vm.row_of(Code.SCALARS, len(rows)), *vm.table_of(table)]
 
 
