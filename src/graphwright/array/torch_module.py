@@ -1,7 +1,4 @@
-"""A function of arrays as a `torch.nn.Module`, differentiable by torch.
-
-The caller supplies the function; this file knows arrays and torch, not programs or tapes.
-"""
+"""A function of arrays, supplied by the caller, as a `torch.nn.Module` that torch can differentiate."""
 
 from __future__ import annotations
 

@@ -26,10 +26,8 @@ _FAMILIES = "attention conv elementwise index linear loss norm optimize pool ran
 for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # enters its kernels
 
-_MANY = 1 << 20
-"""Elements from which on large pages may pay."""
-_LARGE = 4 << 20
-"""Bytes from which on large pages are requested, as in numpy."""
+_MANY, _LARGE = 1 << 20, 4 << 20
+"""Elements from which on large pages may pay; bytes from which on they are requested, as in numpy."""
 _PAGE = 4096
 _HUGEPAGE = 14  # MADV_HUGEPAGE
 

@@ -182,21 +182,6 @@ class Gathered(Columns):
         return [*calls, partial(out.copy_, total.samples)]
 
 
-def flipped_window(window: Window) -> Window | None:
-    """Return the window by which the transpose of a stride-1 convolution is a convolution with a flipped kernel."""
-    padding = tuple(e - 1 - p for e, p in zip(window.extent, window.padding, strict=True))
-    if set(window.stride) != {1} or min(padding) < 0:
-        return None
-    return Window(window.kernel, window.stride, padding, window.dilation)
-
-
-def flipped_weights(w: torch.Tensor, work: torch.Tensor) -> tuple[list[Call], torch.Tensor]:
-    """Return weights [C, filters, kernel...] as [filters, C, kernel...] with flipped kernel, and the calls for it."""
-    flat, backwards = w.flatten(2), torch.arange(prod(w.shape[2:]) - 1, -1, -1)
-    calls: list[Call] = [partial(torch.index_select, flat, 2, backwards, out=work.view(flat.shape))]
-    return calls, work.view(w.shape).transpose(0, 1)
-
-
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
     """View [n, C, positions...] as [n, groups, C / groups, positions]."""
     return t.flatten(2).unflatten(1, (groups, t.shape[1] // groups))
@@ -229,10 +214,14 @@ def _gathered(
     With `turns`, for the transpose of the convolution, unless it would gather far more than that scatters.
     """
     window = Window.of(kernel, attrs)
-    taken = flipped_window(window) if turns else window
-    if attrs["groups"] > 1 or window.plain or taken is None or (turns and _shape(x)[1] > 2 * filters):
+    if attrs["groups"] > 1 or window.plain:
         return None
-    gathered = Gathered(taken, _shape(x), x.dtype.itemsize, filters)
+    if turns:  # with stride 1 a convolution with the flipped kernel
+        padding = tuple(e - 1 - p for e, p in zip(window.extent, window.padding, strict=True))
+        if set(window.stride) != {1} or min(padding) < 0 or _shape(x)[1] > 2 * filters:
+            return None
+        window = Window(window.kernel, window.stride, padding, window.dilation)
+    gathered = Gathered(window, _shape(x), x.dtype.itemsize, filters)
     return gathered if gathered.positions[-1] < SHORT else None
 
 
@@ -268,8 +257,10 @@ def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
     gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, turns=True)
     if gathered is not None:
-        flipping, weights = flipped_weights(w, work[-1])
-        return [*flipping, *gathered.forward(x, weights, ins[2:], out, work[:-1])]
+        flat, backwards = w.flatten(2), torch.arange(prod(w.shape[2:]) - 1, -1, -1)
+        flip = partial(torch.index_select, flat, 2, backwards, out=work[-1].view(flat.shape))
+        weights = work[-1].view(w.shape).transpose(0, 1)  # [filters, C, kernel...]
+        return [flip, *gathered.forward(x, weights, ins[2:], out, work[:-1])]
     columns = _columns(w.shape[2:], out, attrs)
     weights = w.flatten(1).unflatten(0, (groups, w.shape[0] // groups)).transpose(1, 2)
     calls: list[Call] = []

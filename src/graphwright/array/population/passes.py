@@ -40,15 +40,10 @@ def _of_two(function: Any) -> Any:
     return native(lambda x, y: function(x))
 
 
-_values = _by_kind([_of_two(getattr(formulas, name)) for name in ACTIVATIONS])
+activate: Any = _by_kind([_of_two(getattr(formulas, name)) for name in ACTIVATIONS])
+"""activate(kind, x, x): the activation of a weighted sum."""
 slope: Any = _by_kind([getattr(formulas, f"{name}_slope") for name in ACTIVATIONS])
 """slope(kind, x, y): dy/dx at a weighted sum x with activation y."""
-
-
-@native
-def activate(kind: Any, x: Any) -> Any:
-    """The activation of a weighted sum."""
-    return _values(kind, x, x)
 
 
 LANES = 16
@@ -94,7 +89,7 @@ def _genome(
                         one = vec.splat(vec.load_f32(weight + 4 * vec.load_i32(link + 8)))
                         part = vec.load(base + src * row_bytes + n) * one
                     total = part if i == low else total + part
-                vec.store(now + r * row_bytes + n, activate(kind, total))
+                vec.store(now + r * row_bytes + n, activate(kind, total, total))
         for o in range(outputs):
             source = now + vec.load_i32(ends + 4 * o) * row_bytes
             for n in range(0, row_bytes, LINE):
@@ -179,7 +174,7 @@ def _forward(
                     total = part if i == low else total + part
                 at = t * step_bytes + r * row_bytes + n
                 vec.store(sums + at, total)
-                vec.store(values + at, activate(kind, total))
+                vec.store(values + at, activate(kind, total, total))
                 vec.store(slopes + at, zero)
 
 
