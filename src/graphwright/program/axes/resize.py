@@ -6,7 +6,8 @@ Weights are sliced, not computed, so their entries keep all bits; the inverse ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -95,29 +96,27 @@ class ResizeAxis(Edit):
             for dim, old in dims:
                 after[dim] = len(old)
                 if old and not -1 <= min(old) <= max(old) < before[dim]:
-                    raise ShapeError(
-                        "index out of range",
-                        where=f"{key}, dimension {dim}",
-                        expected=f"-1 to {before[dim] - 1}",
-                        got=f"{min(old)} to {max(old)}",
-                    )
+                    raise ShapeError("index out of range", where=f"{key}, dimension {dim}",
+                                     expected=f"-1 to {before[dim] - 1}", got=f"{min(old)} to {max(old)}")  # fmt: skip
             if tuple(after) != array.shape:
                 raise ShapeError("wrong shape of the new value", where=key, expected=tuple(after), got=array.spec)
-        for node, attrs in self.attrs:
-            p.node(node)
+        for _, attrs in self.attrs:
             encode_attrs(attrs)
-        for node, _ in self.inputs:
+        for node, _ in (*self.attrs, *self.inputs):
             p.node(node)
 
     def invert(self, p: Program) -> ResizeAxis:
-        weights = []
-        for key, _, dims in self.weights:
-            present = p.weights.array(key)
-            back = tuple((dim, _back(old, present.shape[dim])) for dim, old in dims)
-            weights.append(ResizedWeight(key, present, back))
-        axes = tuple(ResizedAxis(a.axis, len(a.old), _back(a.old, a.of)) for a in self.axes)
-        inputs = tuple((n, p.specs(n)) for n, _ in self.inputs)
-        return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct, inputs)
+        def back(old: Numbers, size: int) -> Numbers:
+            return tuple(inverse(np.asarray(old, np.int64), size).tolist())
+
+        present = {w.key: p.weights.array(w.key) for w in self.weights}
+        weights = tuple(
+            ResizedWeight(key, a := present[key], tuple((dim, back(old, a.shape[dim])) for dim, old in dims))
+            for key, _, dims in self.weights
+        )
+        axes = tuple(ResizedAxis(a.axis, len(a.old), back(a.old, a.of)) for a in self.axes)
+        attrs, inputs = tuple((n, p.attrs(n)) for n, _ in self.attrs), tuple((n, p.specs(n)) for n, _ in self.inputs)
+        return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
     def apply(self, p: Program) -> None:
         """Set weights and attributes; the lineage of a variable tells optimizers how its entries moved."""
@@ -174,9 +173,7 @@ class ResizeAxis(Edit):
             value = r.payload(brought[key]).to_numpy("float64")
             wanted = _new_shape(array, dims)
             if value.shape != wanted:
-                raise ReplayConflict(
-                    "the new entries have another shape here", where=key, expected=wanted, got=value.shape
-                )
+                raise ReplayConflict("shape of the new entries differs", where=key, expected=wanted, got=value.shape)
             return value
 
         return resize(found, old, correct=forms.flag(record["correct"]), new=new)
@@ -199,7 +196,7 @@ def resize(
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
     changes = {
-        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
+        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if _along([term], maps)}
         for key, dims in found.weights.items()
     }
 
@@ -218,7 +215,7 @@ def resize(
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
         terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]
-        if any(a in maps for t in terms for a in atoms(t)):
+        if _along(terms, maps):
             sizes = tuple(resized(t, maps) for t in terms)
             attrs.setdefault(node, dict(p.attrs(node)))[attr] = sizes if isinstance(term, tuple) else sizes[0]
     for node, c in solution.corrections if correct else ():
@@ -226,16 +223,17 @@ def resize(
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
     axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
-    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
+    inputs = {node: solution.dims[Value(node)] for node in p.inputs()}
+    specs = tuple(
+        (node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),))
+        for node, terms in inputs.items()
+        if _along(terms, maps)
+    )
+    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, specs)
 
 
-def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[NodeId, tuple[Spec, ...]]]:
-    """Yield the inputs of the program along a resized axis, with their new specs."""
-    p = found.program
-    for node in p.inputs():
-        terms = found.solution.dims[Value(node)]
-        if any(a in maps for t in terms for a in atoms(t)):
-            yield node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),)
+def _along(terms: Iterable[Term], maps: Mapping[Atom, np.ndarray]) -> bool:
+    return any(a in maps for t in terms for a in atoms(t))
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
@@ -313,14 +311,18 @@ def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
     return stays
 
 
-def _ratio(term: Any, maps: Mapping[Atom, np.ndarray]) -> float:
-    return known(term) / max(int(resized(term, maps)), 1) if any(a in maps for a in atoms(term)) else 1
+def _ratio(term: Term, maps: Mapping[Atom, np.ndarray]) -> float:
+    return known(term) / max(int(resized(term, maps)), 1) if _along([term], maps) else 1
 
 
 def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tuple[float, float]]:
     """Return scale of a norm over a resized axis -> (factor, offset that the norm adds to the scale)."""
-    p, factors = found.program, {}
-    readers: dict[NodeId, int] = {}
+    p, factors = found.program, dict[str, tuple[float, float]]()
+    readers: Counter[NodeId] = Counter()
+
+    def refused(why: str, where: str) -> FrozenAxis:
+        return FrozenAxis(f"cannot correct {why}", where=where, fix="cut_units(correct=False)")
+
     for node, c in found.solution.corrections:
         ratio = _ratio(resolve(c.term), maps)
         if ratio == 1:
@@ -328,30 +330,15 @@ def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tupl
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise FrozenAxis(
-                "cannot correct a norm whose scale is computed",
-                where=where,
-                fix="cut_units(correct=False)",
-            )
-        if factors.setdefault(p.key(scale), (ratio**0.5, c.offset)) != (ratio**0.5, c.offset):
-            raise FrozenAxis(
-                "cannot correct two norms of unequal size that share a scale",
-                where=where,
-                fix="cut_units(correct=False)",
-            )
-        readers[scale] = readers.get(scale, 0) + 1
+            raise refused("a norm whose scale is computed", where)
+        factor = ratio**0.5, c.offset
+        if factors.setdefault(p.key(scale), factor) != factor:
+            raise refused("two norms of unequal size that share a scale", where)
+        readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise FrozenAxis(
-                "cannot correct a norm whose scale other nodes read too",
-                where=p.path(scale),
-                fix="cut_units(correct=False)",
-            )
+            raise refused("a norm whose scale other nodes read too", p.path(scale))
     return factors
-
-
-def _back(old: Numbers, size: int) -> Numbers:
-    return tuple(inverse(np.asarray(old, np.int64), size).tolist())
 
 
 def cut_units(
@@ -413,9 +400,8 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     indices = [int(i) for i in order]
     if len(group.atoms) != 1 or sorted(indices) != list(range(group.size)):
         of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
-        raise UsageError(
-            "not a permutation of the units", where=axis, expected=f"0 to {group.size - 1} once each, of {of}"
-        )
+        expected = f"0 to {group.size - 1} once each, of {of}"
+        raise UsageError("not a permutation of the units", where=axis, expected=expected)
     e.do(resize(found, {axis: indices}))
 
 
@@ -471,13 +457,9 @@ def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
     ragged = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
     whole = f"all {shape[-1]} of one of {names[0]}, or " if group.kind == "heads" else ""
-    return RaggedUnit(
-        f"{names[0]} would have unequal numbers of {group.kind}",
-        where=group.name,
-        expected=f"{whole}the same one of each of {names[0]}",
-        got=runs(tuple(ids)),
-        fix=" or ".join(one) + ragged,
-    )
+    return RaggedUnit(f"{names[0]} would have unequal numbers of {group.kind}", where=group.name,
+                      expected=f"{whole}the same one of each of {names[0]}", got=runs(tuple(ids)),
+                      fix=" or ".join(one) + ragged)  # fmt: skip
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
@@ -493,14 +475,8 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
         path = p.path(node)
         table = e.const(p.free_name(f"{path}.key_head"), np.arange(group.size) // each)
         for edge in p.in_edges(node)[1:3]:
-            rows = e.add(
-                "index",
-                p.edge_value(edge),
-                table,
-                axis=1,
-                name=p.free_name(f"{path}.{'_kv'[p.edge_port(edge)]}_of_head"),
-            )
-            e.rewire(edge, rows)
+            name = p.free_name(f"{path}.{'_kv'[p.edge_port(edge)]}_of_head")
+            e.rewire(edge, e.add("index", p.edge_value(edge), table, axis=1, name=name))
     found = e.program.axes()
     return next(g.name for g in found.of(p.path(weight.value.node), weight.dim) if g.size == group.size)
 
@@ -523,10 +499,8 @@ class _Growth:
             weights = [(w, dim) for port, dim in ends if (w := origin(p, operands[port])) is not None]
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
-                raise UsageError(
-                    "new units would change the function: no weight reads only this axis",
-                    where=f"{self.group.name}, {p.path(node)} ({p.op(node)})",
-                )
+                raise UsageError("new units would change the function: no weight reads only this axis",
+                                 where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
         return found
@@ -577,13 +551,10 @@ class _Growth:
         return None
 
     def _copies(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-        return _copied(array.to_numpy("float64"), self._sources(key, indices))
-
-    def _sources(self, key: str, indices: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Return the old indices with the index of the copied unit for each new one."""
-        dims = self.found.weights[key]
+        """Return the old entries, and at new indices those of the copied units."""
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
-        return {dim: spread(dims[dim], units) for dim in indices}
+        old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}
+        return remapped(array.to_numpy("float64"), old)
 
     def _share(self) -> None:
         """Split the weights that read a unit among the unit and its copies; the parts sum to the whole."""
@@ -604,12 +575,6 @@ class _Growth:
                 shape = [-1 if d == dim else 1 for d in range(len(after.weights[key]))]
                 scaled = after.program.weights.array(key).to_numpy("float64") * whole.reshape(shape)
                 self.e.set_weight(key, scaled)
-
-
-def _copied(host: np.ndarray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-    for dim, old in indices.items():
-        host = np.take(host, old, dim)
-    return host
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:

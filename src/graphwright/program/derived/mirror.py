@@ -99,18 +99,12 @@ class MirroredProgram:
         self.recorder.near = self.version >= 0
         changed = set(self._changed)
         self._changed.clear()
-        token = active_recorder.set(self.recorder)
-        try:
-            with no_grad():
-                yield changed
-        finally:
-            active_recorder.reset(token)
+        with recording(self.recorder), no_grad():
+            yield changed
         self.sweep()
-        for node in self.recorder.constants():
-            if self.unread(node):
-                self.program.weights.drop(self.program.key(node))
-                self.program.delete_node(node)
-                self.recorder.forget_constant(node)
+        for node in self.recorder.take_constants(self.unread):
+            self.program.weights.drop(self.program.key(node))
+            self.program.delete_node(node)
         self.program.version += 1
         self.version = self.program.version
 
@@ -326,6 +320,16 @@ class MirroredProgram:
             p.update_node(p.node(name), name=other)
 
 
+@contextmanager
+def recording(recorder: TraceRecorder) -> Iterator[None]:
+    """Let operations inside the block be recorded by this recorder."""
+    token = active_recorder.set(recorder)
+    try:
+        yield
+    finally:
+        active_recorder.reset(token)
+
+
 class MirrorRecorder(TraceRecorder):
     """Records into a derived program.
 
@@ -347,13 +351,11 @@ class MirrorRecorder(TraceRecorder):
         self._first = self.program.add_source(kind, name, spec, attrs, before=self._first)
         return self._first
 
-    def constants(self) -> list[NodeId]:
-        """Nodes of the constants that derivative rules recorded."""
-        return [value.node for _, value in self._consts.values()]
-
-    def forget_constant(self, node: NodeId) -> None:
-        """Forget a deleted constant."""
-        self._consts = {k: known for k, known in self._consts.items() if known[1].node != node}
+    def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
+        """Forget constants that derivative rules recorded and that are unread; returns their nodes."""
+        gone = {key: value.node for key, (_, value) in self._consts.items() if unread(value.node)}
+        self._consts = {key: known for key, known in self._consts.items() if key not in gone}
+        return list(gone.values())
 
     def constant(self, name: str, spec: Spec) -> NodeId:
         """Add a const node."""

@@ -30,11 +30,6 @@ class TracedNodes(NamedTuple):
     by_content: dict[tuple[Any, ...], NodeId]
     by_role: dict[tuple[str, int, str], NodeId]
 
-    def gone_since(self, before: TracedNodes) -> list[NodeId]:
-        """Nodes of an earlier trace that this one does not use."""
-        used = set(self.by_content.values())
-        return [node for node in dict.fromkeys(before.by_content.values()) if node not in used]
-
 
 class ReusingRecorder(MirrorRecorder):
     """Records tensor code into a derived program, reusing the nodes of the previous trace.
@@ -133,6 +128,3 @@ class ReusingRecorder(MirrorRecorder):
             self._taken.add(node)
             self.now.by_content[key] = node
         return node
-
-
-__all__ = ["ReusingRecorder", "TracedNodes"]

@@ -7,13 +7,12 @@ they depend on changes they are traced again, reusing the nodes of the previous 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, enable_grad, training
-from graphwright.ops import OPS
-from graphwright.program.derived.backward import BackwardGraph
+from graphwright.autograd import Parameter, Tensor, autocast_to, enable_grad, training
+from graphwright.program.derived.backward import BackwardGraph, updatable, writes
+from graphwright.program.derived.mirror import recording
 from graphwright.program.derived.retrace import ReusingRecorder, TracedNodes
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
@@ -22,8 +21,6 @@ from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from graphwright.array import DType, Spec
     from graphwright.graph import NodeId
     from graphwright.program.program import Program
@@ -87,16 +84,11 @@ class TrainingStepGraph:
         self._update_key: Any = None
         self.update()
 
-    @staticmethod
-    def follows(source: Program) -> bool:
-        """False for a program whose gradient cannot be updated: one with checkpoints or opaque ops."""
-        return not source.checkpoints and not any(source.of_kind(n) for n, row in OPS.items() if row.traits.opaque)
-
     @property
     def usable(self) -> bool:
         """True while `program` was edited by this object alone, and the source has the inputs it had."""
         same_inputs = set(self.program.input_names()) == set(self.task.inputs)
-        return same_inputs and self.follows(self.source) and self.mirror.usable
+        return same_inputs and updatable(self.source) and self.mirror.usable
 
     @property
     def fresh(self) -> bool:
@@ -108,7 +100,7 @@ class TrainingStepGraph:
         source = self.source
         refuse_broken(source)
         reads = [source.output(name).node for name in self.task.reads]
-        reads += [source.operands(write)[1].node for write in source.assigns()]
+        reads += [value.node for _, value in writes(source)]
         trained = list(self.task.trained())
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
         toggled = self._backward.set_wanted(Value(params[id(v)]) for v in trained if id(v) in params)
@@ -125,17 +117,13 @@ class TrainingStepGraph:
         ends = [source.output(name) for name in self.task.reads]
         twins = [(v, mirror.twin(v)) for v in ends]
         key: list[Any] = [(twin, mirror.spec(twin), self._backward.wants(v)) for v, twin in twins]
-        key += [(mirror.has_twin(t.node) and mirror.twin(t), mirror.twin(v)) for t, v in self._source_writes()]
+        key += [(mirror.has_twin(t.node) and mirror.twin(t), mirror.twin(v)) for t, v in writes(source)]
         key += [training(), *(id(v) for v in trained)]
         recorder = None if self.fresh and key == self._objective_key else self._trace_objective(trained)
         self._objective_key = key
         self._backward.update(visited)
-        grads: list[tuple[Parameter, Value]] = []
-        for value in self._backward.wanted:
-            if (total := self._backward.gradient(value)) is not None:
-                variable = source.weights[source.key(value.node)]
-                assert isinstance(variable, Parameter)
-                grads.append((variable, total))
+        totals = {value: self._backward.gradient(value) for value in self._backward.wanted}
+        grads: list[Any] = [(source.weights[source.key(v.node)], g) for v, g in totals.items() if g is not None]
         grads += self._objective_grads.items()
         key = [(id(v), v.lineage, v.spec, self._stored.get(id(v)), g) for v, g in grads]
         if recorder is not None or key != self._update_key:
@@ -146,7 +134,7 @@ class TrainingStepGraph:
         """Trace the objective and its gradient; returns the recorder, which goes on to trace the update."""
         mirror = self.mirror
         recorder = ReusingRecorder(mirror, self._traced, {key: twin for key, (_, twin) in self._stored.items()})
-        for target, value in self._source_writes():
+        for target, value in writes(self.source):
             recorder.assign(self.source.weights[self.source.key(target.node)], recorder.tensor(mirror.twin(value)))
         ends = {name: self.source.output(name) for name in self.task.reads}
         leaves: dict[Value, Tensor] = {}
@@ -155,7 +143,7 @@ class TrainingStepGraph:
             leaf.requires_grad = self._backward.wants(value)
         p, names = self.program, self.task.inputs.keys() - ends.keys()
         given = {name: recorder.tensor(Value(p.node(name))) for name in names}
-        with _recording(recorder):
+        with recording(recorder):
             try:
                 for v in trained:
                     v.grad = None
@@ -182,7 +170,7 @@ class TrainingStepGraph:
     def _trace_update(self, recorder: ReusingRecorder, grads: Sequence[tuple[Parameter, Value]]) -> None:
         """Trace the update, declare the results and writes, and discard the nodes that are no longer used."""
         p, discard = self.program, self.mirror.discard
-        with _recording(recorder):
+        with recording(recorder):
             try:
                 for variable, value in grads:
                     variable.grad = recorder.tensor(value)
@@ -202,12 +190,9 @@ class TrainingStepGraph:
                 node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         discard(tuple(self._writes.values()))
-        discard(recorder.now.gone_since(self._traced))
+        used = set(recorder.now.by_content.values())
+        discard([node for node in dict.fromkeys(self._traced.by_content.values()) if node not in used])
         self._writes, self._traced, self._assumptions = writes, recorder.now, recorder.facts
-
-    def _source_writes(self) -> list[tuple[Value, Value]]:
-        """(state or param, its next value) of the source's own writes."""
-        return [(v[0], v[1]) for v in map(self.source.operands, self.source.assigns())]
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         return [self._seeds[value]] if value in self._seeds else ()
@@ -216,15 +201,6 @@ class TrainingStepGraph:
         if value not in self._backward.wanted:
             return None
         return self.source.weights[self.source.key(value.node)].grad_dtype
-
-
-@contextmanager
-def _recording(recorder: ReusingRecorder) -> Iterator[None]:
-    token = active_recorder.set(recorder)
-    try:
-        yield
-    finally:
-        active_recorder.reset(token)
 
 
 class RetracedStep:
@@ -249,7 +225,7 @@ class RetracedStep:
     @property
     def usable(self) -> bool:
         """True while the source has the traced version."""
-        return self.source.version == self.version and not TrainingStepGraph.follows(self.source)
+        return self.source.version == self.version and not updatable(self.source)
 
     @property
     def fresh(self) -> bool:
@@ -258,6 +234,3 @@ class RetracedStep:
 
     def update(self) -> None:
         """Do nothing: a changed source is traced again."""
-
-
-__all__ = ["RetracedStep", "TrainingStepGraph", "TrainingTask"]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphwright.program.draw.groups import ROOT
-from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, compose, joint_mark
-from graphwright.program.draw.overlay import ColourTarget, NodeNotes, drawn_targets, overlay_of
-from graphwright.program.draw.scene import MIXED, statistics
+from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
+from graphwright.program.draw.overlay import ColourTarget, drawn_targets, overlay_of
+from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import clean, escaped
 from graphwright.program.draw.style import FONT, LINE, text_width
 from graphwright.program.draw.svg import ROUND, legend, render
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from graphwright.program.draw.arrange import Arrangement
+    from graphwright.program.draw.groups import Net
     from graphwright.program.draw.layout import Box, Composition, PictureOptions
     from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
@@ -79,14 +80,14 @@ def to_html(
     made = compose(program, **options)
     diff = options.get("diff") is not None
     drawn = made.layout()
-    colours = None if overlay is None else overlay_of(program, drawn_targets(drawn), overlay, scale)
-    every = None if overlay is None else overlay_of(program, _all_targets(made), overlay, scale)
+    colours = overlay_of(program, drawn_targets(drawn), overlay, scale)
+    every = overlay_of(program, _all_targets(made), overlay, scale)
     entries, blame = _blame(program)
     below = legend(drawn, colours, diff, set(made.kinds))
     data = {
         "sizes": {"PAD": PAD, "TITLE": TITLE, "GAP": GAP, "STEP": STEP, "PIN": PIN, "LINE": LINE, "ROUND": ROUND},
         "open": [at for at, top in enumerate(made.view.shown_as()) if top < 0],
-        "overlay": every is not None and every.everywhere,
+        "overlay": every.levels is None,
         "legend": [below.width, below.height],
         "entries": entries,
         **_content(made, every, blame, statistics(program)),
@@ -109,7 +110,7 @@ def to_html(
 
 
 def _content(
-    made: Composition, overlay: Overlay | NodeNotes | None, blame: dict[str, list[int]], values: Mapping[str, str]
+    made: Composition, overlay: Overlay, blame: dict[str, list[int]], values: Mapping[str, str]
 ) -> dict[str, Any]:
     """Collect nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
     scene, tree = made.view.scene, made.view.tree
@@ -125,37 +126,31 @@ def _content(
     arrangements, modules = [], []
     for at, module in enumerate(tree.modules):
         arrangement = made.arrangements[at]
-        if id(arrangement) not in shared:
-            shared[id(arrangement)] = len(arrangements)
-            arrangements.append(_plain(arrangement, made, at))
+        if shared.setdefault(id(arrangement), len(arrangements)) == len(arrangements):
+            arrangements.append(_plain(arrangement, module.nets))
         wires = []
         for wire in arrangement.wires:
             edges = module.nets[wire.net].edges[wire.target]
-            kinds = {made.kinds[e] for e in edges}
-            kind = kinds.pop() if len(kinds) == 1 else MIXED
-            wires.append([kind, len(edges), joint_mark([scene.edges[e].mark for e in edges])])
+            mark = common([scene.edges[e].mark for e in edges], CHANGED)
+            wires.append([common([made.kinds[e] for e in edges], MIXED), len(edges), mark])
         title = made.title(at) if at != ROOT else ""
-        tint = {"tint": True} if overlay is not None and module.path in overlay.own else {}
-        modules.append(
-            {
-                **_box(made.group_box(at), overlay, blame.get(module.path, [])),
-                **tint,
-                "parent": module.parent,
-                "children": module.children,
-                "title": title,
-                "wires": wires,
-                "arrangement": shared[id(arrangement)],
-                "titleWidth": text_width(title),
-                "repeat": scene.repeats.get(module.path, 1),
-            }
-        )
+        tint = {"tint": True} if module.path in overlay.own else {}
+        shown = {
+            "parent": module.parent,
+            "children": module.children,
+            "title": title,
+            "wires": wires,
+            "arrangement": shared[id(arrangement)],
+            "titleWidth": text_width(title),
+            "repeat": made.repeat(module.path),
+        }
+        modules.append(_box(made.group_box(at), overlay, blame.get(module.path, [])) | tint | shown)
     return {"nodes": nodes, "modules": modules, "arrangements": arrangements}
 
 
-def _box(box: Box, overlay: Overlay | NodeNotes | None, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
+def _box(box: Box, overlay: Overlay, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
     """A box as `page.js` draws it; `blame` are indices of journal entries."""
-    target = f"{box.path}." if box.kind == "group" else box.path
-    note = overlay.note(target) if isinstance(overlay, NodeNotes) else ""
+    note = overlay.notes.get(box.target)
     found = {
         "path": clean(box.path),
         "kind": box.kind,
@@ -165,53 +160,40 @@ def _box(box: Box, overlay: Overlay | NodeNotes | None, blame: list[int], lines:
         "half": -box.x,
         "height": box.h,
     }
-    colour = overlay.colour(target) if overlay is not None else None
-    more = {"mark": box.mark, "colour": colour, "blame": blame}
+    more = {"mark": box.mark, "colour": overlay.colours.get(box.target), "blame": blame}
     return found | {name: value for name, value in more.items() if value}
 
 
 def _all_targets(made: Composition) -> list[ColourTarget]:
     """All nodes and groups, including hidden ones."""
     nodes = made.view.scene.nodes
+    groups = zip(made.view.tree.modules, made.members, strict=True)
     targets = [ColourTarget(node.path, node.members) for node in nodes]
-    for at, module in enumerate(made.view.tree.modules):
-        targets.append(ColourTarget(f"{module.path}.", [m for i in made.members[at] for m in nodes[i].members]))
-    return targets
+    return targets + [ColourTarget(f"{m.path}.", [n for i in inside for n in nodes[i].members]) for m, inside in groups]
 
 
-def _plain(a: Arrangement, made: Composition, at: int) -> dict[str, Any]:
-    nets = made.view.tree.modules[at].nets
-    return {
-        "rank": a.rank,
-        "lane": a.lane,
-        "rows": a.rows,
-        "channels": a.channels,
-        "gutters": a.gutters,
-        "entries": a.entries,
-        "exits": a.exits,
-        "entrySteps": a.entry_steps,
-        "exitSteps": a.exit_steps,
-        "wires": [[nets[w.net].child, nets[w.net].targets[w.target][0], w.xs, w.bends] for w in a.wires],
-    }
+def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:
+    wires = [[nets[w.net].child, nets[w.net].targets[w.target][0], w.xs, w.bends] for w in a.wires]
+    names = ("rank", "lane", "rows", "channels", "gutters", "ends", "steps")
+    return {name: getattr(a, name) for name in names} | {"wires": wires}
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
     """Journal entries as text, and by path or checkpoint key the indices of the entries whose edits name it."""
-    entries, found = [], {}
-    for entry in program.journal:
+    entries: list[str] = []
+    found: dict[str, list[int]] = {}
+    for number, entry in enumerate(program.journal):
         line = f", {entry.line}" if entry.line else ""
         entries.append(clean(f"{entry.seq} {entry.time[:19]} {entry.author}: {entry.why}{line}"))
-        named: dict[str, None] = {}
+        named: set[str] = set()
         stack: list[Any] = list(entry.edits)
         while stack:
             record = stack.pop()
             if isinstance(record, dict):
-                named.update(
-                    (v, None) for k, v in record.items() if k in ("path", "dst", "key", "name") and isinstance(v, str)
-                )
+                named.update(v for k in ("path", "dst", "key", "name") if isinstance(v := record.get(k), str))
                 stack.extend(record.values())
             elif isinstance(record, list):
                 stack.extend(record)
         for name in named:
-            found.setdefault(name, []).append(len(entries) - 1)
+            found.setdefault(name, []).append(number)
     return entries, found

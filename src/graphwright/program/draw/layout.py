@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, TypedDict
 
-from graphwright.program.draw.arrange import IN, LANE, TRACK, GroupPins, arrange
+from graphwright.program.draw.arrange import IN, LANE, TRACK, arrange
 from graphwright.program.draw.groups import OUTSIDE, ROOT, view
 from graphwright.program.draw.scene import CHANGED, MIXED, family, feedback, inside_readers, kinds, read, union
 from graphwright.program.draw.shapes import clean
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.program.draw.arrange import Arrangement, X
     from graphwright.program.draw.groups import Net, SceneView
-    from graphwright.program.draw.scene import SceneEdge, SceneNode
+    from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
 
 BUDGET = 2000
@@ -63,6 +63,11 @@ class Box:
     members: tuple[NodeId, ...]
     mark: str = ""
     repeat: int = 1
+
+    @property
+    def target(self) -> str:
+        """The name by which an overlay colours it: the path, for a group with a final dot (as no node's path)."""
+        return f"{self.path}." if self.kind == "group" else self.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,20 +177,24 @@ Points = list[tuple[int, int]]
 class ChildExtent:
     """Extent of a child left and right of the middle of its lane, its height, and the offsets of its pins.
 
-    `ins` and `outs` are None for a node: its input pins are steps of PIN / 2 from the middle, its result leaves there.
+    `pins` are those of a group by IN and OUT. A node has its input pins in steps of PIN / 2 from the middle, where its
+    result leaves.
     """
 
     left: int
     right: int
     height: int
-    ins: Sequence[int] | None = None
-    outs: Sequence[int] | None = None
+    pins: tuple[Sequence[int], Sequence[int]] | None = None
 
     def pin(self, x: X) -> int:
         """The offset of a pin from the middle."""
-        if x.kind == IN:
-            return x.b * PIN // 2 if self.ins is None else self.ins[x.b]
-        return 0 if self.outs is None else self.outs[x.b]
+        if self.pins is not None:
+            return self.pins[x.kind][x.b]
+        return x.b * PIN // 2 if x.kind == IN else 0
+
+    def area(self, x: int, y: int) -> tuple[int, int, int, int]:
+        """Left, top, width and height where the middle is at x and the top at y."""
+        return x - self.left, y, self.left + self.right, self.height
 
 
 @dataclass(slots=True)
@@ -235,8 +244,8 @@ def position_children(
             points += [(points[-1][0], level), (across(x), level)]
         points.append((points[-1][0], end))
         wires.append(straighten(points))
-    ins, outs = [across(x) for x in arrangement.entries], [across(x) for x in arrangement.exits]
-    return PlacedGroup(ChildExtent(left, right, height, ins, outs), middles, tops, wires)
+    came, went = ([across(x) for x in end] for end in arrangement.ends)
+    return PlacedGroup(ChildExtent(left, right, height, (came, went)), middles, tops, wires)
 
 
 def straighten(points: Points) -> Points:
@@ -333,14 +342,19 @@ class Composition:
         """The extent of a group drawn as one box."""
         a = self.arrangements[group]
         w, h = box_size(self.lines[group], junction=False)
-        half = max([w // 2, *(abs(s) * PIN + PIN for s in (*a.entry_steps, *a.exit_steps))])
-        return ChildExtent(half, half, h, [s * PIN for s in a.entry_steps], [s * PIN for s in a.exit_steps])
+        half = max([w // 2, *(abs(s) * PIN + PIN for side in a.steps for s in side)])
+        came, went = ([s * PIN for s in side] for side in a.steps)
+        return ChildExtent(half, half, h, (came, went))
 
     def title(self, group: int) -> str:
         """The text on the frame of an open group."""
-        module = self.view.tree.modules[group]
-        repeat = self.view.scene.repeats.get(module.path, 1)
-        return short(name_of(module.path)) + (f" × {repeat}" if repeat > 1 else "")
+        path = self.view.tree.modules[group].path
+        repeat = self.repeat(path)
+        return short(name_of(path)) + (f" × {repeat}" if repeat > 1 else "")
+
+    def repeat(self, path: str) -> int:
+        """The number of equal groups that a group stands for."""
+        return self.view.scene.repeats.get(path, 1)
 
     def sizes(self, group: int) -> list[ChildExtent]:
         """The extents of a group's children, as they are drawn now."""
@@ -357,18 +371,16 @@ class Composition:
     def _place_all(self) -> None:
         modules, top = self.view.tree.modules, self.view.shown_as()
         stamped: dict[tuple, PlacedGroup] = {}
-        number: dict[int, int] = {}
         for at in range(len(modules) - 1, -1, -1):
-            if top[at] >= 0:
-                continue
-            module = modules[at]
-            title = text_width(self.title(at)) if at != ROOT else 0
-            inside = tuple(number.get(~c, self.lines[~c]) for c in module.children if c < 0)
-            key = (module.hash, title, inside)
-            if key not in stamped:
-                stamped[key] = position_children(self.arrangements[at], module.nets, self.sizes(at), title)
-            self._placed[at] = stamped[key]
-            number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
+            if top[at] < 0:
+                module = modules[at]
+                title = text_width(self.title(at)) if at != ROOT else 0
+                groups = [~c for c in module.children if c < 0]
+                inside = (id(self._placed[g]) if g in self._placed else self.lines[g] for g in groups)
+                key = (module.hash, title, *inside)
+                if key not in stamped:
+                    stamped[key] = position_children(self.arrangements[at], module.nets, self.sizes(at), title)
+                self._placed[at] = stamped[key]
 
     # -- the layout --------------------------------------------------------------------------------------------------
     def layout(self) -> PictureLayout:
@@ -388,41 +400,31 @@ class Composition:
                     boxes.append((child, self.node_box(child, x, y, arrangement.pins[k], rank, module.path)))
                 elif ~child in self._placed:
                     origin[~child] = (x, y)
-                    groups[tree.modules[~child].path] = self._frame(~child, x, y, rank, module.path)
+                    path = tree.modules[~child].path
+                    area = self._placed[~child].size.area(x, y)
+                    groups[path] = Group(path, self.title(~child), *area, rank, module.path, self.repeat(path))
                 else:
                     first = self.members[~child][0]
                     boxes.append((first, self.group_box(~child, x, y, rank, module.path)))
         boxes.sort(key=lambda item: item[0])
-        return PictureLayout(
-            {box.path: box for _, box in boxes},
-            tuple(self._edges(origin)),
-            groups,
-            root.left + root.right,
-            root.height,
-            self.view.closed,
-            self.arrangement_count,
-        )
+        drawn = {box.path: box for _, box in boxes}
+        width, height = root.left + root.right, root.height
+        edges = tuple(self._edges(origin))
+        return PictureLayout(drawn, edges, groups, width, height, self.view.closed, self.arrangement_count)
 
     def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
         """The box of a node whose middle is at x and whose top is at y."""
-        n, size = self.view.scene.nodes[node], self.node_size(node, pins)
+        n, area = self.view.scene.nodes[node], self.node_size(node, pins).area(x, y)
         kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
-        w = size.left + size.right
-        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), x - size.left, y, w, size.height, rank,
-                   parent, n.members, n.mark)  # fmt: skip
+        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), *area, rank, parent, n.members, n.mark)
 
     def group_box(self, group: int, x: int = 0, y: int = 0, rank: int = 0, parent: str = "") -> Box:
         """The box of a closed group whose middle is at x and whose top is at y."""
-        path, size, lines = self.view.tree.modules[group].path, self.closed_size(group), self.lines[group]
+        path, area, lines = self.view.tree.modules[group].path, self.closed_size(group).area(x, y), self.lines[group]
         members = tuple(m for i in self.members[group] for m in self.view.scene.nodes[i].members)
-        return Box(path, "group", "group", lines, "\n".join((clean(path), *lines[1:])), x - size.left, y,
-                   size.left + size.right, size.height, rank, parent, members, self.marks[group],
-                   self.view.scene.repeats.get(path, 1))  # fmt: skip
-
-    def _frame(self, group: int, x: int, y: int, rank: int, parent: str) -> Group:
-        path, size = self.view.tree.modules[group].path, self._placed[group].size
-        w, repeat = size.left + size.right, self.view.scene.repeats.get(path, 1)
-        return Group(path, self.title(group), x - size.left, y, w, size.height, rank, parent, repeat)
+        shown = "\n".join((clean(path), *lines[1:]))
+        mark, repeat = self.marks[group], self.repeat(path)
+        return Box(path, "group", "group", lines, shown, *area, rank, parent, members, mark, repeat)
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def _edges(self, origin: dict[int, tuple[int, int]]) -> list[DrawnEdge]:
@@ -433,76 +435,34 @@ class Composition:
             a, b = shown[edge.src], shown[edge.dst]
             if a != b:
                 merged.setdefault((a, b), []).append(number)
-        wires = {
-            at: {
-                (net.node, t): (k, w)
-                for k, (net, t, w) in enumerate(
-                    (tree.modules[at].nets[wire.net], tree.modules[at].nets[wire.net].targets[wire.target][0], wire)
-                    for wire in self.arrangements[at].wires
-                )
-            }
-            for at in self._placed
-        }
+        wires: dict[int, dict[tuple[int, int], int]] = {}  # group -> (source, target child) -> number of the wire
+        for at in self._placed:
+            nets = [(tree.modules[at].nets[wire.net], wire.target) for wire in self.arrangements[at].wires]
+            wires[at] = {(net.node, net.targets[target][0]): k for k, (net, target) in enumerate(nets)}
         found = []
         for (a, b), numbers in merged.items():
             some = [scene.edges[n] for n in numbers]
-            points, back = self._route(some[0], a, b, wires, origin)
-            all_kinds = {self.kinds[n] for n in numbers}
-            kind = all_kinds.pop() if len(all_kinds) == 1 else MIXED
-            ports = tuple((e.src_port, e.dst_port) for e in some)
-            found.append(
-                DrawnEdge(
-                    self._path(a),
-                    self._path(b),
-                    kind,
-                    len(some),
-                    ports,
-                    tuple(points),
-                    back,
-                    joint_mark([e.mark for e in some]),
-                )
-            )
+            legs, left = tree.legs(a, b)
+            route = [(group, wires[group][some[0].src, child]) for group, child in legs]
+            points: Points = []
+            for group, wire in route:
+                x0, y0 = origin[group]
+                points += [(x0 + x, y0 + y) for x, y in self._placed[group].wires[wire]]
+            meeting, wire = route[left]
+            back = self.arrangements[meeting].wires[wire].back
+            kind = common([self.kinds[n] for n in numbers], MIXED)
+            mark = common([e.mark for e in some], CHANGED)
+            ports, corners = tuple((e.src_port, e.dst_port) for e in some), tuple(straighten(points))
+            found.append(DrawnEdge(self._path(a), self._path(b), kind, len(some), ports, corners, back, mark))
         return sorted(found, key=lambda e: (e.src, e.dst))
 
     def _path(self, shown: int) -> str:
         return self.view.scene.nodes[shown].path if shown >= 0 else self.view.tree.modules[~shown].path
 
-    def _route(
-        self,
-        edge: SceneEdge,
-        a: int,
-        b: int,
-        wires: dict[int, dict],
-        origin: dict[int, tuple[int, int]],
-    ) -> tuple[Points, bool]:
-        """The corners of an edge: out of the groups around its source, across, and into those around its target."""
-        tree = self.view.tree
-        up = tree.home[a] if a >= 0 else tree.modules[~a].parent
-        down = tree.home[b] if b >= 0 else tree.modules[~b].parent
-        child = tree.position[b] if b >= 0 else tree.modules[~b].position
-        legs, tail = [], []
-        while up != down:
-            if tree.modules[up].depth >= tree.modules[down].depth:
-                legs.append((up, OUTSIDE))
-                up = tree.modules[up].parent
-            else:
-                tail.append((down, child))
-                down, child = tree.modules[down].parent, tree.modules[down].position
-        legs.append((up, child))
-        back = wires[up][edge.src, child][1].back
-        points: Points = []
-        for group, target in (*legs, *reversed(tail)):
-            x0, y0 = origin[group]
-            points += [(x0 + x, y0 + y) for x, y in self._placed[group].wires[wires[group][edge.src, target][0]]]
-        return straighten(points), back
 
-
-def joint_mark(marks: list[str]) -> str:
-    """The common mark, or `changed` if the marks differ."""
-    first = marks[0]
-    if all(m == first for m in marks):
-        return first
-    return CHANGED
+def common(values: Sequence[str], otherwise: str) -> str:
+    """The value if all are equal, else `otherwise`."""
+    return values[0] if len(set(values)) == 1 else otherwise
 
 
 def tip(node: SceneNode) -> str:
@@ -549,14 +509,10 @@ def _arrange_all(chosen: SceneView) -> tuple[list[Arrangement], int]:
     for at in range(len(modules) - 1, -1, -1):
         module = modules[at]
         if module.hash not in known:
-            inner = [None if c >= 0 else _pins(found[~c]) for c in module.children]
+            inner = [None if c >= 0 else found[~c] for c in module.children]
             known[module.hash] = arrange(module.nets, inner, len(module.entries), len(module.exits))
         found[at] = known[module.hash]
     return [found[at] for at in range(len(modules))], len(known)
-
-
-def _pins(a: Arrangement) -> GroupPins:
-    return GroupPins(a.entry_steps, a.exit_steps, a.main)
 
 
 def _group_lines(chosen: SceneView, at: int, members: list[int]) -> tuple[str, ...]:
@@ -572,8 +528,6 @@ def _marks(chosen: SceneView, members: list[list[int]]) -> list[str]:
     inside: list[set[str]] = [{scene.nodes[i].mark for i in some} for some in members]
     for edge in scene.edges:
         if edge.mark:
-            ups = set(tree.chain(edge.src))
-            for group in tree.chain(edge.dst):
-                if group in ups:
-                    inside[group].add(edge.mark)
-    return [next(iter(found)) if len(found) == 1 else CHANGED if found - {""} else "" for found in inside]
+            for group in set(tree.chain(edge.src)).intersection(tree.chain(edge.dst)):
+                inside[group].add(edge.mark)
+    return [common([*found], CHANGED if found - {""} else "") for found in inside]

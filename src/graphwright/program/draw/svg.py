@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.files import atomic_write
 from graphwright.program.draw.layout import compose
-from graphwright.program.draw.overlay import LEVELS, NodeNotes, drawn_targets, overlay_of, shade
+from graphwright.program.draw.overlay import LEVELS, drawn_targets, overlay_of, shade
 from graphwright.program.draw.shapes import Shape, escaped, shape
 from graphwright.program.draw.style import EDGES, LINE, MARKS, css, short, text_width, tips
 
@@ -42,7 +42,7 @@ def to_svg(
         options: see `PictureOptions`.
     """
     made = compose(program, **options).layout()
-    colours = None if overlay is None else overlay_of(program, drawn_targets(made), overlay, scale)
+    colours = overlay_of(program, drawn_targets(made), overlay, scale)
     diff = options.get("diff") is not None
     return render(made, legend(made, colours, diff), colours, diff)
 
@@ -62,7 +62,7 @@ def written(picture: str, path: StrPath | None) -> str:
     return picture
 
 
-def render(made: PictureLayout, below: Legend, overlay: Overlay | NodeNotes | None = None, diff: bool = False) -> str:
+def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> str:
     """Write a layout and its legend as an SVG document."""
     width, height = max(made.width, below.width), made.height + below.height
     left = (width - made.width) // 2
@@ -81,9 +81,9 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay | NodeNotes | No
     return "\n".join(map(str, [*parts, "</g></svg>"]))
 
 
-def frame(group: Group, overlay: Overlay | NodeNotes | None = None) -> Shape:
+def frame(group: Group, overlay: Overlay) -> Shape:
     """The frame of an open group, tinted if the group has a value of its own."""
-    colour = overlay.colour(f"{group.path}.") if overlay is not None and group.path in overlay.own else None
+    colour = overlay.colours.get(f"{group.path}.") if group.path in overlay.own else None
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
     rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
     return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
@@ -94,15 +94,13 @@ def heading(group: Group) -> Shape:
     return shape("text", group.title, class_="gw-n gw-s gw-h", data_path=group.path, x=group.x + 10, y=group.y + 16)
 
 
-def box(b: Box, overlay: Overlay | NodeNotes | None) -> Shape:
+def box(b: Box, overlay: Overlay) -> Shape:
     """A node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
-    target = f"{b.path}." if b.kind == "group" else b.path
-    colour = overlay.colour(target) if overlay is not None else None
-    if overlay is not None and overlay.everywhere and colour is None:
+    colour, note = overlay.colours.get(b.target), overlay.notes.get(b.target)
+    if overlay.levels is None and colour is None:
         classes += " gw-none"
     fill, ink = (f"fill:{colour[0]}", f"fill:{colour[1]}") if colour else (None, None)
-    note = overlay.note(target) if overlay is not None else ""
     radius = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
     outline = [shape("rect", x=b.x, y=b.y, width=b.w, height=b.h, rx=radius, style=fill)]
     if b.repeat > 1:
@@ -168,9 +166,7 @@ class Legend:
         self.add([[shape("text", words, class_="gw-s", x=16, y=self.height + 15)]], 32 + text_width(words))
 
 
-def legend(
-    made: PictureLayout, overlay: Overlay | NodeNotes | None, diff: bool, hidden: Collection[str] = ()
-) -> Legend:
+def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
 
     Args:
@@ -181,13 +177,13 @@ def legend(
     """
     found = Legend(height=8)
     used = {e.kind for e in made.edges}.union(hidden)
-    _line_styles(found, [(k, EDGES[k][3]) for k in EDGES if k in used])
+    _line_styles(found, [k for k in EDGES if k in used])
     if diff:
-        _line_styles(found, [(k, MARKS[k][3]) for k in MARKS])
-    if isinstance(overlay, NodeNotes):
-        _severities(found, overlay)
-    elif overlay is not None:
+        _line_styles(found, list(MARKS))
+    if overlay.levels is None:
         _colour_scale(found, overlay)
+    else:
+        _severities(found, overlay.levels)
     if made.collapsed:
         names = ", ".join(short(p, 40) for p in made.collapsed[:3])
         more = f" and {len(made.collapsed) - 3} more" if len(made.collapsed) > 3 else ""
@@ -196,14 +192,14 @@ def legend(
     return found
 
 
-def _line_styles(found: Legend, entries: list[tuple[str, str]]) -> None:
+def _line_styles(found: Legend, kinds: list[str]) -> None:
     x, y, shapes = 16, found.height + _ROW // 2, []
-    for kind, word in entries:
+    for kind in kinds:
         sample = shape("path", d=f"M{x} {y}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
-        words = shape("text", word, class_="gw-s", x=x + 40, y=y + 4)
+        words = shape("text", kind, class_="gw-s", x=x + 40, y=y + 4)
         shapes.append([shape("g", sample, class_=f"gw-e gw-{kind}"), words])
-        x += 40 + text_width(word) + 20
-    if entries:
+        x += 40 + text_width(kind) + 20
+    if kinds:
         found.add(shapes, x)
 
 
@@ -216,24 +212,19 @@ def _colour_scale(found: Legend, overlay: Overlay) -> None:
     stops = [shape("stop", offset=k / 8, stop_color=shade(k / 8)[0]) for k in range(9)]
     kind = ", log scale" if overlay.logarithmic else ""
     name = f"gw-scale-{'log' if overlay.logarithmic else 'linear'}"
-    drawn = shape(
-        "g",
-        shape("text", low, class_="gw-s", x=16, y=y + 11),
-        shape("rect", x=left, y=y, width=_BAR, height=14, fill=f"url(#{name})"),
-        shape("text", f"{high}{kind}", class_="gw-s", x=left + _BAR + 8, y=y + 11),
-        class_="gw-scale",
-        data_min=low,
-        data_max=high,
-    )
+    text = shape("text", low, class_="gw-s", x=16, y=y + 11)
+    bar = shape("rect", x=left, y=y, width=_BAR, height=14, fill=f"url(#{name})")
+    end = shape("text", f"{high}{kind}", class_="gw-s", x=left + _BAR + 8, y=y + 11)
+    drawn = shape("g", text, bar, end, class_="gw-scale", data_min=low, data_max=high)
     found.add([[shape("linearGradient", *stops, id=name), drawn]], left + _BAR + 24 + text_width(high + kind))
     found.note("hatched: no value")
 
 
-def _severities(found: Legend, notes: NodeNotes) -> None:
+def _severities(found: Legend, levels: Sequence[int]) -> None:
     x, y, shapes = 16, found.height + 4, []
-    for level in notes.levels:
-        word, fill, _ = LEVELS[level]
+    for word, fill, _ in (LEVELS[level] for level in levels):
         square = shape("rect", x=x, y=y, width=14, height=14, rx=3, fill=fill, stroke="#555e69")
         shapes.append([square, shape("text", word, class_="gw-s", x=x + 20, y=y + 11)])
         x += 20 + text_width(word) + 20
-    found.add(shapes, x)
+    if levels:
+        found.add(shapes, x)

@@ -33,9 +33,8 @@ def save_parameters(p: Program, path: StrPath) -> None:
 
     Raises: FileError if writing fails; an existing file is then unchanged.
     """
-    own = parameters_of(p)
-    items = [TensorData(k, v.dtype.safetensors, v.shape, lambda v=v: _bits(v.data)) for k, v in own.items()]
-    write_tensors(path, items)
+    own = {key: variable.data for key, variable in parameters_of(p).items()}
+    write_tensors(path, [TensorData(k, a.dtype.safetensors, a.shape, lambda a=a: _bits(a)) for k, a in own.items()])
 
 
 def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:
