@@ -191,12 +191,8 @@ def _table_dict(table: SlotTable) -> dict[str, Any]:
         rows = [encode(v) if encode else v for v in rows] if column.dtype == object else rows
         default = encode(column.default) if encode and column.default is not None else column.default
         columns[name] = {"dtype": column.dtype.name, "default": default, "rows": rows}
-    return {
-        "generation": generation.astype(np.int32),
-        "high": table.high[used].copy(),
-        "free": table.free_slots.copy(),
-        "columns": columns,
-    }
+    high, free = table.high[used].copy(), table.free_slots.copy()
+    return {"generation": generation.astype(np.int32), "high": high, "free": free, "columns": columns}
 
 
 def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Product, atoms, resolve, spread, text
+from graphwright.ops.axes import Atom, Product, Term, atoms, resolve, spread, text
 from graphwright.program.axes.solve_axes import AtomNotes, origin, solve
 from graphwright.program.axes.units import Units, numbers
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
@@ -28,8 +29,6 @@ from graphwright.program.op_graph import is_name
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.solve_axes import AxisSolution
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program

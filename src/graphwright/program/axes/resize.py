@@ -17,8 +17,9 @@ from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
-from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
+from graphwright.ops.axes import Atom, IndexMap, Product, Term, atoms, known, resized, resolve, spread
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
 from graphwright.program.editing.edits import Edit, RecordReader
@@ -31,14 +32,14 @@ from graphwright.program.op_graph import Value
 from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Term
     from graphwright.program.axes.axes import Axes, AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
 Numbers = tuple[int, ...]
-New = Callable[[str, NDArray, Mapping[int, np.ndarray]], np.ndarray]
+Maps = Mapping[int, np.ndarray]
+"""Dimension -> for each new index the old one, or -1."""
+New = Callable[[str, NDArray, Maps], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
 
 
@@ -109,11 +110,10 @@ class ResizeAxis(Edit):
         def back(old: Numbers, size: int) -> Numbers:
             return tuple(inverse(np.asarray(old, np.int64), size).tolist())
 
-        present = {w.key: p.weights.array(w.key) for w in self.weights}
-        weights = tuple(
-            ResizedWeight(key, a := present[key], tuple((dim, back(old, a.shape[dim])) for dim, old in dims))
-            for key, _, dims in self.weights
-        )
+        present = [p.weights.array(w.key) for w in self.weights]
+        pairs = zip(self.weights, present, strict=True)
+        old_dims = [tuple((dim, back(old, a.shape[dim])) for dim, old in w.dims) for w, a in pairs]
+        weights = tuple(map(ResizedWeight, self.written, present, old_dims))
         axes = tuple(ResizedAxis(a.axis, len(a.old), back(a.old, a.of)) for a in self.axes)
         attrs, inputs = tuple((n, p.attrs(n)) for n, _ in self.attrs), tuple((n, p.specs(n)) for n, _ in self.inputs)
         return ResizeAxis(axes, weights, attrs, self.correct, inputs)
@@ -169,7 +169,7 @@ class ResizeAxis(Edit):
             if any(not -1 <= i < group.size for i in old[group.name]):
                 raise UsageError("index outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
 
-        def new(key: str, array: NDArray, dims: Mapping[int, np.ndarray]) -> np.ndarray:
+        def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
             value = r.payload(brought[key]).to_numpy("float64")
             wanted = _new_shape(array, dims)
             if value.shape != wanted:
@@ -195,10 +195,8 @@ def resize(
     maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
-    changes = {
-        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if _along([term], maps)}
-        for key, dims in found.weights.items()
-    }
+    weights = found.weights.items()
+    changes = {key: {d: spread(t, maps) for d, t in enumerate(dims) if _along([t], maps)} for key, dims in weights}
 
     def sliced(key: str) -> ResizedWeight:
         if key in renumbered:
@@ -206,8 +204,8 @@ def resize(
         return _sliced(p, key, changes[key], factors.get(key), new)
 
     keys = [key for key, changed in changes.items() if changed or key in renumbered]
-    weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
-    for w in weights:
+    made = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
+    for w in made:
         if w.key not in renumbered and w.key not in factors and not is_abstract(w.array):
             changed = changes[w.key]
             if new is None or all((old >= 0).all() for old in changed.values()):
@@ -229,10 +227,10 @@ def resize(
         for node, terms in inputs.items()
         if _along(terms, maps)
     )
-    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, specs)
+    return ResizeAxis(axes, tuple(made), tuple(attrs.items()), correct, specs)
 
 
-def _along(terms: Iterable[Term], maps: Mapping[Atom, np.ndarray]) -> bool:
+def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
     return any(a in maps for t in terms for a in atoms(t))
 
 
@@ -244,9 +242,7 @@ def _large(p: Program, keys: Sequence[str]) -> bool:
     return all(a.storage.memory is not None for a in arrays)
 
 
-def _sliced(
-    p: Program, key: str, changed: Mapping[int, np.ndarray], factor: tuple[float, float] | None, new: New | None
-) -> ResizedWeight:
+def _sliced(p: Program, key: str, changed: Maps, factor: tuple[float, float] | None, new: New | None) -> ResizedWeight:
     array = p.weights.array(key)
     fresh = any((old < 0).any() for old in changed.values())
     if is_abstract(array):
@@ -261,8 +257,7 @@ def _sliced(
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
         at_new = ~kept(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        exact = remapped(array.to_numpy(bits=True), changed)  # old entries keep their bits
-        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
+        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), host), bits=array.dtype)  # old entries keep bits
     if factor is not None:
         scale, offset = factor
         made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
@@ -271,11 +266,11 @@ def _sliced(
     return ResizedWeight(key, made, _numbers(changed))
 
 
-def _new_shape(array: NDArray, changed: Mapping[int, np.ndarray]) -> tuple[int, ...]:
+def _new_shape(array: NDArray, changed: Maps) -> tuple[int, ...]:
     return tuple(len(changed[d]) if d in changed else n for d, n in enumerate(array.shape))
 
 
-def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
+def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
     return tuple((dim, tuple(old.tolist())) for dim, old in changed.items())
 
 
@@ -303,7 +298,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
     return tables
 
 
-def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
+def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
     """Return a mask of the entries of a new shape that come from old ones."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
@@ -311,11 +306,11 @@ def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
     return stays
 
 
-def _ratio(term: Term, maps: Mapping[Atom, np.ndarray]) -> float:
+def _ratio(term: Term, maps: IndexMap) -> float:
     return known(term) / max(int(resized(term, maps)), 1) if _along([term], maps) else 1
 
 
-def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tuple[float, float]]:
+def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
     """Return scale of a norm over a resized axis -> (factor, offset that the norm adds to the scale)."""
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
@@ -520,7 +515,7 @@ class _Growth:
         if init == "duplicate":
             self._share()
 
-    def _zero_out(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
         """Return random entries where units are produced and zeros where they are read; the reverse under a norm."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
@@ -550,7 +545,7 @@ class _Growth:
                 return p.path(node)
         return None
 
-    def _copies(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _copies(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
         """Return the old entries, and at new indices those of the copied units."""
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
         old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}

@@ -9,68 +9,48 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Atom, AxesUse, AxisFact, atoms, resolve, same
+from graphwright.ops.axes import Atom, AxesUse, AxisFact, Correction, Dims, Term, atoms, resolve, same
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Correction, Dims, Term
     from graphwright.program.program import Program
 
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Notes of ops on one atom, as (node, text).
+    """Notes of ops on one atom, as (node, text); sums over the atom as (node, (operand, dimension) pairs)."""
 
-    Attributes:
-        frozen: reasons why it cannot be resized.
-        ends: inputs and outputs of the program with the atom.
-        mixed: reasons why a zero unit is not a removed one.
-        summed: sums over the atom, as (node, (operand, dimension) pairs).
-        kinds: names for its units.
-    """
-
-    frozen: list[tuple[NodeId, str]] = field(default_factory=list)
-    ends: list[tuple[NodeId, str]] = field(default_factory=list)
-    mixed: list[tuple[NodeId, str]] = field(default_factory=list)
+    frozen: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why it cannot be resized
+    ends: list[tuple[NodeId, str]] = field(default_factory=list)  # inputs and outputs of the program with the atom
+    mixed: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why a zero unit is not a removed one
     summed: list[tuple[NodeId, tuple[tuple[int, int], ...]]] = field(default_factory=list)
-    kinds: dict[str, None] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)  # names for its units
 
 
 class Lookup(NamedTuple):
-    """A constant table of indices into an axis: an entry is removed with the unit it refers to.
+    """A constant table of indices into an axis: an entry is removed with the unit it refers to."""
 
-    Attributes:
-        key: of the constant.
-        axis: that the entries index.
-        entries: the table's own dimension.
-    """
-
-    key: str
-    axis: Term
-    entries: Term
+    key: str  # of the constant
+    axis: Term  # that the entries index
+    entries: Term  # the table's own dimension
 
 
 @dataclass(slots=True)
 class AxisSolution:
     """The dimensions of one state of a program, as terms of atoms.
 
-    Attributes:
-        dims: value -> terms of its dimensions, resolved.
-        notes: atom -> notes of ops on it.
-        sizes: (node, attribute, term or terms) of attributes that are sizes.
-        corrections: (node, how to keep its result exact).
-        lookups: tables of indices, which change with the axis they index.
-        composites: (node, kind, term) of named dimensions of several atoms.
+    `sizes` are (node, attribute, term or terms) of attributes that are sizes, `composites` (node, kind, term) of named
+    dimensions of several atoms.
     """
 
-    dims: dict[Value, Dims] = field(default_factory=dict)
-    notes: dict[Atom, AtomNotes] = field(default_factory=dict)
+    dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved
+    notes: dict[Atom, AtomNotes] = field(default_factory=dict)  # atom -> notes of ops on it
     sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = field(default_factory=list)
-    corrections: list[tuple[NodeId, Correction]] = field(default_factory=list)
-    lookups: list[Lookup] = field(default_factory=list)
+    corrections: list[tuple[NodeId, Correction]] = field(default_factory=list)  # (node, how to keep its result exact)
+    lookups: list[Lookup] = field(default_factory=list)  # tables of indices, which change with the axis they index
     composites: list[tuple[NodeId, str, Term]] = field(default_factory=list)
 
 

@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
+from graphwright.program import errors
 from graphwright.program.editing.replace import boundary, redirect
-from graphwright.program.errors import (
-    CountMismatch,
-    EmptyAxis,
-    EmptySelection,
-    ForeignNode,
-    FrozenAxis,
-    StaleSelection,
-    UnitRange,
-)
 from graphwright.program.kinds import KINDS, STORED
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
@@ -86,7 +77,9 @@ class Units:
     def assert_count(self, n: int) -> Units:
         """Return itself. Raises: CountMismatch unless it has `n` units."""
         if self.count != n:
-            raise CountMismatch("unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}")
+            raise errors.CountMismatch(
+                "unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}"
+            )
         return self
 
     def __len__(self) -> int:
@@ -129,7 +122,7 @@ class Units:
 
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
-            raise ForeignNode("the units are of different programs", expected=repr(self), got=repr(other)[:120])
+            raise errors.ForeignNode("the units are of different programs", expected=repr(self), got=repr(other)[:120])
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
@@ -180,7 +173,7 @@ class Units:
         """Raises: EmptySelection if no unit is chosen."""
         if not self.count and not allow_empty:
             known = ", ".join(list(self.sizes or self.program.axes())[:6])
-            raise EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
+            raise errors.EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
 
 
 def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
@@ -193,13 +186,13 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
     given = np.asarray(sorted(index) if isinstance(index, set | frozenset | range) else index)
     if given.dtype == np.bool_:
         if given.shape != (count,):
-            raise UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
+            raise errors.UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
         return tuple(int(i) for i in np.flatnonzero(given))
     if given.size and given.dtype.kind not in "iu":
         raise wrong
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
-        raise UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
+        raise errors.UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
     return tuple(sorted({int(i) % count for i in flat}))
 
 
@@ -262,7 +255,7 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
     """
     chosen = _chosen(e.program, prefix, ids, count)
     if len(ids) == count:
-        raise EmptyAxis("cannot remove all layers", where=prefix, got=f"all {count}")
+        raise errors.EmptyAxis("cannot remove all layers", where=prefix, got=f"all {count}")
     for number, nodes in chosen:
         _remove(e, nodes, f"{prefix}.{number}")
 
@@ -272,7 +265,7 @@ def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tup
     inside = _modules(p, p.nodes()).get(prefix, {})
     if len(inside) != count:
         what = "the number of layers changed since" if inside else "no axis and no list of layers has this name"
-        raise StaleSelection(what, where=prefix, expected=count, got=len(inside))
+        raise errors.StaleSelection(what, where=prefix, expected=count, got=len(inside))
     numbers = sorted(inside)
     return [(numbers[i], inside[numbers[i]]) for i in ids]
 
@@ -290,7 +283,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
         for value in leaves:
             before = _entering(p, value, inside)
             if before is None:
-                raise FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
+                raise errors.FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
                                  got=p.path(value))  # fmt: skip
             _onto(p, value, before, inside, edges)
         found.append((number, list(edges)))
@@ -318,7 +311,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
-        raise FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
+        raise errors.FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
     redirect(e, {value: before for value, before in around.items() if before is not None}, skip=ops)
     e.remove(sorted(ops, key=p.order_labels.key, reverse=True))
     e.remove([n for n in weights if not p.graph.out_degree(n)])

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from graphwright.autograd import pull_back, scoped
+from graphwright.array import DType, Spec
+from graphwright.autograd import Tensor, pull_back, scoped
+from graphwright.graph import NodeId
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import MirroredProgram
 from graphwright.program.incremental import IncrementalWalk
@@ -18,9 +20,6 @@ from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
-    from graphwright.array import DType, Spec
-    from graphwright.autograd import Tensor
-    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 
@@ -35,19 +34,12 @@ def writes(p: Program) -> list[tuple[Value, Value]]:
 
 
 class VjpCall(NamedTuple):
-    """One recorded vjp.
+    """One recorded vjp."""
 
-    Attributes:
-        grads: gradients of the node's results.
-        needs: which operands want a gradient.
-        results: gradients of the operands.
-        made: the recorded nodes.
-    """
-
-    grads: tuple[Value | None, ...]
-    needs: tuple[bool, ...]
-    results: tuple[Value | None, ...]
-    made: tuple[NodeId, ...]
+    grads: tuple[Value | None, ...]  # gradients of the node's results
+    needs: tuple[bool, ...]  # which operands want a gradient
+    results: tuple[Value | None, ...]  # gradients of the operands
+    made: tuple[NodeId, ...]  # the recorded nodes
 
 
 class GradientSum(NamedTuple):
@@ -67,9 +59,6 @@ class BackwardGraph:
         wanted: values of the source whose gradients are wanted.
         seeds_at: value of the source -> gradients that reach it from outside, summed before those of its readers.
         sum_dtype: value -> the dtype in which its gradients are summed; None for its own.
-
-    Attributes:
-        mirror: the forward nodes.
     """
 
     def __init__(

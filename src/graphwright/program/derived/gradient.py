@@ -11,7 +11,7 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphwright.array import Spec, UnboundDim
-from graphwright.autograd import NoTape, active_recorder, enable_grad, grad, scoped
+from graphwright.autograd import NoTape, Tensor, active_recorder, enable_grad, grad, scoped
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import call
@@ -23,7 +23,6 @@ from graphwright.program.run import tensors
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
     from graphwright.program.program import Program
 
 Ref = NodeId | Value | str
@@ -108,10 +107,8 @@ def differentiate(
             back = steps if mode == "full" else 1
             reached = [v for v in wanted if _reaches(p, v, roots, back)]
             found = dict(zip(reached, grad(ends, [sources[v] for v in reached]), strict=True)) if reached else {}
-        return {
-            f"grad.{p.path(v)}": found[v] if v in found else call("full_like", sources[v].detach(), value=0.0)
-            for v in wanted
-        }
+        zeros = {v: call("full_like", sources[v].detach(), value=0.0) for v in wanted if v not in found}
+        return {f"grad.{p.path(v)}": found[v] if v in found else zeros[v] for v in wanted}
 
     program = p.empty("backward")
     record_into(program, backward, specs, names)
@@ -132,9 +129,7 @@ class GradientGraph:
         sizes: numbers for the named sizes of its inputs.
         seeded: weight each root by an additional input `seed.<path>`.
 
-    Attributes:
-        mirror: the forward nodes.
-        program: the inputs of the source (and seeds) -> `grad.<path>` per wanted value, over the same variables.
+    Its `program` maps the inputs of the source (and seeds) to `grad.<path>` per wanted value, over the same variables.
     """
 
     def __init__(
@@ -259,6 +254,5 @@ def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bo
         if not carried:
             break
         needed |= p.reachable(carried)
-    return value in roots or any(
-        p.edge_value(e) == value for e in p.out_edges(value.node) if p.graph.target(e) in needed
-    )
+    readers = [e for e in p.out_edges(value.node) if p.graph.target(e) in needed]
+    return value in roots or any(p.edge_value(e) == value for e in readers)

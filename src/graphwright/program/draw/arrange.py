@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from graphwright.program.draw.groups import Net
 
 IN, OUT, TRACK, LANE = 0, 1, 2, 3
+Lists = list[list[int]]
 
 
 class X(NamedTuple):
@@ -53,30 +54,18 @@ class Wire:
 
 @dataclass(slots=True)
 class Arrangement:
-    """Rows, lanes and wires of one group.
+    """Rows, lanes and wires of one group."""
 
-    Attributes:
-        rank, lane: row and lane of each child.
-        rows: number of rows.
-        channels: number of tracks per channel.
-        gutters: number of tracks per gutter, from the one above row 0 on.
-        wires: in the order of nets and their targets.
-        ends: positions at which outer sources enter (IN) and inner sources leave (OUT).
-        steps: positions of these pins on the closed box, in steps right of the middle, for IN and OUT.
-        main: entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none.
-        pins: per child the largest pin offset on its top, in half steps.
-    """
-
-    rank: list[int]
-    lane: list[int]
-    rows: int
-    channels: dict[int, int]
-    gutters: list[int]
-    wires: list[Wire]
-    ends: tuple[list[X], list[X]]
-    steps: tuple[list[int], list[int]]
-    main: tuple[int, int]
-    pins: list[int]
+    rank: list[int]  # row of each child
+    lane: list[int]  # lane of each child
+    rows: int  # number of rows
+    channels: dict[int, int]  # number of tracks per channel
+    gutters: list[int]  # number of tracks per gutter, from the one above row 0 on
+    wires: list[Wire]  # in the order of nets and their targets
+    ends: tuple[list[X], list[X]]  # positions at which outer sources enter (IN) and inner sources leave (OUT)
+    steps: tuple[list[int], list[int]]  # where these pins are on the closed box, in steps right of the middle
+    main: tuple[int, int]  # entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none
+    pins: list[int]  # per child the largest pin offset on its top, in half steps
 
 
 def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> Arrangement:
@@ -115,13 +104,13 @@ class _Router:
         self.nets, self.inner, n = nets, inner, len(inner)
         edges = list(dict.fromkeys((net.child, t) for net in nets for t, _ in net.targets if net.child >= 0 and t >= 0))
         arcs = return_arcs(n, edges)
-        before: list[list[int]] = [[] for _ in range(n)]
-        after: list[list[int]] = [[] for _ in range(n)]
+        before: Lists = [[] for _ in range(n)]
+        after: Lists = [[] for _ in range(n)]
         for a, b in edges:
             if (a, b) not in arcs:
                 after[a].append(b)
                 before[b].append(a)
-        readers: list[list[int]] = [[] for _ in range(entries)]
+        readers: Lists = [[] for _ in range(entries)]
         for net in nets:
             if net.child == OUTSIDE:
                 readers[net.slot] = [t for t, _ in net.targets if t >= 0]
@@ -133,9 +122,8 @@ class _Router:
         self.entry, spine = trunk(rank, order, after, readers, leaving)
         self.first = spine[0] if spine and self.entry >= 0 and spine[0] in readers[self.entry] else None
         self.last = spine[-1] if spine and spine[-1] in leaving else None
-        self.lane, self.taken, self.links = lanes(
-            rank, before, after, spine, self.first is not None, self.last is not None
-        )
+        inlet, outlet = self.first is not None, self.last is not None
+        self.lane, self.taken, self.links = lanes(rank, before, after, spine, inlet, outlet)
         self.channels: dict[int, Occupancy] = {}
         self.sizes: dict[int, int] = {}  # channel -> number of tracks
         self.ends = [X(LANE, 0, 0)] * entries, [X(LANE, 0, 0)] * exits
@@ -175,11 +163,10 @@ class _Router:
             wire, row = wires[k], self._row(child)
             wire.back = (net.child, child) in self.arcs
             pin = X(IN, child, slot) if child >= 0 else None
+            end = row if pin is None else row - 1
             if wire.back:
                 tracked.append(k)
-            elif source is not None and (
-                self._is_reserved(net, child) or self.taken.free(own, down + 1, row if pin is None else row - 1)
-            ):
+            elif source is not None and (self._is_reserved(net, child) or self.taken.free(own, down + 1, end)):
                 self.taken.take(own, down + 1, row - 1)
                 down = max(down, row - 1)
                 wire.level = pin is None or lane[child] == own
@@ -312,14 +299,14 @@ def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]
 
     Modules can form a cycle where the program has none: two modules that read each other.
     """
-    after: list[list[int]] = [[] for _ in range(n)]
+    after: Lists = [[] for _ in range(n)]
     for a, b in edges:
         after[a].append(b)
     part = {i: k for k, members in enumerate(strong_components(after)) for i in members}
     return {(a, b) for a, b in edges if part[a] == part[b] and a >= b}
 
 
-def ranks(before: list[list[int]], after: list[list[int]], fed: set[int]) -> tuple[list[int], list[int]]:
+def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[int]]:
     """Compute the row of each child, the length of the longest path to it, and a topological order.
 
     A source moves to the row above its first reader, unless it is in `fed`: those read something outside the group.
@@ -332,9 +319,7 @@ def ranks(before: list[list[int]], after: list[list[int]], fed: set[int]) -> tup
     return rank, order
 
 
-def trunk(
-    rank: list[int], order: list[int], after: list[list[int]], entries: list[list[int]], exits: list[int]
-) -> tuple[int, list[int]]:
+def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits: list[int]) -> tuple[int, list[int]]:
     """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
 
     The main exit is the lowest child that is read outside (else the lowest of all); the main entry starts the longest
@@ -363,7 +348,7 @@ def trunk(
     return entry, _on_every_path(order, after, start, far)
 
 
-def _on_every_path(order: list[int], after: list[list[int]], start: list[int], useful: dict[int, int]) -> list[int]:
+def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
     """Find the children on all paths from `start` in one sweep: those that no edge bypasses."""
     reached = set(start)
     for i in order:
@@ -405,7 +390,7 @@ def _span(first: int, last: int) -> int:
 
 
 def lanes(
-    rank: list[int], before: list[list[int]], after: list[list[int]], spine: list[int], inlet: bool, outlet: bool
+    rank: list[int], before: Lists, after: Lists, spine: list[int], inlet: bool, outlet: bool
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
 
@@ -427,8 +412,8 @@ def lanes(
         taken.take(0, -1, rank[spine[0]])
     if spine and outlet:
         taken.take(0, rank[spine[-1]], max(rank) + 1)
-    sections: dict[int, list[list[int]]] = {}
-    crossing: list[list[int]] = []
+    sections: dict[int, Lists] = {}
+    crossing: Lists = []
     rows = [rank[i] for i in spine]
     for chain in _chains(rank, before, after, set(spine)):
         links.update(pairwise(chain))
@@ -445,7 +430,7 @@ def lanes(
     return lane, taken, links
 
 
-def _chains(rank: list[int], before: list[list[int]], after: list[list[int]], spine: set[int]) -> list[list[int]]:
+def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
     """Cover all children outside the trunk by paths, in order of their first child.
 
     Two children are linked if each is the other's first choice: the reader with the longest path below it, and the
@@ -482,7 +467,7 @@ def _chains(rank: list[int], before: list[list[int]], after: list[list[int]], sp
     return sorted(found, key=lambda c: c[0])
 
 
-def _place(chains: list[list[int]], rank: list[int], lane: list[int], taken: Occupancy) -> None:
+def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
     """Assign lanes to the chains of one section, from left to right, around lane 0 if that is free."""
     first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
     steps = sorted(s for c in chains for s in ((rank[c[0]], 1), (rank[c[-1]] + 1, -1)))

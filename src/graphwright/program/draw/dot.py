@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from graphwright.errors import UsageError
 from graphwright.program.draw.layout import compose
@@ -12,18 +12,12 @@ from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import FAMILIES, MARKS
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from graphwright.program.draw.layout import Box, DrawnEdge, PictureLayout, PictureOptions
     from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
 
-_STYLE = {
-    "data": ("green", "solid"),
-    "attention": ("blue", "solid"),
-    "residual": ("red", "dashed"),
-    "state": ("purple", "dotted"),
-}
+_STYLE = {"data": ("green", "solid"), "attention": ("blue", "solid"), "residual": ("red", "dashed"),
+          "state": ("purple", "dotted")}  # fmt: skip
 """Kind of edge -> colour and line."""
 
 

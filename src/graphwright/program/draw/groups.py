@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from graphwright.errors import UsageError
 from graphwright.graph.analysis import kahn_order
 from graphwright.program.draw.scene import Scene, data_readers
-from graphwright.program.draw.style import node_lines
+from graphwright.program.draw.style import name_of, node_lines, short
 
 if TYPE_CHECKING:
+    from graphwright.program.draw.arrange import Arrangement
     from graphwright.program.draw.scene import SceneEdge, SceneNode
 
 ROOT = 0
@@ -27,46 +28,39 @@ OUTSIDE = -1
 
 @dataclass(slots=True)
 class Net:
-    """One source inside one group.
+    """One source inside one group."""
 
-    Attributes:
-        node: index of the source in `Scene.nodes`.
-        child, slot: the child where the net starts and the exit of that child; child is OUTSIDE for an entry.
-        targets: (child, entry of that child) for each reader; child is OUTSIDE for the exit.
-        edges: per target, indices in `Scene.edges` of the edges that the net stands for.
-    """
-
-    node: int
-    child: int = OUTSIDE
-    slot: int = 0
-    targets: list[tuple[int, int]] = field(default_factory=list)
-    edges: list[list[int]] = field(default_factory=list)
+    node: int  # index of the source in `Scene.nodes`
+    child: int = OUTSIDE  # the child where the net starts; OUTSIDE for an entry
+    slot: int = 0  # the exit of that child, or the number of the entry
+    targets: list[tuple[int, int]] = field(default_factory=list)  # (child, its entry) per reader; OUTSIDE for an exit
+    edges: list[list[int]] = field(default_factory=list)  # per target, indices in `Scene.edges`
 
 
 @dataclass(slots=True)
 class ModuleGroup:
-    """One group of the tree.
+    """One group of the tree."""
 
-    Attributes:
-        path: dotted path; empty for the whole program.
-        segment: last part of the path.
-        parent, position: index of the parent in `GroupTree.modules`, and index among the children of the parent.
-        children: indices in `Scene.nodes`, or ~index in `GroupTree.modules`, in order of their first node.
-        entries, exits: outer sources that are read inside, in order of use; inner sources that are read outside.
-        nets: sorted by source child, entries first.
-        hash: equal for modules of equal content: ops, attributes, labels, wiring and relative names.
-    """
-
-    path: str
-    segment: str
-    parent: int
-    position: int
+    path: str  # dotted path; empty for the whole program
+    segment: str  # last part of the path
+    parent: int  # index of the parent in `GroupTree.modules`
+    position: int  # index among the children of the parent
     depth: int
-    children: list[int] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)
-    exits: list[int] = field(default_factory=list)
-    nets: list[Net] = field(default_factory=list)
-    hash: bytes = b""
+    children: list[int] = field(default_factory=list)  # nodes, or ~index in `modules`, in order of their first node
+    entries: list[int] = field(default_factory=list)  # outer sources that are read inside, in order of use
+    exits: list[int] = field(default_factory=list)  # inner sources that are read outside
+    nets: list[Net] = field(default_factory=list)  # sorted by source child, entries first
+    hash: bytes = b""  # equal for modules of equal content: ops, attributes, labels, wiring and relative names
+    repeat: int = 1  # number of equal groups that it stands for
+    members: list[int] = field(default_factory=list)  # nodes inside, in subgroups too
+    lines: tuple[str, ...] = ()  # its label while it is closed
+    mark: str = ""  # in the difference of two programs
+    arrangement: Arrangement = field(init=False)  # of its children; equal groups share one
+
+    @property
+    def title(self) -> str:
+        """The text on its frame."""
+        return short(name_of(self.path)) + (f" × {self.repeat}" if self.repeat > 1 else "")
 
 
 @dataclass(slots=True)
@@ -120,6 +114,10 @@ def grow(scene: Scene) -> GroupTree:
         tree.home.append(home)
         tree.position.append(len(children))
         children.append(i)
+        for group in tree.chain(i):
+            tree.modules[group].members.append(i)
+    for module in tree.modules:
+        module.repeat = scene.repeats.get(module.path, 1)
     return tree
 
 

@@ -8,9 +8,9 @@ from math import isfinite, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.program.draw.layout import PictureLayout
     from graphwright.program.program import Program
 
@@ -25,15 +25,10 @@ _MOST_LINES = 12
 
 
 class NodeNote(NamedTuple):
-    """A note on a node.
+    """A note on a node."""
 
-    Attributes:
-        level: 0 info, 1 warning, 2 error, 3 critical.
-        text: shown while the pointer is over the node.
-    """
-
-    level: int
-    text: str
+    level: int  # 0 info, 1 warning, 2 error, 3 critical
+    text: str  # shown while the pointer is over the node
 
 
 _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -54,23 +49,15 @@ class Overlay:
     A closed group has its own number if one was given, else the largest one inside. NaN, infinite and missing numbers
     have no colour; on a logarithmic scale neither have numbers <= 0. A group has the worst level and all notes of the
     nodes inside.
-
-    Attributes:
-        colours: fill and text colour.
-        notes: text shown while the pointer is over the target.
-        levels: of notes, those that occur, the worst first; None for numbers, where targets without one are hatched.
-        own: paths of groups that were given a number.
-        low, high: the ends of the numbers; None if none is finite.
-        logarithmic: whether the scale is.
     """
 
-    colours: dict[str, tuple[str, str]]
-    notes: dict[str, str]
-    levels: tuple[int, ...] | None = ()
-    own: frozenset[str] = frozenset()
-    low: float | None = None
-    high: float | None = None
-    logarithmic: bool = False
+    colours: dict[str, tuple[str, str]]  # fill and text colour
+    notes: dict[str, str]  # text shown while the pointer is over the target
+    levels: tuple[int, ...] | None = ()  # of the notes, the worst first; None for numbers: targets without are hatched
+    own: frozenset[str] = frozenset()  # paths of groups that were given a number
+    low: float | None = None  # least number, if one is finite
+    high: float | None = None  # greatest number
+    logarithmic: bool = False  # whether the scale is
 
 
 def _on_scale(value: float, logarithmic: bool) -> bool:
@@ -150,9 +137,8 @@ def _numbers_of(
             values[name] = max((v for v in inside if isfinite(v)), default=inside[0])
     usable = [v for v in data.values() if _on_scale(v, logarithmic)]
     low, high = min(usable, default=0.0), max(usable, default=0.0)
-    colours = {
-        name: shade(_share(v, low, high, logarithmic)) for name, v in values.items() if _on_scale(v, logarithmic)
-    }
+    shares = {name: _share(v, low, high, logarithmic) for name, v in values.items() if _on_scale(v, logarithmic)}
+    colours = {name: shade(share) for name, share in shares.items()}
     notes = {name: f"value {v!r}" for name, v in values.items()}
     ends = (low, high) if usable else (None, None)
     return Overlay(colours, notes, None, frozenset(own), *ends, logarithmic)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from graphwright.array import Spec
+from graphwright.graph import NodeId
 from graphwright.graph.analysis import kahn_order, longest_paths
 from graphwright.ops import OPS, traits
 from graphwright.program.diff import renames
@@ -19,8 +21,6 @@ from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -29,28 +29,17 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 @dataclass(slots=True)
 class SceneNode:
-    """A node to draw.
+    """A node to draw; `weights` are (last segment, spec, checkpoint key) of params and consts drawn inside it."""
 
-    Attributes:
-        path: dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`.
-        op: op or kind.
-        attrs, specs: as in the Program.
-        junction: whether the node takes any number of edges.
-        weights: (last segment, spec, checkpoint key) of the params and consts that are drawn inside this node.
-        outputs: names of the program's results that this node computes.
-        members: handles of the nodes that this one stands for; empty for a removed node.
-        mark: `added`, `removed`, `changed` or empty.
-    """
-
-    path: str
-    op: str
+    path: str  # dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`
+    op: str  # op or kind
     attrs: Mapping[str, Any]
     specs: tuple[Spec, ...]
-    junction: bool = False
+    junction: bool = False  # whether the node takes any number of edges
     weights: list[tuple[str, Spec, str]] = field(default_factory=list)
-    outputs: tuple[str, ...] = ()
-    members: tuple[NodeId, ...] = ()
-    mark: str = ""
+    outputs: tuple[str, ...] = ()  # names of the program's results that this node computes
+    members: tuple[NodeId, ...] = ()  # handles of the nodes that this one stands for; empty for a removed node
+    mark: str = ""  # `added`, `removed`, `changed` or empty
 
 
 class SceneEdge(NamedTuple):
@@ -234,20 +223,15 @@ def kinds(scene: Scene) -> list[str]:
             into[j].append(i)
     level = longest_paths(after, kahn_order(after))
     found = []
-    for edge in edges:
-        src, dst = nodes[edge.src], nodes[edge.dst]
-        if src.op == STATE or dst.op in (STATE, ASSIGN):
+    for src, _, dst, _, _ in edges:
+        op = nodes[dst].op
+        adds = (nodes[dst].junction or op in _ADDS) and len(after[src]) > 1
+        if nodes[src].op == STATE or op in (STATE, ASSIGN):
             found.append(RECURRENT)
-        elif dst.op in _ATTENDS:
+        elif op in _ATTENDS:
             found.append(ATTENTION)
-        elif (
-            (dst.junction or dst.op in _ADDS)
-            and len(after[edge.src]) > 1
-            and _bypasses(edge.src, into[edge.dst], into, level)
-        ):
-            found.append(RESIDUAL)
         else:
-            found.append(DATA)
+            found.append(RESIDUAL if adds and _bypasses(src, into[dst], into, level) else DATA)
     return found
 
 

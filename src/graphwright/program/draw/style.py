@@ -64,11 +64,10 @@ def _results(node: SceneNode) -> tuple[str, ...]:
     return (f"⇒ {short(', '.join(node.outputs))}",) if node.outputs else ()
 
 
-def group_lines(path: str, repeat: int, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """The label of a closed group: name with its repeats, number of ops and parameters, results."""
-    times = f" × {repeat}" if repeat > 1 else ""
+def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
+    """The label of a closed group: title, number of ops and parameters, results."""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
-    return (short(name_of(path)) + times, inside, *((short(", ".join(specs[:2])),) if specs else ()))
+    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()))
 
 
 def count(number: int) -> str:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import parse_json
+from graphwright.files import StrPath, parse_json
 from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program.editing.journal import Entry, Journal
 from graphwright.program.editing.undo_storage import Unpacker
@@ -30,9 +30,6 @@ from graphwright.program.program import Program
 from graphwright.program.validate import validate
 from graphwright.program.weights import Promise, digest_of
 from graphwright.safetensors import Checkpoint
-
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
 
 
 class TensorFiles:
@@ -269,11 +266,8 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
 
 def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
     live = {(promise.digest, promise.reference): a for a, promise in p.weights.promises.items()}
-    keys = {
-        promise.digest: (files.weights, key)
-        for key, v in p.weights.items()
-        if (promise := p.weights.promises.get(v.data)) is not None
-    }
+    promises = {key: p.weights.promises.get(v.data) for key, v in p.weights.items()}
+    keys = {promise.digest: (files.weights, key) for key, promise in promises.items() if promise is not None}
     for digest in forms.array(data.pop("arrays")):
         if files.history is not None:
             keys.setdefault(forms.text(digest), (files.history, digest))

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import BY_TAG, from_numpy
-from graphwright.autograd import Tensor
+from graphwright.array import BY_TAG, NDArray, from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.files import StrPath
 from graphwright.program.kinds import PARAM
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_tensors
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
-    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from graphwright import __version__
-from graphwright.autograd import Parameter
+from graphwright.array import NDArray
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import atomic_directory, check_free
+from graphwright.files import StrPath, atomic_directory, check_free
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.files.forms import value_form
@@ -27,9 +28,6 @@ from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
-    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 FORMAT, SCHEMA = "graphwright-program", 1
@@ -97,11 +95,8 @@ def save(
         if history != "none":
             chain.write(folder / "journal.jsonl", p.journal.chain)
             h = p.history
-            body["stacks"] = {
-                "undoable": [e.seq for e in h.undoable],
-                "redoable": [e.seq for e in h.redoable],
-                "marks": h.marks,
-            }
+            undoable, redoable = ([e.seq for e in stack] for stack in (h.undoable, h.redoable))
+            body["stacks"] = {"undoable": undoable, "redoable": redoable, "marks": h.marks}
         if len(p.constraints):
             body["constraints"] = p.constraints.to_json()
         body["files"] = _headers(folder)
