@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from graphwright.program.draw.charts import chart, lines
+from graphwright.program.draw.shapes import chart, lines
 
 _STYLE = """
 :root{color-scheme:light dark;--ink:#1c2430;--soft:#5b6675;--line:#d8dee6;

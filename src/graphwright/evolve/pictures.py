@@ -12,8 +12,7 @@ from math import log10
 from typing import TYPE_CHECKING
 
 from graphwright.evolve.blueprint import structure
-from graphwright.program.draw.charts import COLOURS, STYLE, PlotArea, areas, chart, lines
-from graphwright.program.draw.shapes import label, picture, points, shape
+from graphwright.program.draw.shapes import COLOURS, STYLE, PlotArea, areas, chart, label, lines, picture, points, shape
 
 if TYPE_CHECKING:
     from graphwright.evolve.layers.result import LayerResult
