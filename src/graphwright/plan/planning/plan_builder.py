@@ -27,7 +27,7 @@ from graphwright.plan.planning.records import (
 )
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Value, kinds
-from graphwright.program.incremental import IncrementalWalk
+from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.array import Device, Layout, NDArray, Spec
