@@ -3,63 +3,45 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from graphwright.cli.common import Debug, Json, Overwrite, Quiet, Seed, Threads, colours, command, emit_json, say
+from graphwright.cli.common import Output, Overwrite, Seed, argument, colours, command, flag, option, silent
 from graphwright.errors import UsageError
 
 
 @command("graphwright evolve xor --seed 7 --out run")
 def evolve(
     task: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TASK",
-            help="xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.",
-            show_default=False,
-        ),
+        str | None, argument("TASK", "xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.")
     ] = None,
     own: Annotated[
         Path | None,
-        typer.Option(
-            "--task", metavar="FILE.py", help="Python file that defines `task`, a Task or a function that makes one."
-        ),
+        option("FILE.py", "Python file that defines `task`, a Task or a function that makes one.", "--task"),
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a CSV to predict.")] = None,
-    generations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of generations.")] = 300,
-    evaluations: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Maximum number of candidates.", show_default=False)
-    ] = None,
-    population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes per generation.")] = None,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="Train each genome by gradients, with few genomes.")] = False,
+    target: Annotated[str | None, option("COLUMN", "Column of a CSV to predict.")] = None,
+    generations: Annotated[int, option("N", "Maximum number of generations.", min=1)] = 300,
+    evaluations: Annotated[int | None, option("N", "Maximum number of candidates.", min=1)] = None,
+    population: Annotated[int | None, option("N", "Genomes per generation.", min=2)] = None,
+    hybrid: Annotated[bool, flag("--hybrid", "Train each genome by gradients, with few genomes.")] = False,
     layers: Annotated[
-        bool, typer.Option("--layers", help="Evolve layers, starting from one linear layer, trained by gradients.")
+        bool, flag("--layers", "Evolve layers, starting from one linear layer, trained by gradients.")
     ] = False,
-    delays: Annotated[
-        bool, typer.Option("--delays", help="Half of the new links carry the value of the previous step.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory for the run, its champion and pictures.")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Resume the run in this directory.")] = None,
+    delays: Annotated[bool, flag("--delays", "Half of the new links carry the value of the previous step.")] = False,
+    out: Annotated[Path | None, option("DIR", "Directory for the run, its champion and pictures.")] = None,
+    resume: Annotated[Path | None, option("DIR", "Resume the run in this directory.")] = None,
     overwrite: Overwrite = False,
-    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two saved states.")] = 10,
-    seeds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Run from N seeds and report distributions.", show_default=False),
-    ] = None,
-    lineage: Annotated[bool, typer.Option("--lineage", help="Print the ancestors of the champion.")] = False,
+    save_every: Annotated[int, option("N", "Generations between two saved states.", min=1)] = 10,
+    seeds: Annotated[int | None, option("N", "Run from N seeds and report distributions.", min=1)] = None,
+    lineage: Annotated[bool, flag("--lineage", "Print the ancestors of the champion.")] = False,
     seed: Seed = 0,
-    threads: Threads = 0,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+    *,
+    threads: int,
+) -> Output:
     """Evolve a network for a task by NEAT.
 
     --hybrid also trains genomes by gradients. With --out the run is saved and may be killed at any time; --resume
@@ -84,66 +66,50 @@ def evolve(
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
-        raise UsageError(
-            "the argument TASK is missing",
-            expected=f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py",
-            fix="graphwright evolve xor",
-        )
+        known = f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py"
+        raise UsageError("the argument TASK is missing", expected=known, fix="graphwright evolve xor")
     else:
-        start, settings = _search(
-            given, {} if population is None else {"population": population}, layers, hybrid, delays
-        )
+        changes = {} if population is None else {"population": population}
+        start, settings = _search(given, changes, layers, hybrid, delays)
         if seeds is not None:
             found = ev.over_seeds(given, start, settings, seeds=range(seed, seed + seeds), threads=threads or 1,
                                   test=not isinstance(given.split, str), max_generations=generations,
                                   max_evaluations=evaluations)  # fmt: skip
-            if as_json:
-                emit_json(found.to_json())
-            else:
-                say(str(found))
-            return
+            return Output(found.to_json(), str(found))
         run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
-        with _table(quiet or as_json, run.task.metric, generations) as show:
+        with _table(run.task.metric, generations) as show:
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_saved(state)) from None
     tested = None if isinstance(run.task.split, str) else result.test()
     if tested is not None and state is not None:
         run.save(state)  # with the count of test reads
-    facts = result.to_json()
+    facts, lines = result.to_json(), [str(result)]
     if tested is not None:
         facts["metric"]["test"] = tested
+    if "test" in facts["metric"]:
+        lines.append(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
+    if lineage:
+        lines += [f"  {birth}" for birth in _ancestors(result)]
     if out is not None:
         facts["out"] = _write(result, out)
-    if as_json:
-        emit_json(facts)
-        return
-    say(str(result))
-    if "test" in facts["metric"]:
-        say(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
-    if lineage:
-        for birth in _ancestors(result):
-            say(f"  {birth}")
-    if out is not None:
-        say(f"wrote {out}: {', '.join(facts['out'])}")
+        lines.append(f"wrote {out}: {', '.join(facts['out'])}")
+    return Output(facts, "\n".join(lines))
 
 
 def _clear(out: Path, overwrite: bool) -> None:
     """Clear the directory of a run. Raises: DestinationExists if it is in use."""
-    import shutil
-
     from graphwright.files.directory import check_free
     from graphwright.files.errors import DestinationExists
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
-        raise DestinationExists(
-            "the directory already has a run", where=out, fix=f"--resume {out} continues it, --overwrite replaces it"
-        )
+        fix = f"--resume {out} continues it, --overwrite replaces it"
+        raise DestinationExists("the directory already has a run", where=out, fix=fix)
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
@@ -183,10 +149,8 @@ def _task_of_file(path: Path) -> Any:
         made = made() if callable(made) else made
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}:{lines[-1]}" if lines else path
-        raise UsageError(
-            "the file of the task raised an error", where=where, got=f"{type(error).__name__}: {error}"
-        ) from error
+        where, got = f"{path}:{lines[-1]}" if lines else path, f"{type(error).__name__}: {error}"
+        raise UsageError("the file of the task raised an error", where=where, got=got) from error
     if not hasattr(made, "score"):
         raise UsageError("the file defines no task", where=path, got=type(made).__name__,
                          expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
@@ -197,24 +161,17 @@ def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, dela
     """The start and the settings of a run."""
     from graphwright import evolve as ev
 
-    if not layers:
-        return ev.scalar(), _neurons(task, changes, hybrid, delays)
-    if hybrid or delays:
-        raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
-    if not isinstance(task, ev.Task):
-        raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
-    return ev.blocks(_linear(task)), ev.Layers(**changes)
-
-
-def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> Any:
-    """The settings of neurons for a task."""
-    from graphwright import evolve as ev
-
+    if layers:
+        if hybrid or delays:
+            raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
+        if not isinstance(task, ev.Task):
+            raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
+        return ev.blocks(_linear(task)), ev.Layers(**changes)
     if delays or task.sequence:
         changes["delays"] = 0.5
     if isinstance(task, ev.Task) and task.loss == "mse":  # targets of any size
         changes["output"] = "identity"
-    return ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
+    return ev.scalar(), ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
 
 
 def _linear(task: Any) -> Any:
@@ -269,11 +226,9 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 @contextmanager
-def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
-    """Show a table of the run on stderr; None if stderr is not a terminal."""
-    import sys
-
-    if quiet or not colours(sys.stderr):
+def _table(metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
+    """Show a table of the run on stderr; None if silent or not on a terminal."""
+    if silent() or not colours(sys.stderr):
         yield None
         return
     from rich.console import Console
@@ -281,16 +236,14 @@ def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any
     from rich.table import Table
 
     def draw(run: Any) -> Table:
-        table = Table(box=None, pad_edge=False)
-        columns = _columns(run, metric)
+        table, columns = Table(box=None, pad_edge=False), _columns(run, metric)
         for name in (*columns, "evaluations/s", "left"):
             table.add_column(name, justify="right")
+        rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
+        left = run.counters.seconds / max(len(run.log), 1) * (generations - len(run.log))
         for line in run.log[-8:]:
-            last = line is run.log[-1]
-            rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
-            left = run.counters.seconds / len(run.log) * (generations - len(run.log))
-            cells = (show(line) for show in columns.values())
-            table.add_row(*cells, f"{rate:,.0f}" if last else "", f"{left:,.0f} s" if last else "")
+            speed = (f"{rate:,.0f}", f"{left:,.0f} s") if line is run.log[-1] else ("", "")
+            table.add_row(*(show(line) for show in columns.values()), *speed)
         return table
 
     with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
@@ -301,21 +254,21 @@ def _columns(run: Any, metric: str) -> dict[str, Callable[[Any], str]]:
     """The columns of the table: title -> text for a line of the log."""
     from graphwright.evolve import LayerEvolution
 
-    common: dict[str, Callable[[Any], str]] = {
-        "generation": lambda line: str(line.generation),
-        metric if isinstance(run, LayerEvolution) else "best": lambda line: f"{line.best:.4g}",
-        "median": lambda line: f"{line.median:.4g}",
-    }
+    number = "{:.4g}".format
     if isinstance(run, LayerEvolution):
-        more: dict[str, Callable[[Any], str]] = {
+        return {
+            "generation": lambda line: str(line.generation),
+            metric: lambda line: number(line.best),
+            "median": lambda line: number(line.median),
             "parameters": lambda line: f"{line.params:,}",
             "front": lambda line: str(line.archive),
         }
-    else:
-        more = {
-            metric: lambda line: f"{line.metric:.4g}",
-            "species": lambda line: str(len(line.species)),
-            "hidden": lambda line: str(line.hidden),
-            "links": lambda line: str(line.links),
-        }
-    return {**common, **more}
+    return {
+        "generation": lambda line: str(line.generation),
+        "best": lambda line: number(line.best),
+        "median": lambda line: number(line.median),
+        metric: lambda line: number(line.metric),
+        "species": lambda line: str(len(line.species)),
+        "hidden": lambda line: str(line.hidden),
+        "links": lambda line: str(line.links),
+    }

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import backend
+from graphwright.array import NDArray, Spec, backend
+from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.plan.describe import PlanDiff, compare, explain, nodes, tables
 from graphwright.plan.errors import StalePlan, checked_index
 from graphwright.plan.options import ATEN, VM, CompileOptions
-from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, aligned
 from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
@@ -43,20 +45,17 @@ from graphwright.plan.table import (
     Buffer,
     DispatchSchedule,
     Firing,
+    Instr,
     PlanSlice,
     Segment,
+    Slot,
 )
+from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray, Spec
-    from graphwright.autograd import Variable
-    from graphwright.graph import NodeId
-    from graphwright.plan.planning.buffer_layout import BufferLayout, Patched
     from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.records import NodeRecord
-    from graphwright.plan.table import Instr, Slot
-    from graphwright.program import Program, Value
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,13 +146,8 @@ class Plan:
             start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
             if part.step in (None, 1) and 0 <= start <= stop <= n:
                 return PlanSlice(self, start, stop)
-        raise UsageError(
-            "invalid slice of a plan",
-            where=self.program.name,
-            expected=f"plan[i:j], 0 <= i <= j <= {n}",
-            got=repr(part),
-            fix="plan.instrs[i] is one instruction",
-        )
+        raise UsageError("invalid slice of a plan", where=self.program.name, expected=f"plan[i:j], 0 <= i <= j <= {n}",
+                         got=repr(part), fix="plan.instrs[i] is one instruction")  # fmt: skip
 
     @property
     def overrides(self) -> list[Override]:
@@ -202,12 +196,9 @@ class Plan:
             for k, (array, v) in self.assumptions.items()
             if k in planned and (planned[k].data is not array or array.storage.version != v)
         ]:
-            raise StalePlan(
-                "a constant that this plan assumes has changed",
-                where=self.program.name,
-                got=", ".join(changed),
-                fix="program.compile(...) again; gw.compile(program) plans again by itself",
-            )
+            raise StalePlan("a constant that this plan assumes has changed", where=self.program.name,
+                            got=", ".join(changed),
+                            fix="program.compile(...) again; gw.compile(program) plans again by itself")  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
         """Raises: UsageError for another variable in place of a constant whose value is part of the plan."""
@@ -219,13 +210,10 @@ class Plan:
         read = {s for record in self.buffer_layout.records.values() if record.path in used for s in record.reads}
         assumed = {buffers[self.buffer_layout.tables.holders[s]][2] for s in read}
         if wrong := [k for k in other if k in assumed]:
-            raise UsageError(
-                "a rewrite assumed the value of a constant that was replaced by another variable",
-                where=f"{self.program.name}: {', '.join(wrong)}",
-                expected="the program's own variable",
-                got=", ".join(f"another {own[k].spec}" for k in wrong),
-                fix='program.compile(..., rewrites="none"), or variables without it',
-            )
+            raise UsageError("a rewrite assumed the value of a constant that was replaced by another variable",
+                             where=f"{self.program.name}: {', '.join(wrong)}", expected="the program's own variable",
+                             got=", ".join(f"another {own[k].spec}" for k in wrong),
+                             fix='program.compile(..., rewrites="none"), or variables without it')  # fmt: skip
 
     # -- rows --------------------------------------------------------------------------------------------------------
     @cached_property
@@ -517,21 +505,10 @@ def make_plan(
         return replace(plan, options=options, recomputed=recomputed, ms=ms)
     commit, layout, patched = lay_out(p, inputs, outputs, options, before)
     records = layout.builder.records
-    return Plan(
-        program=p,
-        version=p.version,
-        options=options,
-        inputs=dict(inputs),
-        outputs=commit.outputs,
-        watched=commit.watched,
-        commits={records[n].path: reason for n, reason in commit.why.items()},
-        commit_start=commit.start,
-        early=commit.early,
-        assumptions=dict(layout.builder.assumptions),
-        buffer_layout=layout,
-        patched=patched,
-        ms=(perf_counter() - started) * 1e3,
-    )
+    return Plan(program=p, version=p.version, options=options, inputs=dict(inputs), outputs=commit.outputs,
+                watched=commit.watched, commits={records[n].path: reason for n, reason in commit.why.items()},
+                commit_start=commit.start, early=commit.early, assumptions=dict(layout.builder.assumptions),
+                buffer_layout=layout, patched=patched, ms=(perf_counter() - started) * 1e3)  # fmt: skip
 
 
 def _source_edited(p: Program) -> bool:

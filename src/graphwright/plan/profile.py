@@ -9,11 +9,10 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import UsageError
-from graphwright.ops import get
+from graphwright.ops import Cost, get
 from graphwright.plan.running.executable import Executable
 
 if TYPE_CHECKING:
-    from graphwright.ops import Cost
     from graphwright.plan.plan import Plan
 
 
@@ -72,9 +71,8 @@ def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
     Raises: UsageError for n < 1; as `Executable.run`.
     """
     if n < 1:
-        raise UsageError(
-            "a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n, fix="n=5"
-        )
+        raise UsageError("a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n,
+                         fix="n=5")  # fmt: skip
     space = Executable(plan)
     walls, taken = [], [[0.0] * n for _ in plan.instrs]
     space.run(feeds)  # binds

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, overload
 
-from graphwright.array import CPU
 from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from graphwright.array import Device, NDArray
+    from graphwright.array import NDArray
     from graphwright.autograd import Tensor, Variable
     from graphwright.files import StrPath
     from graphwright.graph import EdgeId
@@ -267,40 +266,17 @@ class Program(OpGraph):
         self.derived.pop("gradients", None)
         changes.rise()
 
-    def compile(
-        self,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        outputs: Sequence[str] | None = None,
-        freeze: bool = False,
-        rewrites: str = "exact",
-        layout: str = "reuse",
-        watch: Sequence[str] = (),
-        executor: str = "aten",
-        patch: Sequence[PatchPoint] = (),
-        device: Device | str = CPU,
-        remat: int | None = None,
-        poison: bool = False,
-        **named: Any,
-    ) -> Plan:
-        """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
+    def compile(self, inputs: Mapping[str, Any] | None = None, **options: Any) -> Plan:
+        """Plan the program for given input shapes; see `graphwright.plan.compile_program`.
+
+        Args:
+            inputs: per input a shape, a Spec, or an example array; also as keywords.
+            options: outputs, patch, and fields of `CompileOptions`: freeze, rewrites, layout, watch, executor, device,
+                remat, poison.
+        """
         from graphwright.plan import compile_program
 
-        return compile_program(
-            self,
-            inputs,
-            outputs=outputs,
-            freeze=freeze,
-            rewrites=rewrites,
-            layout=layout,
-            watch=watch,
-            executor=executor,
-            patch=patch,
-            device=device,
-            remat=remat,
-            poison=poison,
-            **named,
-        )
+        return compile_program(self, inputs, **options)
 
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from graphwright.autograd import Variable
+from graphwright.graph import NodeId
 from graphwright.plan.planning.passes import ALIGN
+from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Variable
-    from graphwright.graph import NodeId
     from graphwright.plan.planning.fusion import Fusion
     from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.planning.plan_tables import PlanTables
     from graphwright.plan.planning.records import NodeRecord
-    from graphwright.plan.table import Instr
 
 
 class Patched(NamedTuple):

@@ -8,18 +8,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from graphwright.array import CPU, Spec
+from graphwright.array import CPU, Device, Spec
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import get
 from graphwright.ops.expansion import vm_form
 from graphwright.plan.options import ATEN, CAPTURE, VM
 from graphwright.plan.table import Instr, Slot
-
-if TYPE_CHECKING:
-    from graphwright.array import Device
 
 FLOPS_LIMIT = 16_000_000
 """Above this, ATen runs products and attention on cores without 64-byte vectors, which the VM's tiles are made for."""

@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import bfloat16, bool_, float32
+from graphwright.array import Layout, bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
 from graphwright.plan.options import VM
-from graphwright.plan.planning.executors import elementwise
+from graphwright.plan.planning.executors import ExecutorChoice, elementwise
 from graphwright.plan.planning.passes import TEMPORARY
+from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.array import Layout
-    from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bfloat16, bool_)
 

@@ -5,18 +5,19 @@ Invariant: every order of the instructions that obeys the dependencies gives the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from graphwright.array import backend
 from graphwright.ops import expansion, get
 from graphwright.plan.planning.buffer_layout import aligned
-from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
+from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
-    from graphwright.plan.table import Instr
 
 DATA, STORAGE, STATE = "data", "storage", "state"
 
@@ -43,17 +44,20 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
 
 
 class _Hazards:
-    """The state of a walk in order: the last writer and readers of each buffer, and the buffer of each arena byte."""
+    """The state of a walk in order: the last writer and readers of each buffer, and the buffer of each arena span."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.waits: list[dict[int, str]] = [{} for _ in plan.instrs]
         self._writer: dict[int, int] = {}
         self._readers: dict[int, list[int]] = {}
-        self._arena = _ArenaOwners()
-        self._assigned = {b.index for b in plan.buffers if b.kind == INPUT and b.offset >= 0}
+        placed = [b for b in plan.buffers if b.kind in ARENA and b.offset >= 0]
+        ends = sorted({end for b in placed for end in (b.offset, b.offset + aligned(b.nbytes))})
+        self._number = {end: i for i, end in enumerate(ends)}
+        self._owners = np.full(len(ends), -1, np.int64)  # of the span from an end to the next one
+        self._assigned = {b.index for b in placed if b.kind == INPUT}
         for b in self._assigned:
-            self._arena.assign(plan.buffers[b].offset, aligned(plan.buffers[b].nbytes), b)
+            self._assign(b)
 
     def add(self, i: int) -> None:
         """Visit the next instruction."""
@@ -68,11 +72,17 @@ class _Hazards:
                 self._depend(i, before, STORAGE if self._is_temporary(b) else STATE)
             if self._in_arena(b) and b not in self._assigned:
                 self._assigned.add(b)
-                row = self.plan.buffers[b]
-                for old in self._arena.assign(row.offset, aligned(row.nbytes), b):
-                    for before in self._last(old):
-                        self._depend(i, before, STORAGE)
+                for before in {before for old in self._assign(b) for before in self._last(old)}:
+                    self._depend(i, before, STORAGE)
             self._writer[b], self._readers[b] = i, []
+
+    def _assign(self, buffer: int) -> set[int]:
+        """Give a buffer its bytes of the arena; returns the buffers that they had before."""
+        row = self.plan.buffers[buffer]
+        owners = self._owners[self._number[row.offset] : self._number[row.offset + aligned(row.nbytes)]]
+        old = set(owners.tolist()) - {-1}
+        owners[:] = buffer
+        return old
 
     def _last(self, buffer: int) -> list[int]:
         """The readers of a buffer since its last write, or else the writer."""
@@ -88,35 +98,6 @@ class _Hazards:
 
     def _in_arena(self, buffer: int) -> bool:
         return self.plan.buffers[buffer].kind in ARENA
-
-
-class _ArenaOwners:
-    """Disjoint spans of the arena, each with its latest buffer."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._rows: list[tuple[int, int]] = []  # (end, buffer)
-
-    def assign(self, start: int, size: int, buffer: int) -> set[int]:
-        """Assign a span to a buffer; returns the buffers it overwrites."""
-        end = start + size
-        if not size:
-            return set()
-        low = max(bisect_right(self._starts, start) - 1, 0)
-        high = bisect_left(self._starts, end)
-        old: set[int] = set()
-        kept: list[tuple[int, int, int]] = [(start, end, buffer)]
-        for s, (e, b) in zip(self._starts[low:high], self._rows[low:high], strict=True):
-            if e > start:
-                old.add(b)
-            if s < start:
-                kept.append((s, min(e, start), b))
-            if e > end:
-                kept.append((end, e, b))
-        kept.sort()
-        self._starts[low:high] = [s for s, _, _ in kept]
-        self._rows[low:high] = [(e, b) for _, e, b in kept]
-        return old
 
 
 SHORTEST = 8
@@ -165,21 +146,15 @@ def reason(plan: Plan, instr: Instr) -> str:
     kernels = backend(device)
     if kernels.driver is None:
         return f"no graphs on {device}"
-    slots = [plan.slots[s] for s in (*instr.ins, *instr.outs)]
-    needs = expansion.needs(
-        get(instr.op),
-        kernels,
-        [s.spec for s in slots[len(instr.ins) :]],
-        [s.spec for s in slots[: len(instr.ins)]],
-        instr.attrs,
-    )
+    outs, ins = ([plan.slots[s] for s in slots] for slots in (instr.outs, instr.ins))
+    needs = expansion.needs(get(instr.op), kernels, [s.spec for s in outs], [s.spec for s in ins], instr.attrs)
     if needs.why:
         return needs.why
     if needs.reads:
         return f"the host reads operand {needs.reads[0]}"
-    on_host = [k for k, s in enumerate(slots) if plan.buffers[s.buffer].on_host]
-    if on_host:
-        return f"operand {on_host[0]} is on the host" if on_host[0] < len(instr.ins) else "it runs on the host"
+    for k, slot in enumerate((*ins, *outs)):
+        if plan.buffers[slot.buffer].on_host:
+            return f"operand {k} is on the host" if k < len(ins) else "it runs on the host"
     return ""
 
 
@@ -192,8 +167,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
         commit: the first instruction of the commit, which depends on all before it.
     """
     n = len(why)
-    before: list[list[int]] = [[] for _ in range(n)]
-    after: list[list[int]] = [[] for _ in range(n)]
+    before, after = ([[] for _ in range(n)] for _ in range(2))
     for e in found:
         before[e.after].append(e.before)
         after[e.before].append(e.after)
@@ -215,12 +189,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
     """Capturable runs (start, stop) that become graphs: the longest (first on ties), and others of at least 8."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    for i in range(len(why) + 1):
-        if i == len(why) or why[i]:
-            if start < i:
-                found.append((start, i))
-            start = i + 1
+    groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
+    found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)
     return [run for run in found if run == longest or run[1] - run[0] >= SHORTEST]

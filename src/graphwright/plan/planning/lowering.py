@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import Layout
+from graphwright.array import Device, DType, Layout, Spec, backend
 from graphwright.array.layout import is_row_major, row_major
-from graphwright.ops import OPS, get
+from graphwright.ops import OPS, Op, expansion, get
 from graphwright.plan.options import VM
 from graphwright.plan.planning.buffer_layout import aligned
-from graphwright.plan.planning.executors import elementwise, vm_scratch
+from graphwright.plan.planning.executors import ExecutorChoice, chooser, elementwise, vm_scratch
+from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:
-    from graphwright.array import DType, Spec
-    from graphwright.ops import Op
-    from graphwright.plan.planning.executors import Chooser, ExecutorChoice
     from graphwright.plan.planning.records import NodeRecord
-    from graphwright.plan.table import Instr, Slot
 
 LARGEST = 1 << 50
 """Maximum bytes of one value: no machine has more, and sums of thousands fit 63 bits."""
@@ -56,6 +54,7 @@ class Lowering(NamedTuple):
     inplace: tuple[tuple[int, int], ...]
 
 
+@dataclass(slots=True, eq=False)
 class Signature:
     """What records of equal op, attributes, specs and operand layouts have in common.
 
@@ -69,35 +68,27 @@ class Signature:
         lowering: of the instruction, if no operand is copied; None until the first one.
     """
 
-    __slots__ = ("content", "copied", "lowering", "op", "packed", "specs", "view_layout")
-
-    def __init__(
-        self,
-        op: Op,
-        content: int,
-        specs: tuple[Spec, ...],
-        packed: list[PackedSpec],
-        copied: tuple[int, ...],
-        view_layout: Layout | None,
-    ) -> None:
-        self.op, self.content, self.specs, self.packed = op, content, specs, packed
-        self.copied, self.view_layout = copied, view_layout
-        self.lowering: Lowering | None = None
+    op: Op
+    content: int
+    specs: tuple[Spec, ...]
+    packed: list[PackedSpec]
+    copied: tuple[int, ...]
+    view_layout: Layout | None
+    lowering: Lowering | None = None
 
 
 class LoweringTable:
     """Signatures and lowerings by op, attributes and the dtypes and layouts of operands.
 
     Args:
-        choose: chooses the executor of an instruction.
-        scratch: specs of a kernel's scratch memory, by op, specs of results and operands, and attributes.
+        executor, device: see `CompileOptions`.
 
     Attributes:
         all: every lowering by number.
     """
 
-    def __init__(self, choose: Chooser, scratch: Callable[..., Sequence[Spec]]) -> None:
-        self._choose, self._scratch = choose, scratch
+    def __init__(self, executor: str, device: Device) -> None:
+        self._choose, self._kernels = chooser(executor, device), backend(device)
         self.all: list[Lowering] = []
         self._lowerings: dict[Any, Lowering] = {}
         self._numbers: dict[tuple[Any, Layout], int] = {}
@@ -156,7 +147,8 @@ class LoweringTable:
             if native:
                 scratch = vm_scratch(instr, made, read)
             else:
-                scratch = tuple(self._scratch(instr.op, [s.spec for s in made], [s.spec for s in read], instr.attrs))
+                specs = ([s.spec for s in some] for some in (made, read))
+                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, *specs, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
             found = Lowering(len(self.all), choice, native and elementwise(instr), scratch, inplace)

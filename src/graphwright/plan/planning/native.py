@@ -9,11 +9,11 @@ import sys
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from graphwright.array.formulas import specialise
 from graphwright.plan.planning import passes
 
 SMALL = 300
@@ -47,12 +47,7 @@ def _compiled() -> Any:
     """Load all loops, also those that only patching runs, so that the first edit does not wait for them."""
     from graphwright.native import njit
 
-    space: dict[str, Any] = dict(vars(passes))
-    for name, function in vars(passes).items():
-        if isinstance(function, FunctionType):  # they call each other in compiled form
-            twin = FunctionType(function.__code__, space, name, function.__defaults__)
-            space[name] = njit(cache=True, error_model="numpy")(twin)
-    run = SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
+    run = specialise(passes, {}, njit(cache=True, error_model="numpy"))
     _run_on_empty(run)
     return run
 

@@ -7,45 +7,28 @@ works from specs alone: no op runs, no weight byte is read, no state changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import backend
-from graphwright.ops import OPS, expansion, get
-from graphwright.plan.planning.executors import chooser
-from graphwright.plan.planning.lowering import LoweringTable, contiguous
+from graphwright.array import Layout, NDArray, Spec
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, Op
+from graphwright.plan.options import CompileOptions
+from graphwright.plan.planning.lowering import LoweringTable, Signature, contiguous
 from graphwright.plan.planning.plan_tables import InstructionOrder, PlanTables
-from graphwright.plan.planning.records import (
-    CseTable,
-    NodeRecord,
-    RewriteRecord,
-    SharedCopy,
-    SourceTable,
-    all_records,
-)
+from graphwright.plan.planning.records import CseTable, NodeRecord, RewriteRecord, SharedCopy, SourceTable, all_records
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
-from graphwright.program import Value, kinds
+from graphwright.program import Program, Value, kinds
 from graphwright.program.incremental import IncrementalWalk
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, Layout, NDArray, Spec
-    from graphwright.graph import NodeId
-    from graphwright.ops import Op
     from graphwright.plan.planning.fusion import Fusion
-    from graphwright.plan.planning.lowering import Signature
-    from graphwright.program import Program
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
 """Maximum bytes of a folded value that is larger than what it is computed from."""
-
-
-def _scratch(
-    device: Device, op: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Mapping[str, Any]
-) -> Sequence[Spec]:
-    return expansion.workspace(get(op), backend(device), outs, ins, attrs)
 
 
 class RewriteRule(NamedTuple):
@@ -68,7 +51,7 @@ class PlanBuilder:
         p: the program.
         dims: numbers for named sizes.
         rules: the rewrite rules, in order.
-        freeze, executor, device: see `CompileOptions`.
+        options: see `CompileOptions`.
 
     Attributes:
         tables: slots, buffers and instructions.
@@ -82,17 +65,11 @@ class PlanBuilder:
     """
 
     def __init__(
-        self,
-        p: Program,
-        dims: Mapping[str, int],
-        rules: Sequence[RewriteRule],
-        *,
-        freeze: bool,
-        executor: str,
-        device: Device,
+        self, p: Program, dims: Mapping[str, int], rules: Sequence[RewriteRule], options: CompileOptions
     ) -> None:
-        self.tables = PlanTables(LoweringTable(chooser(executor, device), partial(_scratch, device)))
-        self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
+        self.tables = PlanTables(LoweringTable(options.executor, options.device))
+        self.program, self.dims, self.rules = p, dict(dims), tuple(rules)
+        self.freeze, self.device = options.freeze, options.device
         self.records: dict[NodeId, NodeRecord] = {}
         self.given_out: frozenset[Value] = frozenset()
         self.turn = self.visited = 0

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import Layout, Spec
+from graphwright.graph import NodeId
 from graphwright.plan.options import VM
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.table import FOLDED, HOST, INPUT, TEMP, Instr, Slot
+from graphwright.program import Value
 
 if TYPE_CHECKING:
-    from graphwright.array import Layout, Spec
-    from graphwright.graph import NodeId
     from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.lowering import Lowering, LoweringTable, PackedSpec
-    from graphwright.program import Value
 
 tables_lock = RLock()
 """Held while tables grow, and while another thread's arrays of them are read."""

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graphwright.array import CPU
+from graphwright.array import CPU, Device, Spec
 from graphwright.errors import UsageError
 from graphwright.plan.errors import OutOfMemory
+from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, place_naive
 from graphwright.plan.planning.commit import StateCommit
 from graphwright.plan.planning.executors import on_vm
@@ -24,15 +25,12 @@ from graphwright.plan.planning.lowering import LARGEST, TooLarge
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import PlanBuilder
-from graphwright.plan.planning.residency import HomeChanged, keep_on_host
+from graphwright.plan.planning.residency import HomeChanged, HostPlacement
 from graphwright.plan.planning.rewrites import FAST_RULES, NARROW_WEIGHT, RULES
-from graphwright.program import FeedError
+from graphwright.program import FeedError, Program, Value
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, Spec
-    from graphwright.plan.options import CompileOptions
     from graphwright.plan.plan import Plan
-    from graphwright.program import Program, Value
 
 CONE, WASTE = 0.25, 1.25
 """A plan is made in full if an edit touched a larger share of its nodes, or its arena is so many times the bound."""
@@ -65,11 +63,7 @@ def uncollected() -> Iterator[None]:
 
 
 def lay_out(
-    p: Program,
-    inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None,
-    options: CompileOptions,
-    before: Plan | None,
+    p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
     """Plan a program for input specs; see `make_plan`."""
     dims = _dims(p, inputs)
@@ -89,9 +83,7 @@ def lay_out(
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[options.rewrites]
             if rules and options.freeze and on_vm(options.executor, options.device):
                 rules = (*rules, NARROW_WEIGHT)
-            builder = PlanBuilder(
-                p, dims, rules, freeze=options.freeze, executor=options.executor, device=options.device
-            )
+            builder = PlanBuilder(p, dims, rules, options)
             builder.given_out = frozenset((*wanted.values(), *watched.values()))
         else:
             builder = before.buffer_layout.builder
@@ -147,7 +139,7 @@ def _arrange(
     need[roots] = True
     order = run.needed(builder.order, *tables.reads.arrays(), *tables.outs.arrays(), need)
     if builder.device != CPU:
-        order = keep_on_host(builder, order, 0 if old is None or why else len(old.home))
+        order = HostPlacement(builder, order).apply(0 if old is None or why else len(old.home))
     commit = StateCommit(builder, order, outputs, seen, run)
     order, count = commit.order, len(tables.buffers)
     reads, outs, works = tables.reads.arrays(), tables.outs.arrays(), tables.works.arrays()
@@ -201,15 +193,9 @@ def _too_large(p: Program, dims: Mapping[str, int]) -> OutOfMemory:
     sizes = [(spec.nbytes, path) for spec, path in bound if not spec.symbolic]
     largest = tuple(sorted(sizes, key=lambda row: -row[0])[:5])
     most = max((size for size, _ in largest), default=0)  # the scratch of a kernel may be larger
-    return OutOfMemory(
-        "a value has more bytes than any machine",
-        needed=most,
-        lower_bound=most,
-        largest=largest,
-        where=p.name,
-        expected=f"at most {LARGEST:,} bytes a value",
-        fix="smaller input sizes, or a smaller batch",
-    )
+    return OutOfMemory("a value has more bytes than any machine", needed=most, lower_bound=most, largest=largest,
+                       where=p.name, expected=f"at most {LARGEST:,} bytes a value",
+                       fix="smaller input sizes, or a smaller batch")  # fmt: skip
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
@@ -226,11 +212,8 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         if not known_sizes or given.dtype is not spec.dtype or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
-        raise FeedError(
-            "inputs do not fit:\n  " + "\n  ".join(wrong),
-            where=p.name,
-            expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
-            got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
-            fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example",
-        )
+        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name,
+                        expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
+                        got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
+                        fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example")  # fmt: skip
     return dims

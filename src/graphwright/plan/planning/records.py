@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.program import Value
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.program import Program, Value
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.graph import NodeId
     from graphwright.plan.planning.lowering import Signature
-    from graphwright.program import Program
 
 
 class RewriteRecord(NamedTuple):
@@ -25,6 +25,7 @@ class RewriteRecord(NamedTuple):
     bound: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class NodeRecord:
     """What planning found for one node.
 
@@ -37,53 +38,34 @@ class NodeRecord:
         instr: its instruction, or -1.
         copies: keys of the operand copies it needs.
         rewrites: rewrites applied to it.
-        signature: what it shares with records of equal op, attributes, specs and operand layouts.
         cse_key: what it shares with records that compute the same value.
+        signature: what it shares with records of equal op, attributes, specs and operand layouts.
     """
 
-    __slots__ = (
-        "attrs",
-        "copies",
-        "cse_key",
-        "instr",
-        "node",
-        "op",
-        "own",
-        "path",
-        "reads",
-        "results",
-        "rewrites",
-        "signature",
-        "sources",
-        "specs",
-    )
-
-    def __init__(
-        self,
-        node: NodeId,
-        path: str,
-        op: str,
-        attrs: Mapping[str, Any],
-        specs: tuple[Spec, ...],
-        sources: Sequence[Value],
-    ) -> None:
-        self.node, self.path, self.op, self.attrs, self.specs, self.sources = node, path, op, attrs, specs, sources
-        self.reads: tuple[int, ...] = ()
-        self.results: tuple[int, ...] = ()
-        self.own: tuple[int, ...] = ()
-        self.instr = -1
-        self.copies: tuple[Any, ...] = ()
-        self.rewrites: tuple[RewriteRecord, ...] = ()
-        self.cse_key: Any = None
-        self.signature: Signature = None  # pyright: ignore[reportAttributeAccessIssue]  # set for every op
+    node: NodeId
+    path: str
+    op: str
+    attrs: Mapping[str, Any]
+    specs: tuple[Spec, ...]
+    sources: Sequence[Value]
+    reads: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    own: tuple[int, ...] = ()
+    instr: int = -1
+    copies: tuple[Any, ...] = ()
+    rewrites: tuple[RewriteRecord, ...] = ()
+    cse_key: Any = None
+    signature: Signature = None  # pyright: ignore[reportAssignmentType]  # set for every op
 
 
+@dataclass(slots=True, eq=False)
 class SharedCopy:
     """A row-major copy of the slot `source` in the slot `target`; `wanted` maps its readers to (rank, reason)."""
 
-    def __init__(self, source: int, target: int) -> None:
-        self.source, self.target, self.instr = source, target, -1
-        self.wanted: dict[NodeId, tuple[int, str]] = {}
+    source: int
+    target: int
+    instr: int = -1
+    wanted: dict[NodeId, tuple[int, str]] = field(default_factory=dict)
 
 
 class SourceTable(NamedTuple):
@@ -175,9 +157,8 @@ def all_records(p: Program) -> AllRecords:
     stops = np.cumsum(np.bincount(targets, minlength=len(nodes))).tolist()
 
     owners = np.repeat(np.arange(len(nodes)), results)
-    values = list(
-        map(Value, map(nodes.__getitem__, owners.tolist()), (np.arange(len(owners)) - begins[owners]).tolist())
-    )
+    numbers = np.arange(len(owners)) - begins[owners]
+    values = list(map(Value, map(nodes.__getitem__, owners.tolist()), numbers.tolist()))
     sources = tuple(map(values.__getitem__, reads))
     read = [sources[a:b] for a, b in zip([0, *stops], stops, strict=False)]
     return AllRecords(list(map(NodeRecord, nodes, names, ops, attrs, specs, read)), begins.tolist(), reads, stops)

@@ -10,19 +10,12 @@ read traits and layouts, no op names.
 from __future__ import annotations
 
 from math import copysign
-from typing import TYPE_CHECKING
 
-from graphwright.array import bfloat16, float32
-from graphwright.ops import get
-from graphwright.plan.planning.plan_builder import RewriteRule
-from graphwright.plan.planning.records import RewriteRecord
+from graphwright.array import DType, bfloat16, float32
+from graphwright.ops import Op, get
+from graphwright.plan.planning.plan_builder import PlanBuilder, RewriteRule
+from graphwright.plan.planning.records import NodeRecord, RewriteRecord
 from graphwright.program.kinds import KINDS, PARAM
-
-if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.ops import Op
-    from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.planning.records import NodeRecord
 
 BY_VALUE = ("neutral operand", "zero added")
 """Rules that depend on the value of a constant."""

@@ -7,18 +7,14 @@ first run of each size is compared with an unpadded one, so that such a change i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import bool_, from_numpy
+from graphwright.array import NDArray, Spec, bool_, from_numpy
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.running.transfer import as_array
-from graphwright.program import check_feeds
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray, Spec
-    from graphwright.program import Program
+from graphwright.program import Program, check_feeds
 
 _TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order
 
@@ -128,9 +124,6 @@ class PaddingBuckets:
             if not np.allclose(ours, theirs, _TOLERANCE, room, equal_nan=True):
                 wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs)):.3g}")
         if wrong:
-            raise BucketMismatch(
-                "padding changes valid results:\n  " + "\n  ".join(wrong),
-                where=self.program.name,
-                got=", ".join(f"{name} = {n}" for name, n in padded.items()),
-                fix="a bool input that masks the padding, named as mask=",
-            )
+            raise BucketMismatch("padding changes valid results:\n  " + "\n  ".join(wrong), where=self.program.name,
+                                 got=", ".join(f"{name} = {n}" for name, n in padded.items()),
+                                 fix="a bool input that masks the padding, named as mask=")  # fmt: skip

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 from weakref import WeakMethod, finalize
 
 from graphwright.array import CPU
-from graphwright.array.memory_pool import DriverError
-from graphwright.errors import ComputeError, UsageError
+from graphwright.array.memory_pool import Driver, DriverError
+from graphwright.autograd import Variable
+from graphwright.errors import ComputeError, Facts, UsageError
 from graphwright.ops import expansion, get
-from graphwright.plan.planning.hazards import CAPTURED
+from graphwright.plan.planning.hazards import CAPTURED, Region
 from graphwright.plan.running.executable import Executable
 from graphwright.plan.running.kernels import BoundKernels
 
 if TYPE_CHECKING:
-    from graphwright.array.memory_pool import Driver
-    from graphwright.autograd import Variable
-    from graphwright.errors import Facts
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.hazards import Region
 
 COLD, WARM, DONE, FAILED = "cold", "warm", "captured", "failed"
 
@@ -88,13 +85,9 @@ class CaptureExecutable(Executable):
         watchdog: float = 30.0,
     ) -> None:
         if plan.options.device == CPU:
-            raise UsageError(
-                "the CPU has no graphs to capture",
-                where=plan.program.name,
-                expected="a plan of a device with graphs",
-                got=plan.options.device,
-                fix='Executable(plan), or program.compile(..., device="cuda")',
-            )
+            raise UsageError("the CPU has no graphs to capture", where=plan.program.name,
+                             expected="a plan of a device with graphs", got=plan.options.device,
+                             fix='Executable(plan), or program.compile(..., device="cuda")')  # fmt: skip
         rebound = WeakMethod(self._rebound)  # no cycle: memory is freed with the last reference
         kernels = BoundKernels(
             plan, variables, poison=poison, shared=False, in_order=False, on_rebind=lambda: _call(rebound)

@@ -17,7 +17,7 @@ from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
 from graphwright.plan.running.arena import BorrowedStorage, fill
 from graphwright.plan.running.kernels import BoundKernels
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
-from graphwright.plan.running.transfer import as_array
+from graphwright.plan.running.transfer import Given, as_array
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
 from graphwright.program.run import origin
@@ -25,7 +25,6 @@ from graphwright.program.state import StateSnapshot
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
-    from graphwright.plan.running.transfer import Given
 
 
 class Executable:
@@ -213,13 +212,8 @@ class Executable:
     def _run_slice(self, part: PlanSlice) -> None:
         """Run the instructions of a slice one by one."""
         if part.plan is not self.plan:
-            raise UsageError(
-                "this slice is of another plan",
-                where=self.plan.program.name,
-                expected=self.plan,
-                got=part.plan,
-                fix="executable.run(executable.plan[i:j])",
-            )
+            raise UsageError("this slice is of another plan", where=self.plan.program.name, expected=self.plan,
+                             got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
         if part.start:
             self._check_arena_kept()
         self._begin()
@@ -238,13 +232,9 @@ class Executable:
 
     def _begin(self) -> None:
         if not self._busy.acquire(False):  # positional: this is in every run
-            raise UsageError(
-                "this executable is already running",
-                where=self.plan.program.name,
-                expected="one run at a time",
-                got="a second one before the first has ended",
-                fix="Executable(plan) per thread",
-            )
+            raise UsageError("this executable is already running", where=self.plan.program.name,
+                             expected="one run at a time", got="a second one before the first has ended",
+                             fix="Executable(plan) per thread")  # fmt: skip
         shared = self.kernels.shared
         if shared is not None and not shared.enter(self.kernels):
             self.kernels.leave_shared()  # another plan runs right now
@@ -281,25 +271,18 @@ class Executable:
         """
         shown = self.plan.slots[self._checked_slot(slot)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
-            raise UsageError(
-                "cannot write this slot: several of its elements share memory",
-                where=f"slot {slot}",
-                expected="a slot whose elements have separate memory",
-                got=f"strides {shown.layout.strides}",
-                fix=f"set slot {shown.base}, of which it is a view",
-            )
+            raise UsageError("cannot write this slot: several of its elements share memory", where=f"slot {slot}",
+                             expected="a slot whose elements have separate memory",
+                             got=f"strides {shown.layout.strides}",
+                             fix=f"set slot {shown.base}, of which it is a view")  # fmt: skip
         self._begin()
         try:
             self._refresh()
             view, given = self.kernels.view(slot), as_array(array)
             if given.spec != view.spec:
-                raise FeedError(
-                    "the value does not have the spec of the slot",
-                    where=f"slot {slot}",
-                    expected=view.spec,
-                    got=given.spec,
-                    fix="an array of plan.slots[slot].spec",
-                )
+                raise FeedError("the value does not have the spec of the slot", where=f"slot {slot}",
+                                expected=view.spec, got=given.spec,
+                                fix="an array of plan.slots[slot].spec")  # fmt: skip
             backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
         finally:
             self._end()
@@ -317,13 +300,9 @@ class Executable:
     def watched(self, name: str) -> NDArray:
         """A copy of a watched node's value in the last run. Raises: UsageError for a node that is not watched."""
         if name not in self.plan.watched:
-            raise UsageError(
-                f"node {name!r} is not watched",
-                where=name,
-                expected=", ".join(self.plan.watched) or "nothing: the plan has no watch",
-                got=repr(name),
-                fix="program.compile(..., watch=[name])",
-            )
+            raise UsageError(f"node {name!r} is not watched", where=name,
+                             expected=", ".join(self.plan.watched) or "nothing: the plan has no watch", got=repr(name),
+                             fix="program.compile(..., watch=[name])")  # fmt: skip
         return self.value(self.plan.watched[name])
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -333,13 +312,8 @@ class Executable:
         """
         plan, tables = self.plan, self.plan.buffer_layout.tables
         if self.kernels.device != CPU:
-            raise UsageError(
-                "memory of a device has no numpy view",
-                where=plan.program.name,
-                expected=CPU,
-                got=self.kernels.device,
-                fix="plan(feeds), or a plan of the CPU",
-            )
+            raise UsageError("memory of a device has no numpy view", where=plan.program.name, expected=CPU,
+                             got=self.kernels.device, fix="plan(feeds), or a plan of the CPU")  # fmt: skip
 
         def view(slot: int) -> np.ndarray:
             return self.kernels.view(slot).to_numpy(bits=True)
@@ -385,13 +359,10 @@ class Executable:
         """Raises: UsageError if the arena no longer holds the last run's values."""
         shared = self.kernels.shared
         if shared is not None and not shared.used_by(self.kernels):
-            raise UsageError(
-                "this plan has not run, or another plan has used the shared arena since",
-                where=self.plan.program.name,
-                expected="values of this plan's last run in the arena",
-                got="an arena that plans share, in use by another plan",
-                fix="Executable(plan), which has its own memory",
-            )
+            raise UsageError("this plan has not run, or another plan has used the shared arena since",
+                             where=self.plan.program.name, expected="values of this plan's last run in the arena",
+                             got="an arena that plans share, in use by another plan",
+                             fix="Executable(plan), which has its own memory")  # fmt: skip
 
     def _borrowed(self, view: NDArray) -> NDArray:
         bound = self.kernels
@@ -518,13 +489,9 @@ class _CheckedRun:
 def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
     """Run with and without the override on copies of the variables; see `Plan.check_override`."""
     if not plan.overrides:
-        raise UsageError(
-            "the plan has no override to check",
-            where=plan.program.name,
-            expected="a call inside of a block of plan.override",
-            got="no active override",
-            fix="with plan.override(fn): plan.check_override(feeds)",
-        )
+        raise UsageError("the plan has no override to check", where=plan.program.name,
+                         expected="a call inside of a block of plan.override", got="no active override",
+                         fix="with plan.override(fn): plan.check_override(feeds)")  # fmt: skip
     found: list[dict[str, NDArray]] = []
     for overridden in (True, False):
         # constants that a rewrite assumed stay the program's; nothing writes them
@@ -542,9 +509,8 @@ def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: floa
             if np.isnan(ours).sum() != np.isnan(theirs).sum():
                 wrong[-1] += f", {np.isnan(ours).sum()} values are NaN or were not written"
     if wrong:
-        raise OverrideMismatch(
-            "the override computes other values than the plan:\n  " + "\n  ".join(wrong), where=plan.program.name
-        )
+        raise OverrideMismatch("the override computes other values than the plan:\n  " + "\n  ".join(wrong),
+                               where=plan.program.name)  # fmt: skip
 
 
 def _as_float64(array: NDArray) -> np.ndarray:

@@ -10,12 +10,12 @@ from weakref import finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, WriteCount, backend
+from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.backend import queued_failure
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import View, copy_row
-from graphwright.array.vm.encode.share import cut
-from graphwright.autograd import changes
+from graphwright.array.vm.encode.share import Cut, cut
+from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
 from graphwright.ops import expansion, get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan
@@ -23,24 +23,17 @@ from graphwright.plan.options import VM
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
-from graphwright.plan.running.arena import Arena, PoisonCall, shared_arena
+from graphwright.plan.running.arena import Arena, BorrowedStorage, PoisonCall, shared_arena
 from graphwright.plan.running.derived_weights import converted, fold, folded_from
-from graphwright.plan.running.override import OverrideCall
-from graphwright.plan.running.transfer import pointer, reader, writer
-from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
+from graphwright.plan.running.override import Override, OverrideCall
+from graphwright.plan.running.transfer import Given, pointer, reader, writer
+from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 
 if TYPE_CHECKING:
-    from graphwright.array import Storage
-    from graphwright.array.vm.encode.share import Cut
     from graphwright.array.vm.running.segment import VmSegment
-    from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.buffer_layout import BufferLayout
     from graphwright.plan.planning.fusion import FusionRegion
-    from graphwright.plan.running.arena import BorrowedStorage
-    from graphwright.plan.running.override import Override
-    from graphwright.plan.running.transfer import Given
-    from graphwright.plan.table import Instr
 
 _NOTHING, _UNKNOWN = cut(()), cut(())
 _UNBOUND: list[Any] = []
@@ -363,13 +356,9 @@ class BoundKernels:
         for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
             kind, _, key = tables.buffers[tables.holders[s]]
             if kind not in (INPUT, HOST) and self.variables[key].spec != tables.slots[s].spec:
-                raise StalePlan(
-                    "the shape or dtype of a weight changed after planning",
-                    where=f"{self.plan.program.name}: {key}",
-                    expected=tables.slots[s].spec,
-                    got=self.variables[key].spec,
-                    fix="program.compile(...) again",
-                )
+                raise StalePlan("the shape or dtype of a weight changed after planning",
+                                where=f"{self.plan.program.name}: {key}", expected=tables.slots[s].spec,
+                                got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
 
     def _array(self, key: str, variable: Variable) -> NDArray:
         """What is read for a variable: its array, or a copy on the device. A written variable moves to the device."""
@@ -429,9 +418,8 @@ class BoundKernels:
         elif kind not in (FOLDED, HOST):
             base = self._bound[key]
             if not base.contiguous:
-                raise ComputeError(
-                    "a variable of a plan must be contiguous", where=key, fix="variable.own(), which copies it"
-                )
+                raise ComputeError("a variable of a plan must be contiguous", where=key,
+                                   fix="variable.own(), which copies it")  # fmt: skip
             return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
         return NDArray(self._memory[buffer], row.dtype, layout.shape, layout.strides, layout.offset)
 
@@ -513,9 +501,8 @@ class BoundKernels:
         except DeviceFailed:
             raise
         except Exception as error:
-            raise DeviceFailed(
-                f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
-            ) from error
+            raise DeviceFailed(f"an instruction failed on the device: {error}", where=self.plan.program.name,
+                               got=str(self.device)) from error  # fmt: skip
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
         """Where the run is one native call, make one that copies the inputs too."""

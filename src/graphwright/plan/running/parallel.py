@@ -13,18 +13,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from graphwright.array import CPU
+from graphwright.array import CPU, NDArray
+from graphwright.autograd import Variable
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.options import VM
 from graphwright.plan.planning.hazards import dependencies
 from graphwright.plan.running.executable import Executable
 from graphwright.plan.running.kernels import BoundKernels
+from graphwright.plan.table import PlanSlice
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
-    from graphwright.plan.table import PlanSlice
 
 
 class Cancelled(ComputeError):
@@ -68,21 +67,11 @@ class ParallelExecutable(Executable):
         self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
     ) -> None:
         if threads < 1:
-            raise UsageError(
-                "threads must be at least 1",
-                where=plan.program.name,
-                expected="threads >= 1",
-                got=threads,
-                fix="threads=2",
-            )
+            raise UsageError("threads must be at least 1", where=plan.program.name, expected="threads >= 1",
+                             got=threads, fix="threads=2")  # fmt: skip
         if plan.options.device != CPU:
-            raise UsageError(
-                "parallel runs are for the CPU; a device has queues",
-                where=plan.program.name,
-                expected=CPU,
-                got=plan.options.device,
-                fix="plan.new_executable()",
-            )
+            raise UsageError("parallel runs are for the CPU; a device has queues", where=plan.program.name,
+                             expected=CPU, got=plan.options.device, fix="plan.new_executable()")  # fmt: skip
         kernels = BoundKernels(plan, variables, poison=False, shared=False, separate=True)
         super().__init__(plan, safe=safe, kernels=kernels)
         self.pinned = True  # the tasks are those of this plan
@@ -109,13 +98,9 @@ class ParallelExecutable(Executable):
             instruction of another parallel run.
         """
         if getattr(_thread, "inside", False):
-            raise UsageError(
-                "nested parallel run: this thread already runs an instruction of another one",
-                where=self.plan.program.name,
-                expected="a thread that runs no parallel plan",
-                got="one that does",
-                fix="Executable(plan) inside of instructions",
-            )
+            raise UsageError("nested parallel run: this thread already runs an instruction of another one",
+                             where=self.plan.program.name, expected="a thread that runs no parallel plan",
+                             got="one that does", fix="Executable(plan) inside of instructions")  # fmt: skip
         self._cancel = cancel
         self._until = None if deadline is None else monotonic() + deadline
         try:
