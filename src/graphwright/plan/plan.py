@@ -18,7 +18,7 @@ from graphwright.array import NDArray, Spec, backend
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.plan.describe import PlanDiff, compare, explain, nodes, tables
+from graphwright.plan.describe import PlanDiff, Profile, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
 from graphwright.plan.options import ATEN, VM, CompileOptions
 from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, aligned
@@ -28,7 +28,6 @@ from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.planner import lay_out
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.rewrites import BY_VALUE
-from graphwright.plan.profile import Profile, profile
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
 from graphwright.plan.running.override import Kernel, Override, override
@@ -54,8 +53,8 @@ from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.plan.planning.executors import ExecutorChoice
-    from graphwright.plan.planning.records import NodeRecord
+    from graphwright.plan.planning.lowering import ExecutorChoice
+    from graphwright.plan.planning.plan_tables import NodeRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,8 +295,7 @@ class Plan:
     def cuts(self) -> Mapping[int, str]:
         """Elementwise instruction -> why it does not continue the group before it."""
         at = self.buffer_layout
-        own = at.home == np.arange(len(at.home))
-        return cuts(at.builder, at.order, at.home, at.first, at.last, own)
+        return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
     @cached_property
     def segments(self) -> tuple[Segment, ...]:

@@ -17,8 +17,7 @@ from graphwright.plan.table import Instr
 if TYPE_CHECKING:
     from graphwright.plan.planning.fusion import Fusion
     from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.planning.plan_tables import PlanTables
-    from graphwright.plan.planning.records import NodeRecord
+    from graphwright.plan.planning.plan_tables import NodeRecord, PlanTables
 
 
 class Patched(NamedTuple):

@@ -17,8 +17,16 @@ from graphwright.graph import NodeId
 from graphwright.ops import OPS, Op
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.lowering import LoweringTable, Signature, contiguous
-from graphwright.plan.planning.plan_tables import InstructionOrder, PlanTables
-from graphwright.plan.planning.records import CseTable, NodeRecord, RewriteRecord, SharedCopy, SourceTable, all_records
+from graphwright.plan.planning.plan_tables import (
+    CseTable,
+    InstructionOrder,
+    NodeRecord,
+    PlanTables,
+    RewriteRecord,
+    SharedCopy,
+    SourceTable,
+    all_records,
+)
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import Program, Value, kinds
 from graphwright.program.incremental import IncrementalWalk

@@ -19,9 +19,8 @@ from graphwright.plan.errors import OutOfMemory
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, place_naive
 from graphwright.plan.planning.commit import StateCommit
-from graphwright.plan.planning.executors import on_vm
 from graphwright.plan.planning.fusion import fuse
-from graphwright.plan.planning.lowering import LARGEST, TooLarge
+from graphwright.plan.planning.lowering import LARGEST, TooLarge, on_vm
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import PlanBuilder
@@ -150,7 +149,7 @@ def _arrange(
     first, last, own = run.lifetimes(order, *reads, *outs, *works, *pairs, codes, home, np.array(held, np.uint32))
     used = last >= 0
     used[: len(need)] |= need
-    fusion = fuse(builder, order, home, first, last, own, run)
+    fusion = fuse(builder, (order, home, first, last, own), run)
     times, steps = np.where(own, last, -1), len(order)
     sizes = np.frombuffer(tables.sizes, np.int64)
     bound = int(run.fullest(sizes, first, times, steps))

@@ -14,7 +14,7 @@ from math import copysign
 from graphwright.array import DType, bfloat16, float32
 from graphwright.ops import Op, get
 from graphwright.plan.planning.plan_builder import PlanBuilder, RewriteRule
-from graphwright.plan.planning.records import NodeRecord, RewriteRecord
+from graphwright.plan.planning.plan_tables import NodeRecord, RewriteRecord
 from graphwright.program.kinds import KINDS, PARAM
 
 BY_VALUE = ("neutral operand", "zero added")

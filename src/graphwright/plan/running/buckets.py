@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.array import NDArray, Spec, bool_, from_numpy
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.running.transfer import as_array
+from graphwright.plan.running.memory import as_array
 from graphwright.program import Program, check_feeds
 
 _TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order

@@ -14,10 +14,9 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
-from graphwright.plan.running.arena import BorrowedStorage, fill
 from graphwright.plan.running.kernels import BoundKernels
+from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, fill
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
-from graphwright.plan.running.transfer import Given, as_array
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
 from graphwright.program.run import origin

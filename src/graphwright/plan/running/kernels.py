@@ -23,10 +23,18 @@ from graphwright.plan.options import VM
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
-from graphwright.plan.running.arena import Arena, BorrowedStorage, PoisonCall, shared_arena
 from graphwright.plan.running.derived_weights import converted, fold, folded_from
+from graphwright.plan.running.memory import (
+    Arena,
+    BorrowedStorage,
+    Given,
+    PoisonCall,
+    pointer,
+    reader,
+    shared_arena,
+    writer,
+)
 from graphwright.plan.running.override import Override, OverrideCall
-from graphwright.plan.running.transfer import Given, pointer, reader, writer
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 
 if TYPE_CHECKING:
