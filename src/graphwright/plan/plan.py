@@ -18,6 +18,7 @@ from graphwright.array import NDArray, Spec, backend
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
+from graphwright.plan import table as rows
 from graphwright.plan.describe import PlanDiff, Profile, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
 from graphwright.plan.options import ATEN, VM, CompileOptions
@@ -31,24 +32,6 @@ from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
 from graphwright.plan.running.override import Kernel, Override, override
-from graphwright.plan.table import (
-    ARENA,
-    CONST,
-    HOST,
-    INPUT,
-    PARAM,
-    TEMP,
-    TILE,
-    UNUSED,
-    ArenaSpan,
-    Buffer,
-    DispatchSchedule,
-    Firing,
-    Instr,
-    PlanSlice,
-    Segment,
-    Slot,
-)
 from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
@@ -137,14 +120,14 @@ class Plan:
             after._running["executable"] = self._running.pop("executable")
         return after
 
-    def __getitem__(self, part: slice) -> PlanSlice:
+    def __getitem__(self, part: slice) -> rows.PlanSlice:
         """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds out of range, or a step."""
         n = len(self.instrs)
         bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
         if all(bound is None or isinstance(bound, int) for bound in bounds):
             start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
             if part.step in (None, 1) and 0 <= start <= stop <= n:
-                return PlanSlice(self, start, stop)
+                return rows.PlanSlice(self, start, stop)
         raise UsageError("invalid slice of a plan", where=self.program.name, expected=f"plan[i:j], 0 <= i <= j <= {n}",
                          got=repr(part), fix="plan.instrs[i] is one instruction")  # fmt: skip
 
@@ -216,12 +199,12 @@ class Plan:
 
     # -- rows --------------------------------------------------------------------------------------------------------
     @cached_property
-    def instrs(self) -> tuple[Instr, ...]:
+    def instrs(self) -> tuple[rows.Instr, ...]:
         """Instructions in the order in which they run."""
         return tuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
 
     @property
-    def instructions(self) -> tuple[Instr, ...]:
+    def instructions(self) -> tuple[rows.Instr, ...]:
         """The same as `instrs`."""
         return self.instrs
 
@@ -231,7 +214,7 @@ class Plan:
         return tuple(map(self.buffer_layout.tables.choice, self.buffer_layout.order.tolist()))
 
     @cached_property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[rows.Slot, ...]:
         """Slots, each with the buffer whose memory it uses."""
         at = self.buffer_layout
         stays = (at.home == np.arange(len(at.home))).tolist()
@@ -239,7 +222,7 @@ class Plan:
         return tuple([s if stays[s.buffer] else s._replace(buffer=at.home_of(s.buffer)) for s in found])
 
     @cached_property
-    def buffers(self) -> tuple[Buffer, ...]:
+    def buffers(self) -> tuple[rows.Buffer, ...]:
         """Buffers; of kind "unused" if no instruction of the plan touches one."""
         at = self.buffer_layout
         columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
@@ -247,18 +230,18 @@ class Plan:
         for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
             zip(at.tables.buffers, *columns, strict=False)
         ):
-            shown = "moved" if home != b else UNUSED if not used else kind if tile < 0 else TILE
+            shown = "moved" if home != b else rows.UNUSED if not used else kind if tile < 0 else rows.TILE
             host = b in at.tables.on_host
-            made.append(Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
+            made.append(rows.Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
         return tuple(made)
 
     @property
-    def folds(self) -> Mapping[int, Instr]:
+    def folds(self) -> Mapping[int, rows.Instr]:
         """Buffer computed once from frozen weights -> the instruction that computes it."""
         return self.buffer_layout.folds
 
     @cached_property
-    def folding(self) -> list[Instr]:
+    def folding(self) -> list[rows.Instr]:
         """The instructions that compute the folded values, each after those whose results it reads."""
         known, holders = self.buffer_layout.tables.folds, self.buffer_layout.tables.holders
         stack, found = list(self.folds.values()), {}
@@ -275,7 +258,7 @@ class Plan:
         return tuple(r.path for r in self._records() if r.node not in self._needed)
 
     @cached_property
-    def rewrites(self) -> tuple[Firing, ...]:
+    def rewrites(self) -> tuple[rows.Firing, ...]:
         """Applications of rewrite rules, in order."""
         records = self.buffer_layout.records
 
@@ -283,8 +266,8 @@ class Plan:
             return records[node].path if node is not None and node in records else "constant"
 
         uses = [use for record in self._records() if record.node in self._needed for use in record.rewrites]
-        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
-        return (*found, *(Firing("recomputed", path, path) for path in self.recomputed))
+        found = [rows.Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
+        return (*found, *(rows.Firing("recomputed", path, path) for path in self.recomputed))
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
@@ -298,14 +281,14 @@ class Plan:
         return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
     @cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[rows.Segment, ...]:
         """Runs of instructions of one executor; a VM segment is one call."""
         order = self.buffer_layout.order
         if not len(order):
             return ()
         native = self.buffer_layout.tables.native(order)
         ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
-        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
+        return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
         """What graphs of the device can hold, and for every other instruction the reason."""
@@ -316,14 +299,14 @@ class Plan:
         return regions(self)
 
     @property
-    def schedule(self) -> DispatchSchedule:
+    def schedule(self) -> rows.DispatchSchedule:
         """Groups (on a device captured regions), their coverage, and the number of dispatches."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self.options.captures:
             groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURED)
             calls = total - sum(map(len, groups)) + len(groups)
-        return DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
+        return rows.DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
     # -- memory ------------------------------------------------------------------------------------------------------
     @property
@@ -337,15 +320,15 @@ class Plan:
         return self.buffer_layout.bound
 
     @property
-    def layout(self) -> tuple[ArenaSpan, ...]:
+    def layout(self) -> tuple[rows.ArenaSpan, ...]:
         """The arena's buffers by offset."""
-        found = [ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
+        found = [rows.ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
         return tuple(sorted(found, key=lambda span: (span.offset, span.first)))
 
     @property
     def input_slots(self) -> tuple[int, ...]:
         """Slots of the inputs, in order of declaration."""
-        return self._slots_of(INPUT, HOST)
+        return self._slots_of(rows.INPUT, rows.HOST)
 
     @property
     def output_slots(self) -> tuple[int, ...]:
@@ -355,7 +338,7 @@ class Plan:
     @property
     def frozen(self) -> tuple[int, ...]:
         """Slots of params and consts, in order of the nodes."""
-        return self._slots_of(PARAM, CONST)
+        return self._slots_of(rows.PARAM, rows.CONST)
 
     def last_use(self, slot: int) -> int | None:
         """The last instruction that reads the value of a slot, or the one that writes it if none does.
@@ -387,7 +370,7 @@ class Plan:
             for s in (*instr.ins, *instr.outs, *instr.work):
                 uses[self.slots[s].base] = i
         for s in self.slots:
-            if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
+            if s.base == s.index and self.buffers[s.buffer].kind != rows.TEMP:
                 uses[s.index] = None
         for s in (*self.outputs.values(), *self.watched.values()):
             uses[self.slots[s].base] = None
@@ -400,8 +383,8 @@ class Plan:
             freed[b.last].append(b.index)
         return tuple(map(tuple, freed))
 
-    def _in_arena(self) -> list[Buffer]:
-        return [b for b in self.buffers if b.kind in ARENA and b.last >= 0]
+    def _in_arena(self) -> list[rows.Buffer]:
+        return [b for b in self.buffers if b.kind in rows.ARENA and b.last >= 0]
 
     def _slots_of(self, *kinds: str) -> tuple[int, ...]:
         tables = self.buffer_layout.tables
@@ -412,16 +395,16 @@ class Plan:
         """The name that a node had when the plan was made."""
         return self.buffer_layout.records[node].path
 
-    def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
+    def of(self, ref: NodeId | Value | str) -> tuple[rows.Instr, ...]:
         """Instructions that run a node; none for a view, a source or a folded value."""
         node = self.program.node(ref)
         return tuple(i for i in self.instrs if i.node == node)
 
-    def result_slots(self) -> list[Slot]:
+    def result_slots(self) -> list[rows.Slot]:
         """Slots of the results of needed nodes, in order."""
         slots, buffers = self.slots, self.buffers
         found = [slots[s] for record in self._records() if record.node in self._needed for s in record.own]
-        return [s for s in found if s.value is not None and buffers[s.buffer].kind != UNUSED]
+        return [s for s in found if s.value is not None and buffers[s.buffer].kind != rows.UNUSED]
 
     @cached_property
     def hash(self) -> str:

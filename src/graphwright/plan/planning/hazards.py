@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graphwright.array import backend
-from graphwright.ops import expansion, get
 from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.lowering import needs
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
 
 if TYPE_CHECKING:
@@ -146,15 +146,14 @@ def reason(plan: Plan, instr: Instr) -> str:
     kernels = backend(device)
     if kernels.driver is None:
         return f"no graphs on {device}"
-    outs, ins = ([plan.slots[s] for s in slots] for slots in (instr.outs, instr.ins))
-    needs = expansion.needs(get(instr.op), kernels, [s.spec for s in outs], [s.spec for s in ins], instr.attrs)
-    if needs.why:
-        return needs.why
-    if needs.reads:
-        return f"the host reads operand {needs.reads[0]}"
-    for k, slot in enumerate((*ins, *outs)):
-        if plan.buffers[slot.buffer].on_host:
-            return f"operand {k} is on the host" if k < len(ins) else "it runs on the host"
+    asked = needs(instr, kernels, lambda s: plan.slots[s].spec)
+    if asked.why:
+        return asked.why
+    if asked.reads:
+        return f"the host reads operand {asked.reads[0]}"
+    for k, s in enumerate((*instr.ins, *instr.outs)):
+        if plan.buffers[plan.slots[s].buffer].on_host:
+            return f"operand {k} is on the host" if k < len(instr.ins) else "it runs on the host"
     return ""
 
 

@@ -1,7 +1,6 @@
 """How ops run on given dtypes and layouts, found once for all nodes with the same signature.
 
-The executor is the VM where it has a form for the op and is faster, else ATen; `python -m benchmarks executors` measures
-the limits.
+The executor is the VM where it has a form for the op and is faster, else ATen: `python -m benchmarks executors`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import CPU, Device, DType, Layout, Spec, backend
+from graphwright.array.backend import Backend, Needs
 from graphwright.array.layout import is_row_major, row_major
 from graphwright.array.vm.code import STORED
 from graphwright.array.vm.encode.operands import View
@@ -78,6 +78,11 @@ def elementwise(instr: Instr) -> bool:
     op = get(instr.op)
     by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
     return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
+
+
+def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
+    """What a kernel needs to launch an instruction; `spec` is that of a slot."""
+    return expansion.needs(get(instr.op), kernels, [*map(spec, instr.outs)], [*map(spec, instr.ins)], instr.attrs)
 
 
 def vm_scratch(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:

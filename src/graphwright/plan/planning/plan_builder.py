@@ -22,7 +22,6 @@ from graphwright.plan.planning.plan_tables import (
     InstructionOrder,
     NodeRecord,
     PlanTables,
-    RewriteRecord,
     SharedCopy,
     SourceTable,
     all_records,
@@ -235,7 +234,7 @@ class PlanBuilder:
                 for port, s in enumerate(record.specs)
             )
             self.tables.fold(Instr(record.op, record.reads, record.own, (), record.attrs, node))
-            record.rewrites = (*record.rewrites, RewriteRecord("fold", node, None))
+            record.log("fold", None)
         elif old is None and signature.lowering is not None:
             self._plan_known(record, signature, frozen)
         else:
@@ -315,9 +314,7 @@ class PlanBuilder:
     ) -> tuple[int, ...]:
         """Log that other slots replace a record's results; `into` is their node, if it is not that of the first."""
         maker = self.tables.slots[by[0]].value
-        if into is None and maker is not None:
-            into = maker.node
-        record.rewrites = (*record.rewrites, RewriteRecord(rule, record.node, into, bound))
+        record.log(rule, maker.node if into is None and maker is not None else into, bound)
         return by
 
     def node_of(self, slot: int) -> NodeId:

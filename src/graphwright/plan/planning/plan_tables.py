@@ -1,7 +1,4 @@
-"""What a plan builder keeps from plan to plan: a record per node, and append-only tables of slots, buffers, instructions.
-
-The tables are rows, and arrays for native loops.
-"""
+"""What a plan builder keeps from plan to plan: records of nodes, and append-only tables, also as arrays for loops."""
 
 from __future__ import annotations
 
@@ -309,6 +306,10 @@ class NodeRecord:
     rewrites: tuple[RewriteRecord, ...] = ()
     cse_key: Any = None
     signature: Signature = None  # pyright: ignore[reportAssignmentType]  # set for every op
+
+    def log(self, rule: str, into: NodeId | None, bound: str = "") -> None:
+        """Note a rewrite of this node."""
+        self.rewrites = (*self.rewrites, RewriteRecord(rule, self.node, into, bound))
 
 
 @dataclass(slots=True, eq=False)

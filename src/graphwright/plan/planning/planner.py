@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,12 +37,8 @@ _MANY = 10_000  # objects made since the last collection
 _GARBAGE = 4096  # dead instructions beyond as many as there are live ones, from which a builder is dropped
 
 
-class Planned(NamedTuple):
-    """A program as numbers: what `Plan` needs besides the program and the options."""
-
-    commit: StateCommit
-    layout: BufferLayout
-    patched: Patched
+Planned = tuple[StateCommit, BufferLayout, Patched]
+"""A program as numbers: what `Plan` needs besides the program and the options."""
 
 
 @contextmanager
@@ -96,7 +92,7 @@ def lay_out(
         except HomeChanged:
             commit, layout, patched = lay_out(p, inputs, outputs, options, None)
             why = "other values than before are in host memory"
-            return Planned(commit, layout, patched._replace(why=why))
+            return commit, layout, patched._replace(why=why)
 
 
 def _why_full(before: Plan | None, rewrites: str) -> str:
@@ -171,7 +167,7 @@ def _arrange(
         offsets, total = run.place(sizes, first, times, steps)
     ends = _chunk_ends(int(total), old.ends if old is not None else (), patched.kind, builder.device)
     layout = BufferLayout(builder, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
-    return Planned(commit, layout, patched)
+    return commit, layout, patched
 
 
 def _chunk_ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:

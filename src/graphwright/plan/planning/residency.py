@@ -13,7 +13,7 @@ import numpy as np
 
 from graphwright.array import backend
 from graphwright.autograd import HostVariable
-from graphwright.ops import expansion, get
+from graphwright.plan.planning.lowering import needs
 from graphwright.plan.table import CONST, INPUT, PARAM, STATE, Instr
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class HostPlacement:
 
     def _host_reads(self, instr: Instr) -> tuple[int, ...]:
         """Numbers of the operands whose values the host needs to launch an instruction."""
-        outs, ins = ([self.tables.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
-        return expansion.needs(get(instr.op), backend(self.builder.device), outs, ins, instr.attrs).reads
+        return needs(instr, backend(self.builder.device), lambda s: self.tables.slots[s].spec).reads
 
     def _host_states(self) -> set[int]:
         """Slots of states that eager code on the host shares."""

@@ -15,7 +15,7 @@ from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
 from graphwright.plan.running.kernels import BoundKernels
-from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, fill
+from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, differences, fill
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
@@ -103,7 +103,13 @@ class Executable:
             self._run_slice(feeds)
             return {}
         arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
-        return self._run(lambda: self._checked(feeds), borrow) if arrays is None else self.step(arrays)
+        if arrays is not None:
+            return self.step(arrays)
+        self._begin()
+        try:
+            return self._run_held(lambda: self._checked(feeds), borrow)
+        finally:
+            self._end()
 
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
         """The values as arrays, if all are open CPU tensors or numpy arrays of the inputs' specs; else None.
@@ -154,13 +160,6 @@ class Executable:
         """Set the addresses that the native call copies the inputs from."""
         bound = self.kernels
         bound.pointed = arrays if all([point(arrays[i]) for i, point in bound.points]) else None
-
-    def _run(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
-        self._begin()
-        try:
-            return self._run_held(feeds, borrow)
-        finally:
-            self._end()
 
     def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
         self._refresh()
@@ -500,17 +499,6 @@ def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: floa
         space.kernels.overridden = overridden
         results = {name: a.to(CPU) for name, a in space.run(feeds).items()}
         found.append({**results, **{f"state {key}": v.data.to(CPU) for key, v in sorted(copies.items())}})
-    wrong = []
-    for name, expected in found[1].items():
-        ours, theirs = (_as_float64(a) for a in (found[0][name], expected))
-        if not np.allclose(ours, theirs, rtol, atol, equal_nan=True):
-            wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs), initial=0):.3g}")
-            if np.isnan(ours).sum() != np.isnan(theirs).sum():
-                wrong[-1] += f", {np.isnan(ours).sum()} values are NaN or were not written"
-    if wrong:
+    if wrong := differences(found[0], found[1], rtol, atol):
         raise OverrideMismatch("the override computes other values than the plan:\n  " + "\n  ".join(wrong),
                                where=plan.program.name)  # fmt: skip
-
-
-def _as_float64(array: NDArray) -> np.ndarray:
-    return np.asarray(array.to_numpy("float32") if array.dtype.as_bits else array.to_numpy(), np.float64)

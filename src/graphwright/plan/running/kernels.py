@@ -157,7 +157,6 @@ class BoundKernels:
         shared: use the arena that plans of the device share.
         separate: one VM scratch per segment and no single native call, for segments that run side by side.
         in_order: calls run in the order of the plan; False if a caller runs them by region.
-        on_rebind: called after calls were bound.
 
     Attributes:
         arena: memory of the plan's offsets; None before the first run.
@@ -166,6 +165,7 @@ class BoundKernels:
         borrowed: id of a chunk -> its borrowed storage.
         calls: the calls of a run.
         runs: number of runs, as the version of what they write.
+        binds: how often calls were bound.
         watching: whether other plans write what this one assumes, so that versions must be compared.
         feeds, takes: functions that copy an input in, and an output out.
         fed: a native call that copies the inputs and runs all, if there is one; `points` set its input addresses.
@@ -182,10 +182,9 @@ class BoundKernels:
         shared: bool,
         separate: bool = False,
         in_order: bool = True,
-        on_rebind: Callable[[], None] = lambda: None,
     ) -> None:
         self.poison, self.device = poison, plan.options.device
-        self._separate, self._in_order, self._on_rebind = separate, in_order, on_rebind
+        self._separate, self._in_order = separate, in_order
         self.backend = backend(self.device)
         self._own = {} if variables is None else variables
         self._set_plan(plan)
@@ -194,7 +193,7 @@ class BoundKernels:
         self.shared = shared_arena(self.backend) if shared else None
         self.arena: Arena | None = None
         self.borrowed: dict[int, BorrowedStorage] = {}
-        self.runs = WriteCount()
+        self.runs, self.binds = WriteCount(), 0
         finalize(self, self.runs.retire)
         self.watching, self.overridden = False, True
         self.override: Override | None = None
@@ -470,7 +469,7 @@ class BoundKernels:
         self.takes = {name: self._once(self._readers, slot, reader) for name, slot in plan.outputs.items()}
         for key in plan.buffer_layout.written:
             self._bound[key].storage.counted_by(self.runs)
-        self._on_rebind()
+        self.binds += 1
 
     def _add_calls(self, instructions: int, calls: list[Any]) -> None:
         """Append calls that count as those of the first of some instructions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ctypes import memmove
 from sys import getrefcount
 from threading import Lock
@@ -277,3 +277,18 @@ def as_array(given: Any) -> NDArray:
     """A feed as an array, sharing memory. Raises: DTypeError if it is not an array of numbers."""
     data = given.data if isinstance(given, Tensor) else given
     return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
+
+
+def differences(
+    ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray], rtol: float, atol: float, scaled: bool = False
+) -> list[str]:
+    """The values that differ, each in a line; `atol` may be scaled by the largest of a value's elements above 1."""
+    wrong = []
+    for name, expected in theirs.items():
+        a, b = (np.asarray(x.to_numpy("float64")) for x in (ours[name], expected))
+        room = atol * max(1.0, float(np.nanmax(np.abs(b), initial=0.0))) if scaled else atol
+        if not np.allclose(a, b, rtol, room, equal_nan=True):
+            line = f"{name}: off by up to {np.nanmax(np.abs(a - b), initial=0):.3g}"
+            lost = np.isnan(a).sum()
+            wrong.append(line + (f", {lost} values are NaN or were not written" if lost != np.isnan(b).sum() else ""))
+    return wrong
