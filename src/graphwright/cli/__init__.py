@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from graphwright import __version__
-from graphwright.cli import compare, demo, edit, evolve, export, generate, look, surgery, train, warmup
+from graphwright.cli import demo, edit, evolve, export, generate, look, surgery, train, warmup
 from graphwright.cli.common import EXAMPLES, Commands
 
 app = typer.Typer(
@@ -40,7 +40,7 @@ def _root(
 _COMMANDS = (
     *(demo.demo, look.inspect, look.run, generate.generate, train.train, evolve.evolve, edit.edit, look.diagnose),
     *(surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
-    *(export.export, compare.verify, compare.diff, warmup.warmup),
+    *(export.export, export.verify, export.diff, warmup.warmup),
 )
 for _command in _COMMANDS:
     app.command(epilog=f"Example: {EXAMPLES[_command.__name__]}")(_command)

@@ -17,16 +17,12 @@ def edit(
     cut: Annotated[list[str] | None, option("EDGE", 'Edge into a junction: "source -> target".')] = None,
     connect: Annotated[list[str] | None, option("EDGE", 'New edge into a junction: "source -> target".')] = None,
     insert: Annotated[list[str] | None, option("EDGE:OP", 'Insert an op on an edge: "source -> target : op".')] = None,
-    set_: Annotated[
-        list[str] | None, option("ATTR", 'Set an attribute: "node.attr=value", the value as JSON.', "--set")
-    ] = None,
+    set_: Annotated[list[str] | None, option("ATTR", 'Set "node.attr=value", the value as JSON.', "--set")] = None,
     apply: Annotated[Path | None, option("FILE", "Apply the edits of a recipe.yaml or journal.jsonl.")] = None,
     undo: Annotated[int, option("N", "Undo this many journal entries first.", min=0)] = 0,
     why: Annotated[str | None, option("TEXT", "Reason for the journal; by default the edits.")] = None,
     log: Annotated[bool, flag("--log", "Print the journal.")] = False,
-    out: Annotated[
-        Path | None, option("DIR", "Save the model here; without it a saved model is changed in place.")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Save the model here; else a saved model changes in place.")] = None,
     overwrite: Overwrite = False,
 ) -> Output:
     """Cut, connect, insert, set, replay, undo; or the journal.

@@ -19,18 +19,13 @@ def evolve(
     task: Annotated[
         str | None, argument("TASK", "xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.")
     ] = None,
-    own: Annotated[
-        Path | None,
-        option("FILE.py", "Python file that defines `task`, a Task or a function that makes one.", "--task"),
-    ] = None,
+    own: Annotated[Path | None, option("FILE.py", "Python file that defines `task`.", "--task")] = None,
     target: Annotated[str | None, option("COLUMN", "Column of a CSV to predict.")] = None,
     generations: Annotated[int, option("N", "Maximum number of generations.", min=1)] = 300,
     evaluations: Annotated[int | None, option("N", "Maximum number of candidates.", min=1)] = None,
     population: Annotated[int | None, option("N", "Genomes per generation.", min=2)] = None,
     hybrid: Annotated[bool, flag("--hybrid", "Train each genome by gradients, with few genomes.")] = False,
-    layers: Annotated[
-        bool, flag("--layers", "Evolve layers, starting from one linear layer, trained by gradients.")
-    ] = False,
+    layers: Annotated[bool, flag("--layers", "Evolve layers from one linear one, trained by gradients.")] = False,
     delays: Annotated[bool, flag("--delays", "Half of the new links carry the value of the previous step.")] = False,
     out: Annotated[Path | None, option("DIR", "Directory for the run, its champion and pictures.")] = None,
     resume: Annotated[Path | None, option("DIR", "Resume the run in this directory.")] = None,

@@ -1,11 +1,25 @@
-"""`graphwright export DIR OUT`: write a checkpoint for transformers, with a receipt."""
+"""`graphwright export`, `verify` and `diff`: write a checkpoint for transformers, check it, and compare models."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import Check, Dir, Output, Overwrite, Prefer, argument, bar, command, flag, option
+from graphwright.cli.common import (
+    DONE,
+    FAILED,
+    Check,
+    Dir,
+    Output,
+    Overwrite,
+    Prefer,
+    argument,
+    bar,
+    command,
+    flag,
+    option,
+)
 from graphwright.errors import UsageError
 
 
@@ -49,3 +63,70 @@ def export(
     warnings = [("warning", warning) for warning in receipt.warnings]
     lines = [f"{label:<22} {value}" for label, value in [*receipt.summary(), *warnings, ("wrote", out)]]
     return Output({"out": str(out), "receipt": receipt.to_json()}, "\n".join(lines))
+
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+@command("graphwright export bundled copy && graphwright verify copy")
+def verify(
+    directory: Annotated[str, argument("DIR", "Directory that graphwright export wrote.")],
+    other: Annotated[str | None, argument("B", "Another model to compare with.")] = None,
+    against: Annotated[Path | None, option("DIR", "Directory of the original model.")] = None,
+    trust_code: Annotated[bool, flag("--trust-code", "Run generated modeling code of the export.")] = False,
+) -> Output:
+    """Check an export against its receipt, or compare two models.
+
+    Checks checksums, headers, a load in a separate process and the stored logits. The exit code is 0 if all checks
+    pass, 1 if one fails, and 3 if one could not be made. With a second model, compares logits and greedy tokens on the
+    bundled text, and weights by name; the exit code is 1 if anything differs.
+    """
+    from graphwright.models import open, resolve
+    from graphwright.models.export.verify import verify as check
+    from graphwright.surgery import Calibration, compare
+
+    if other is not None:
+        a, b = open(directory), open(other)
+        compared = compare(a, b, Calibration.of(a, max_tokens=4096, context=256))
+        return Output(compared.to_json(), str(compared), DONE if compared.equal else FAILED)
+    found = check(resolve(directory), against, trust_code=trust_code)
+    rows = {"passed": found.checked, "unchecked": found.unchecked, "failed": found.problems}
+    lines = [f"{label:<11}{line}" for label, some in rows.items() for line in some]
+    return Output(found.to_json(), "\n".join(lines), found.exit_code)
+
+
+@command("graphwright diff bundled bundled")
+def diff(
+    left: Annotated[str, argument("A", "Hugging Face directory, saved model, or the word bundled.")],
+    right: Annotated[str, argument("B", "Another model.")],
+    logits: Annotated[str | None, option("TEXT", "A text on which to compare logits.")] = None,
+) -> Output:
+    """Compare the config, structure and weights of two models.
+
+    The exit code is 0 if they are equal and 1 if they differ.
+    """
+    from graphwright.models.compare import compare_models
+
+    found = compare_models(left, right, text=logits)
+    lines = [f"config {name}: {a} -> {b}" for name, (a, b) in found.config.items()]
+    same = ["structure and weights are equal"]
+    lines += same if found.program.identical else folded(str(found.program).splitlines())
+    if found.logits:
+        moved, nats, top1 = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
+        lines.append(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * top1:.1f} %")
+    return Output(found.to_json(), "\n".join(lines), DONE if found.identical else FAILED)
+
+
+def folded(lines: list[str]) -> list[str]:
+    """Merge lines that differ only in the number of a layer: `layers.{0-3}.attn.q: ...`."""
+    from graphwright.program.axes.units import runs
+
+    found: dict[str, list[int]] = {}
+    for line in lines:
+        numbers = {int(n) for n in _LAYER.findall(line)}
+        same = _LAYER.sub("layers.{}.", line) if len(numbers) == 1 else line
+        found.setdefault(same, []).extend(numbers if len(numbers) == 1 else ())
+    return [
+        line.replace("layers.{}.", f"layers.{{{runs(n)}}}." if len(n) > 1 else f"layers.{n[0]}.") if n else line
+        for line, n in found.items()
+    ]

@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 )
 def generate(
     directory: Dir,
-    prompt: Annotated[
-        str | None, argument("PROMPT", "Text to continue; - reads stdin; without a prompt a new text begins.")
-    ] = None,
+    prompt: Annotated[str | None, argument("PROMPT", "Text to continue, or - for stdin; by default none.")] = None,
     ids: Annotated[str, option("IDS", "Token ids instead of a text, such as 1,450; needs no tokenizer.")] = "",
     tokens: Annotated[int, option("N", "Maximum number of new tokens.", min=0)] = 64,
-    model_defaults: Annotated[
-        bool, flag("--model-defaults", "Use generation_config.json for options that are not given.")
-    ] = False,
+    model_defaults: Annotated[bool, flag("--model-defaults", "Take defaults from generation_config.json.")] = False,
     stop: Annotated[list[str] | None, option("TEXT", "Stop before this string; may be repeated.")] = None,
     seed: Seed = 0,
     *,

@@ -92,9 +92,7 @@ def diagnose(
     fix: Annotated[bool, flag("--fix", "Repair what can be repaired without changing the function.")] = False,
     out: Annotated[Path | None, option("DIR", "Directory for the repaired model.")] = None,
     overwrite: Overwrite = False,
-    svg: Annotated[
-        Path | None, option("FILE", "Draw the model, findings in colour; as a page if FILE ends in .html.")
-    ] = None,
+    svg: Annotated[Path | None, option("FILE", "Draw the model and its findings, as SVG or .html page.")] = None,
 ) -> Output:
     """Report defects of a model, each with evidence and a repair; models that cannot run are opened too.
 

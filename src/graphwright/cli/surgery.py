@@ -38,8 +38,8 @@ def _shared(tokens: int, context: int, least: int = 0) -> OptionTable:
     """Options of every verb but `search`, with the default sizes of the calibration data, of `least` tokens or more."""
     return {
         "text": (None, option("FILE", "Calibration text; by default the help topics of Python.")),
-        "tokens": (tokens, option("N", "Calibration tokens, on which errors are measured; 0 for none.", min=least)),
-        "context": (context, option("N", "Tokens per calibration window.", min=1)),
+        "tokens": (tokens, option("N", f"Calibration tokens{'' if least else '; 0 measures no errors'}.", min=least)),
+        "context": (context, option("N", "Tokens per calibration window.", min=1 + least)),
         "seed": (0, option("N", "Seed of all random numbers.")),
         "dry_run": (False, flag("--dry-run", "Print the report and write nothing.")),
         "overwrite": (False, flag("--overwrite", "Replace existing files.")),
@@ -137,7 +137,7 @@ def compress(
     where: Matrices = "layers.*.mlp",
     method: Annotated[str, option("NAME", "best, svd, asvd, tt or tr.")] = "best",
     budget: Annotated[
-        str, option("KIND=N", "error=0.05, energy=0.99, ratio=0.3 (removed), params=N or bytes=N.")
+        str, option("KIND=N", "error=N, energy=N, ratio=N (removed), params=N or bytes=N.")
     ] = "energy=0.99",
     **options: Any,
 ) -> Output:

@@ -19,19 +19,12 @@ from graphwright.cli.common import Output, Overwrite, Seed, argument, bar, comma
     clip=(1.0, option("X", "Bound on the gradient norm; 0 for none.")),
 )
 def train(
-    source: Annotated[
-        str,
-        argument("DIR_OR_CONFIG", "A model (directory, or the word bundled), or a config.json to start from scratch."),
-    ],
+    source: Annotated[str, argument("DIR_OR_CONFIG", "A model, or a config.json to start from scratch.")],
     text: Annotated[Path, option("FILE", "File to train on, UTF-8.")],
-    out: Annotated[
-        Path | None, option("DIR", "Hugging Face directory to write; a structure without a class is saved as a model.")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Hugging Face directory to write, or saved model.")] = None,
     overwrite: Overwrite = False,
     bf16: Annotated[bool, flag("--bf16", "Matrix products in bfloat16.")] = False,
-    state: Annotated[
-        Path | None, option("DIR", "Directory of the state to resume from; written every --save-every steps.")
-    ] = None,
+    state: Annotated[Path | None, option("DIR", "State to resume from, written every --save-every steps.")] = None,
     save_every: Annotated[int, option("N", "Steps between two states.", min=1)] = 100,
     held_out: Annotated[Path | None, option("FILE", "File to measure bits per byte on, before and after.")] = None,
     seed: Seed = 0,

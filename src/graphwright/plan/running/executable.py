@@ -184,7 +184,7 @@ class Executable:
         bound.end_borrow()  # borrowed feeds were copied
         if self.poison and bound.arena is not None:
             for chunk in bound.arena.chunks:
-                fill(chunk)
+                fill(chunk, 0, chunk.nbytes)
         if bound.fed is not None:
             self._point(arrays)
             if bound.fed.run() is not None:

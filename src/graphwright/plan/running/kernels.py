@@ -24,16 +24,7 @@ from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.derived_weights import converted, fold, folded_from
-from graphwright.plan.running.memory import (
-    Arena,
-    BorrowedStorage,
-    Given,
-    PoisonCall,
-    pointer,
-    reader,
-    shared_arena,
-    writer,
-)
+from graphwright.plan.running.memory import Arena, BorrowedStorage, Given, fill, pointer, reader, shared_arena, writer
 from graphwright.plan.running.override import Override, OverrideCall
 from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 
@@ -558,7 +549,7 @@ class BoundKernels:
         if self.poison and self._in_order:
             assert self.arena is not None
             dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
-            calls += [PoisonCall(*self.arena.at(b.offset), b.nbytes) for b in dead]
+            calls += [partial(fill, *self.arena.at(b.offset), b.nbytes) for b in dead]
         return calls
 
     def _bind_kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:

@@ -156,35 +156,16 @@ _arenas: WeakKeyDictionary[Any, SharedArena] = WeakKeyDictionary()
 
 def shared_arena(kernels: Any) -> SharedArena:
     """The arena that plans on a backend share."""
-    found = _arenas.get(kernels)
-    if found is None:
-        found = _arenas[kernels] = SharedArena(kernels)
-    return found
+    return _arenas.setdefault(kernels, SharedArena(kernels))
 
 
-class PoisonCall:
-    """A call that fills dead bytes with NaN."""
-
-    def __init__(self, storage: Storage, offset: int, nbytes: int) -> None:
-        self.target = NDArray(storage, uint8, (nbytes,), offset=offset)
-        made = np.empty(nbytes, np.uint8)
-        poison.fill(made)
-        self.source = from_numpy(made)
-
-    def __call__(self) -> None:  # noqa: D102  # a bound call, as its class says
-        device = self.target.device
-        if device == CPU:
-            np.copyto(self.target.to_numpy(), self.source.to_numpy())
-        else:
-            backend(device).copy(self.target, self.source)
-
-
-def fill(storage: Storage) -> None:
-    """Fill a block with NaN."""
-    if storage.device == CPU:
-        poison.fill(storage.memory)
-    else:
-        PoisonCall(storage, 0, storage.nbytes)()
+def fill(storage: Storage, offset: int, nbytes: int) -> None:
+    """Fill bytes of a block with NaN."""
+    target = NDArray(storage, uint8, (nbytes,), offset=offset)
+    made = target.to_numpy() if storage.device == CPU else np.empty(nbytes, np.uint8)
+    poison.fill(made)
+    if storage.device != CPU:
+        backend(storage.device).copy(target, from_numpy(made))
 
 
 _LARGE = 1 << 16  # bytes of a result

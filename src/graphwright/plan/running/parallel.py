@@ -204,27 +204,26 @@ class _ParallelRun:
                     for call in self.calls[task]:
                         call()
                 except Exception as error:
-                    self._fail(self.tasks.bounds[task][0] + getattr(error, "op", 0), error)
+                    self.stop((self.tasks.bounds[task][0] + getattr(error, "op", 0), error))
                 else:
                     self._finish(task)
         finally:
             _thread.inside = False
 
-    def stop(self) -> None:
+    def stop(self, error: tuple[int, Exception] | None = None) -> None:
         """Start no further task."""
         with self._changed:
+            self.error = self.error or error
             self._over = True
             self._changed.notify_all()
 
     def _next(self) -> int | None:
         """Wait for a task to run; None if no task is left."""
         with self._changed:
-            while not self._over:
-                if len(self.done) == len(self.calls):
-                    break
+            while not self._over and len(self.done) < len(self.calls):
                 if self._front:
-                    self._check_limits()
-                    if self._over:
+                    self.stopped = self._limit()
+                    if self.stopped is not None:
                         break
                 if self._ready:
                     return heappop(self._ready)
@@ -233,22 +232,13 @@ class _ParallelRun:
             self._changed.notify_all()
             return None
 
-    def _check_limits(self) -> None:
+    def _limit(self) -> ComputeError | None:
+        """The reason to stop before the commit, if there is one."""
+        progress = f"{len(self.done)} of {len(self.calls)} tasks done"
         if self.cancel is not None and self.cancel.cancelled:
-            self.stopped = Cancelled("the run was cancelled", got=self._progress())
-        elif self.until is not None and monotonic() >= self.until:
-            self.stopped = DeadlineExceeded("the run exceeded its deadline", got=self._progress())
-        self._over = self._over or self.stopped is not None
-
-    def _progress(self) -> str:
-        return f"{len(self.done)} of {len(self.calls)} tasks done"
-
-    def _fail(self, at: int, error: Exception) -> None:
-        with self._changed:
-            if self.error is None:
-                self.error = at, error
-            self._over = True
-            self._changed.notify_all()
+            return Cancelled("the run was cancelled", got=progress)
+        late = self.until is not None and monotonic() >= self.until
+        return DeadlineExceeded("the run exceeded its deadline", got=progress) if late else None
 
     def _finish(self, task: int) -> None:
         with self._changed:
