@@ -7,8 +7,8 @@ from graphwright.plan.describe import PlanDiff
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan, StepTorn
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.plan import Plan, make_plan
-from graphwright.plan.planning.buffer_layout import Patched
 from graphwright.plan.planning.hazards import Region
+from graphwright.plan.planning.planner import Patched
 from graphwright.plan.planning.remat import BudgetImpossible
 from graphwright.plan.running.capture import CaptureExecutable, CaptureRefused, CaptureState, CaptureTimeout
 from graphwright.plan.running.executable import BoundCall, Executable

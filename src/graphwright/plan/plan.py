@@ -22,11 +22,11 @@ from graphwright.plan import table as rows
 from graphwright.plan.describe import PlanDiff, Profile, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
 from graphwright.plan.options import ATEN, VM, CompileOptions
-from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, aligned
 from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.planner import lay_out
+from graphwright.plan.planning.passes import aligned
+from graphwright.plan.planning.planner import BufferLayout, Patched, lay_out
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.running.capture import CaptureExecutable

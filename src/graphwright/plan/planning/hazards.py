@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from graphwright.array import backend
-from graphwright.plan.planning.buffer_layout import aligned
 from graphwright.plan.planning.lowering import needs
+from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
 
 if TYPE_CHECKING:

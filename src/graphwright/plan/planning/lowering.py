@@ -19,7 +19,7 @@ from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS, Op, expansion, get
 from graphwright.ops.expansion import vm_form
 from graphwright.plan.options import ATEN, CAPTURE, VM
-from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import Instr, Slot
 
 if TYPE_CHECKING:

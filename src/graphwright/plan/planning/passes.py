@@ -19,6 +19,11 @@ ALIGN = 64
 FED, TEMPORARY, ELSEWHERE = 0, 1, 2
 
 
+def aligned(nbytes: int) -> int:
+    """Bytes that a buffer takes: a multiple of 64; scalars take 8, which keeps graphs of scalars small."""
+    return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
+
+
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
     """Instructions that compute needed buffers, in order; `need` marks those and is extended by the buffers read."""
     keep = np.zeros(len(order), np.bool_)

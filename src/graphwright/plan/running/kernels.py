@@ -31,8 +31,8 @@ from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 if TYPE_CHECKING:
     from graphwright.array.vm.running.segment import VmSegment
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.buffer_layout import BufferLayout
     from graphwright.plan.planning.fusion import FusionRegion
+    from graphwright.plan.planning.planner import BufferLayout
 
 _NOTHING, _UNKNOWN = cut(()), cut(())
 _UNBOUND: list[Any] = []
