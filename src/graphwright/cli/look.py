@@ -94,9 +94,10 @@ def diagnose(
     overwrite: Overwrite = False,
     svg: Annotated[Path | None, option("FILE", "Draw the model and its findings, as SVG or .html page.")] = None,
 ) -> Output:
-    """Report defects of a model, each with evidence and a repair; models that cannot run are opened too.
+    """Report defects of a model, with evidence and repairs.
 
-    Exit code: 0 without findings (with --fix: none is left), 1 with findings, 2 for an error.
+    Models that cannot run are opened too. Exit code: 0 without findings (with --fix: none is left), 1 with findings, 2
+    for an error.
     """
     from graphwright.files import check_free
     from graphwright.models import Model

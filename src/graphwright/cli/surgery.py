@@ -71,7 +71,7 @@ def prune(
     save: Annotated[bool, flag("--save", "Save a model with its journal for further edits; do not export.")] = False,
     **options: Any,
 ) -> Output:
-    """Remove the units that matter least, and export the smaller model.
+    """Remove the units that matter least, and export.
 
     Units are scored on calibration text; the layers that read them are refitted by least squares. The report compares
     both models on held-out text.
@@ -115,7 +115,7 @@ def orthogonalize(
     method: Annotated[str, option("NAME", "polar, qr or newton_schulz.")] = "polar",
     **options: Any,
 ) -> Output:
-    """Replace matrices by matrices with orthonormal columns or rows.
+    """Make the columns or rows of matrices orthonormal.
 
     With --fold the other factor of each matrix stays in the model, so that it computes the same.
     """
@@ -141,7 +141,7 @@ def compress(
     ] = "energy=0.99",
     **options: Any,
 ) -> Output:
-    """Replace matrices by products of factors with fewer parameters.
+    """Replace matrices by factors with fewer parameters.
 
     The report compares each matrix with truncated SVDs of equal size. A matrix that would not become smaller stays.
     """
@@ -223,11 +223,11 @@ def search(
     seed: Seed = 0,
     **options: Any,
 ) -> Output:
-    """Learn by gradients which units to keep, remove the others, and export.
+    """Learn by gradients which units to keep, and export.
 
-    Each unit gets a gate. The gates are trained by distillation from the model itself, under a budget that falls to
-    --target. With --heal the remaining weights are then trained in the same way. Writes the checkpoint with its receipt
-    to OUT, and a picture of the probabilities over training to OUT.gates.svg.
+    Each unit gets a gate, and units whose gate closes are removed. The gates are trained by distillation from the model
+    itself, under a budget that falls to --target. With --heal the remaining weights are then trained in the same way.
+    Writes the checkpoint with its receipt to OUT, and a picture of the probabilities over training to OUT.gates.svg.
     """
     from graphwright.files import check_free
     from graphwright.models import open

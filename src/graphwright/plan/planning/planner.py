@@ -1,4 +1,8 @@
-"""The numbers of one plan: instruction order, lifetimes and arena offsets, as native loops compute them."""
+"""Program -> numbers of a plan: update the builder, prune, order state writes, then lifetimes, fusion and layout.
+
+After an edit the builder of the previous plan is reused: records that the edit did not touch stay, and so do the
+offsets of their buffers in the arena.
+"""
 
 from __future__ import annotations
 
