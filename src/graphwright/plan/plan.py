@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -19,7 +18,7 @@ from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.plan import table as rows
-from graphwright.plan.describe import PlanDiff, Profile, compare, explain, nodes, profile, tables
+from graphwright.plan.describe import PlanDiff, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
 from graphwright.plan.options import ATEN, VM, CompileOptions
 from graphwright.plan.planning.fusion import cuts
@@ -31,7 +30,7 @@ from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
-from graphwright.plan.running.override import Kernel, Override, override
+from graphwright.plan.running.override import Override, override
 from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
@@ -136,19 +135,8 @@ class Plan:
         """The active overrides, the innermost last."""
         return self._running.setdefault("overrides", [])
 
-    def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Run a function instead of the plan, or of one segment, inside the block; see `plan.running.override`.
-
-        Raises: UsageError for a segment out of range, or if `fn` is not callable.
-        """
-        return override(self, fn, segment)
-
-    def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-        """Run with and without the override, on copies of the variables, and compare outputs and states.
-
-        Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
-        """
-        check_override(self, feeds, rtol, atol)
+    override = override
+    check_override = check_override
 
     # -- validity ----------------------------------------------------------------------------------------------------
     @property
@@ -173,14 +161,11 @@ class Plan:
     def check_assumptions(self) -> None:
         """Raises: StalePlan if a constant whose value a rewrite assumed has changed."""
         planned = self.buffer_layout.variables
-        if changed := [
-            k
-            for k, (array, v) in self.assumptions.items()
-            if k in planned and (planned[k].data is not array or array.storage.version != v)
-        ]:
+        known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
+        if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
+            fix = "program.compile(...) again; gw.compile(program) plans again by itself"
             raise StalePlan("a constant that this plan assumes has changed", where=self.program.name,
-                            got=", ".join(changed),
-                            fix="program.compile(...) again; gw.compile(program) plans again by itself")  # fmt: skip
+                            got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
         """Raises: UsageError for another variable in place of a constant whose value is part of the plan."""
@@ -226,10 +211,9 @@ class Plan:
         """Buffers; of kind "unused" if no instruction of the plan touches one."""
         at = self.buffer_layout
         columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
-        made = []
-        for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
-            zip(at.tables.buffers, *columns, strict=False)
-        ):
+        made: list[rows.Buffer] = []
+        for (kind, size, key), home, first, last, offset, used, tile in zip(at.tables.buffers, *columns, strict=False):
+            b = len(made)
             shown = "moved" if home != b else rows.UNUSED if not used else kind if tile < 0 else rows.TILE
             host = b in at.tables.on_host
             made.append(rows.Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
@@ -411,13 +395,8 @@ class Plan:
         """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
         return blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def explain(self, ref: NodeId | Value | str) -> str:
-        """Describe how a node was planned: instruction, slot, buffer, bytes, and why."""
-        return explain(self, ref)
-
-    def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-        """Measure seconds, operations and bytes per instruction and per path."""
-        return profile(self, feeds, n)
+    explain = explain
+    profile = profile
 
     def diff(self, old: Plan) -> PlanDiff:
         """The differences from another plan to this one."""

@@ -257,17 +257,14 @@ class PlanBuilder:
         for number in signature.copied:
             why = f"{record.op} needs operand {number} in row-major memory"
             ins[number] = self.contiguous(record, ins[number], number, why)
-        converted = record.reads if old is not None and op.traits.convert else None
-        made = [
-            self._slot(old, port, Value(node, port), s, TEMP, "", frozen, converted)
-            for port, s in enumerate(record.specs)
-        ]
+        # conversion chains look through a conversion, so on other operands it is another value
+        known = None if old is None or (op.traits.convert and old.reads != record.reads) else old
+        made = [self._slot(known, port, Value(node, port), s, TEMP, "", frozen) for port, s in enumerate(record.specs)]
         record.results = record.own = tuple(made)
         if op.traits.nary and not ins:
             self._emit(record, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
         else:
-            known = None if signature.copied else signature
-            self._emit(record, old, record.op, tuple(ins), record.attrs, signature=known)
+            self._emit(record, old, record.op, tuple(ins), record.attrs)
 
     def _plan_view(self, record: NodeRecord, op: Op, old: NodeRecord | None) -> None:
         tables, dtype = self.tables, record.specs[0].dtype
@@ -355,23 +352,11 @@ class PlanBuilder:
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
     def _slot(
-        self,
-        old: NodeRecord | None,
-        number: int,
-        value: Value | None,
-        spec: Spec,
-        kind: str,
-        key: str,
-        frozen: bool,
-        converted: tuple[int, ...] | None = None,
+        self, old: NodeRecord | None, number: int, value: Value | None, spec: Spec, kind: str, key: str, frozen: bool
     ) -> int:
-        """The slot that the old record had for this, if it still fits, else a new one.
-
-        Args:
-            converted: operands of a conversion; chains look through it, so on other operands it is another value.
-        """
+        """The slot that the old record had for this, if it still fits, else a new one."""
         tables = self.tables
-        if old is not None and number < len(old.own) and (converted is None or converted == old.reads):
+        if old is not None and number < len(old.own):
             slot = tables.slots[old.own[number]]
             if slot.base == slot.index and slot.value == value and tables.frozen[slot.index] == frozen:
                 old_kind, _, old_key = tables.buffers[slot.buffer]
@@ -380,16 +365,9 @@ class PlanBuilder:
         return tables.slot(value, spec, kind, key, frozen)
 
     def _emit(
-        self,
-        record: NodeRecord,
-        old: NodeRecord | None,
-        op: str,
-        ins: tuple[int, ...],
-        attrs: Mapping[str, Any],
-        why: str = "",
-        signature: Signature | None = None,
+        self, record: NodeRecord, old: NodeRecord | None, op: str, ins: tuple[int, ...], attrs: Any, why: str = ""
     ) -> None:
-        """Set the record's instruction and its scratch; `signature` caches the lowering, if it is the record's own."""
+        """Set the instruction of a record and its scratch; its signature caches the lowering of the record itself."""
         made, tables = record.results, self.tables
         if old is not None and old.instr >= 0:
             had = tables.instrs[old.instr]
@@ -397,7 +375,8 @@ class PlanBuilder:
                 record.instr, record.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, record.node, why)
-        lowering = signature.lowering if signature is not None else None
+        signature = record.signature if (op, ins) == (record.op, record.reads) else None
+        lowering = None if signature is None else signature.lowering
         if lowering is None:
             lowering = tables.lowerings.lowering(instr, tables.slots, tables.shapes)
             if signature is not None:

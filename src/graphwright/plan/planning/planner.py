@@ -131,6 +131,7 @@ _MANY = 10_000  # objects made since the last collection
 _GARBAGE = 4096  # dead instructions beyond as many as there are live ones, from which a builder is dropped
 
 
+Named = Mapping[str, Value]
 Planned = tuple[StateCommit, BufferLayout, Patched]
 """A program as numbers: what `Plan` needs besides the program and the options."""
 
@@ -206,13 +207,7 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
 
 
 def _arrange(
-    builder: PlanBuilder,
-    wanted: Mapping[str, Value],
-    watched: Mapping[str, Value],
-    mode: str,
-    before: Plan | None,
-    why: str,
-    visited: int,
+    builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
     """Order the instructions, and compute lifetimes, fusion groups and offsets of the buffers."""
     run, tables = loops(len(builder.order)), builder.tables

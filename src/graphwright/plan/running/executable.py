@@ -484,8 +484,11 @@ class _CheckedRun:
         self._space.execute()
 
 
-def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
-    """Run with and without the override on copies of the variables; see `Plan.check_override`."""
+def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Run with and without the override, on copies of the variables, and compare outputs and states.
+
+    Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
+    """
     if not plan.overrides:
         raise UsageError("the plan has no override to check", where=plan.program.name,
                          expected="a call inside of a block of plan.override", got="no active override",
