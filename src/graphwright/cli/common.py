@@ -211,7 +211,7 @@ def bar() -> Iterator[Report | None]:
                 names = list(next(iter(self.rows.values())))
                 table = Table("", *(Column(name, justify="right") for name in names), box=None)
                 for row, numbers in self.rows.items():
-                    table.add_row(row, *(f"{numbers[name]:.4g}" for name in names))
+                    table.add_row(row, *(_number(numbers[name]) for name in names))
                 yield table
 
     timed = (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
@@ -225,13 +225,17 @@ def bar() -> Iterator[Report | None]:
         tasks: dict[str, Any] = {}
 
         def report(p: Progress) -> None:
-            facts = "  ".join(f"{k} {v:,.0f}" if v >= 1000 else f"{k} {v:.4g}" for k, v in p.facts.items())
+            facts = "  ".join(f"{name} {_number(value)}" for name, value in p.facts.items())
             if p.what not in tasks:
                 tasks[p.what] = shown.add_task(p.what, total=p.total, facts=facts)
             shown.update(tasks[p.what], completed=p.done, facts=facts)
             shown.rows = p.table
 
         yield report
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 _WrongUse: Any = typer.BadParameter.__base__  # no version of typer exports the base class of usage errors

@@ -243,11 +243,13 @@ class _Demo:
     def skip(self) -> Result:
         import numpy as np
 
+        import graphwright as gw
+
         width = self.model.dims.hidden
         with self.p.edit("skip from block 0 to block 2", tool="graphwright demo") as e:
             e.link(*SKIP, np.zeros((width, width), np.float32), name="layers.2.skip")
         same, size = self._same_logits(), self.model.inspect().parameters
-        self.picture = self.p.to_svg(diff=self._original())
+        self.picture = self.p.to_svg(diff=gw.open("bundled").program)
         line = f"a projection {width} x {width} from {SKIP[0]} into {SKIP[1]}, zero at first; {size:,} parameters now"
         return {"nodes": len(self.p), "parameters": size}, [line], {"the skip does not change the logits": same}
 
@@ -322,11 +324,6 @@ class _Demo:
 
     def _same_hash(self, when: str = "") -> dict[str, bool]:
         return {f"{when}the hash is that of chapter 3": self.p.hash() == self.hash}
-
-    def _original(self) -> Any:
-        from graphwright.models import open
-
-        return open("bundled").program
 
 
 def spark(values: list[float], width: int = 40) -> str:

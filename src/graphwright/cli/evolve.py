@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import Output, Overwrite, Seed, argument, colours, command, flag, option, silent
+from graphwright.cli.common import Output, Overwrite, Seed, argument, bar, command, flag, option
 from graphwright.errors import UsageError
+from graphwright.progress import Progress
 
 
 @command("graphwright evolve xor --seed 7 --out run")
@@ -46,7 +44,7 @@ def evolve(
 
     if task is not None and own is not None:
         raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
-    given = _task_of_file(own) if own is not None else _task(task, target)
+    given = _task_of_file(own) if own is not None else None if task is None else _task(task, target)
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("runs from several seeds cannot be saved", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
@@ -77,7 +75,8 @@ def evolve(
         out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
-        with _table(run.task.metric, generations) as show:
+        with bar() as report:
+            show = None if report is None else lambda run: report(_progress(run, generations))
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_saved(state)) from None
@@ -120,16 +119,14 @@ def _saved(state: Path | None) -> str:
     return f"{count} generations are saved in {state}"
 
 
-def _task(task: str | None, target: str | None) -> Any:
+def _task(task: str, target: str | None) -> Any:
     from graphwright.evolve import tasks
 
-    if task is None:
-        return None
-    if task.endswith(".csv"):
-        if target is None:
-            raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
-        return tasks.csv(task, target)
-    return tasks.named(task)
+    if not task.endswith(".csv"):
+        return tasks.named(task)
+    if target is None:
+        raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
+    return tasks.csv(task, target)
 
 
 def _task_of_file(path: Path) -> Any:
@@ -220,50 +217,16 @@ def _write(result: Any, out: Path) -> list[str]:
     return ["champion/", *texts]
 
 
-@contextmanager
-def _table(metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
-    """Show a table of the run on stderr; None if silent or not on a terminal."""
-    if silent() or not colours(sys.stderr):
-        yield None
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
-    def draw(run: Any) -> Table:
-        table, columns = Table(box=None, pad_edge=False), _columns(run, metric)
-        for name in (*columns, "evaluations/s", "left"):
-            table.add_column(name, justify="right")
-        rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
-        left = run.counters.seconds / max(len(run.log), 1) * (generations - len(run.log))
-        for line in run.log[-8:]:
-            speed = (f"{rate:,.0f}", f"{left:,.0f} s") if line is run.log[-1] else ("", "")
-            table.add_row(*(show(line) for show in columns.values()), *speed)
-        return table
-
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
-        yield lambda run: live.update(draw(run))
-
-
-def _columns(run: Any, metric: str) -> dict[str, Callable[[Any], str]]:
-    """The columns of the table: title -> text for a line of the log."""
+def _progress(run: Any, generations: int) -> Progress:
+    """The progress of a run, with its last generations as a table."""
     from graphwright.evolve import LayerEvolution
 
-    number = "{:.4g}".format
-    if isinstance(run, LayerEvolution):
-        return {
-            "generation": lambda line: str(line.generation),
-            metric: lambda line: number(line.best),
-            "median": lambda line: number(line.median),
-            "parameters": lambda line: f"{line.params:,}",
-            "front": lambda line: str(line.archive),
-        }
-    return {
-        "generation": lambda line: str(line.generation),
-        "best": lambda line: number(line.best),
-        "median": lambda line: number(line.median),
-        metric: lambda line: number(line.metric),
-        "species": lambda line: str(len(line.species)),
-        "hidden": lambda line: str(line.hidden),
-        "links": lambda line: str(line.links),
-    }
+    layers, metric, table = isinstance(run, LayerEvolution), run.task.metric, {}
+    for line in run.log[-8:]:
+        row = table[f"generation {line.generation}"] = {metric if layers else "best": line.best, "median": line.median}
+        if layers:
+            row |= {"parameters": line.params, "front": line.archive}
+        else:
+            row |= {metric: line.metric, "species": len(line.species), "hidden": line.hidden, "links": line.links}
+    rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
+    return Progress("evolving", len(run.log), generations, {"evaluations/s": rate}, table)

@@ -185,18 +185,16 @@ def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Mo
 
 def budget_of(text: str) -> Any:
     """A budget from `kind=number`. Raises: UsageError."""
-    from graphwright import surgery as sg
+    from graphwright import surgery
 
-    kinds = {"error": (sg.Error, float), "energy": (sg.Energy, float), "ratio": (sg.Ratio, float),
-             "params": (sg.Params, int), "bytes": (sg.Bytes, int)}  # fmt: skip
+    kinds = {"error": float, "energy": float, "ratio": float, "params": int, "bytes": int}
     name, _, number = text.partition("=")
     try:
-        made, kind = kinds[name.strip()]
-        value = kind(number)
+        value = kinds[name.strip()](number)
     except (KeyError, ValueError):
-        known = ", ".join(f"{k}=N" for k in kinds)
+        known = ", ".join(f"{kind}=N" for kind in kinds)
         raise UsageError("invalid budget", where="--budget", expected=known, got=text) from None
-    return made(value)
+    return getattr(surgery, name.strip().title())(value)
 
 
 @command(

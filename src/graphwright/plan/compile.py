@@ -16,7 +16,7 @@ from graphwright.array import DType, NDArray, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.options import CompileOptions
+from graphwright.plan.options import DEFAULT, CompileOptions
 from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
@@ -32,10 +32,7 @@ _CACHED = 32
 
 
 def plan_for(
-    p: Program,
-    inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None = None,
-    options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
+    p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT
 ) -> Plan:
     """The cached plan of a program for input specs, patched if the program was edited since; see `make_plan`."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
@@ -112,20 +109,13 @@ class CompiledProgram:
     Args:
         outputs: names of the outputs to compute; all by default.
         options: how plans are made.
-        buckets, mask: see `PaddingBuckets`.
+        buckets: pads the feeds.
     """
 
     def __init__(
-        self,
-        program: Program,
-        outputs: Sequence[str] | None = None,
-        options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
-        *,
-        buckets: Mapping[str, Sequence[int]] | None = None,
-        mask: str | None = None,
+        self, program: Program, outputs: Sequence[str] | None, options: CompileOptions, buckets: PaddingBuckets | None
     ) -> None:
-        self.program, self.outputs, self.options = program, outputs, options
-        self.buckets = None if buckets is None else PaddingBuckets(program, buckets, mask)
+        self.program, self.outputs, self.options, self.buckets = program, outputs, options, buckets
         self._latest: tuple[Plan, int] | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
@@ -289,7 +279,8 @@ def compile(
     Raises: UsageError for another target, or options of a program given for a function.
     """
     if isinstance(target, Program):
-        return CompiledProgram(target, outputs, CompileOptions.of(**options), buckets=buckets, mask=mask)
+        padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
+        return CompiledProgram(target, outputs, CompileOptions.of(**options), padding)
     if not callable(target):
         raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
                          expected="a Program, or a callable", got=repr(target)[:80],

@@ -62,3 +62,6 @@ class CompileOptions:
     def captures(self) -> bool:
         """True if executables record graphs of the device."""
         return self.device != CPU and self.executor in ("auto", CAPTURE)
+
+
+DEFAULT = CompileOptions()

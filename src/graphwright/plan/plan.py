@@ -20,7 +20,7 @@ from graphwright.graph import NodeId
 from graphwright.plan import table as rows
 from graphwright.plan.describe import PlanDiff, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
-from graphwright.plan.options import ATEN, VM, CompileOptions
+from graphwright.plan.options import ATEN, DEFAULT, VM, CompileOptions
 from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
@@ -256,7 +256,8 @@ class Plan:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Runs of elementwise instructions that the VM runs as one loop over tiles."""
-        return self.buffer_layout.fusion.groups()
+        placed = zip(self.buffer_layout.fusion.starts.tolist(), self.buffer_layout.fusion.regions, strict=True)
+        return tuple([tuple([i + start for i in group]) for start, region in placed for group in region.groups])
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
@@ -440,7 +441,7 @@ def make_plan(
     p: Program,
     inputs: Mapping[str, Spec],
     outputs: Sequence[str] | None = None,
-    options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
+    options: CompileOptions = DEFAULT,
     *,
     before: Plan | None = None,
 ) -> Plan:

@@ -70,11 +70,6 @@ class Fusion(NamedTuple):
     facts: tuple[np.ndarray, np.ndarray]
     rows: tuple[np.ndarray, np.ndarray]
 
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Instructions of each group."""
-        placed = zip(self.starts.tolist(), self.regions, strict=True)
-        return tuple([tuple([i + start for i in group]) for start, found in placed for group in found.groups])
-
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
         """Regions that overlap a range of instructions, with their first instruction."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)

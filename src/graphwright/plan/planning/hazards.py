@@ -37,67 +37,44 @@ class Dependency(NamedTuple):
 
 def dependencies(plan: Plan) -> tuple[Dependency, ...]:
     """The dependencies of a plan, by `after`, one per pair of instructions."""
-    found = _Hazards(plan)
-    for i in range(len(plan.instrs)):
-        found.add(i)
-    return tuple(Dependency(before, i, kind) for i, row in enumerate(found.waits) for before, kind in row.items())
+    buffers, slots = plan.buffers, plan.slots
+    arena = {b.index: (b.offset, b.offset + aligned(b.nbytes)) for b in buffers if b.kind in ARENA and b.offset >= 0}
+    temporary = arena.keys() | {b.index for b in buffers if b.kind == TILE}
+    number = {end: i for i, end in enumerate(sorted({end for span in arena.values() for end in span}))}
+    owners = np.full(len(number), -1, np.int64)  # buffer of the bytes from an end to the next one
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    waits: list[dict[int, str]] = [{} for _ in plan.instrs]
 
+    def assign(buffer: int) -> set[int]:
+        """Give a buffer its bytes of the arena; returns the buffers that had them."""
+        start, stop = arena.pop(buffer)
+        part = owners[number[start] : number[stop]]
+        before = set(part.tolist()) - {-1}
+        part[:] = buffer
+        return before
 
-class _Hazards:
-    """The state of a walk in order: the last writer and readers of each buffer, and the buffer of each arena span."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.waits: list[dict[int, str]] = [{} for _ in plan.instrs]
-        self._writer: dict[int, int] = {}
-        self._readers: dict[int, list[int]] = {}
-        placed = [b for b in plan.buffers if b.kind in ARENA and b.offset >= 0]
-        ends = sorted({end for b in placed for end in (b.offset, b.offset + aligned(b.nbytes))})
-        self._number = {end: i for i, end in enumerate(ends)}
-        self._owners = np.full(len(ends), -1, np.int64)  # of the span from an end to the next one
-        self._assigned = {b.index for b in placed if b.kind == INPUT}
-        for b in self._assigned:
-            self._assign(b)
-
-    def add(self, i: int) -> None:
-        """Visit the next instruction."""
-        instr, slots = self.plan.instrs[i], self.plan.slots
-        for b in {slots[s].buffer for s in instr.ins}:
-            if b in self._writer:
-                self._depend(i, self._writer[b], DATA if self._is_temporary(b) else STATE)
-            if self.plan.buffers[b].kind != FOLDED:
-                self._readers.setdefault(b, []).append(i)
-        for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
-            for before in self._last(b):
-                self._depend(i, before, STORAGE if self._is_temporary(b) else STATE)
-            if self._in_arena(b) and b not in self._assigned:
-                self._assigned.add(b)
-                for before in {before for old in self._assign(b) for before in self._last(old)}:
-                    self._depend(i, before, STORAGE)
-            self._writer[b], self._readers[b] = i, []
-
-    def _assign(self, buffer: int) -> set[int]:
-        """Give a buffer its bytes of the arena; returns the buffers that they had before."""
-        row = self.plan.buffers[buffer]
-        owners = self._owners[self._number[row.offset] : self._number[row.offset + aligned(row.nbytes)]]
-        old = set(owners.tolist()) - {-1}
-        owners[:] = buffer
-        return old
-
-    def _last(self, buffer: int) -> list[int]:
+    def last(buffer: int) -> list[int]:
         """The readers of a buffer since its last write, or else the writer."""
-        readers = self._readers.get(buffer)
-        return readers or ([self._writer[buffer]] if buffer in self._writer else [])
+        return readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
 
-    def _depend(self, i: int, before: int, kind: str) -> None:
-        if before != i:
-            self.waits[i].setdefault(before, kind)
-
-    def _is_temporary(self, buffer: int) -> bool:
-        return self._in_arena(buffer) or self.plan.buffers[buffer].kind == TILE
-
-    def _in_arena(self, buffer: int) -> bool:
-        return self.plan.buffers[buffer].kind in ARENA
+    for b in [b for b in arena if buffers[b].kind == INPUT]:
+        assign(b)
+    for i, (instr, row) in enumerate(zip(plan.instrs, waits, strict=True)):
+        for b in {slots[s].buffer for s in instr.ins}:
+            if b in writer:
+                row.setdefault(writer[b], DATA if b in temporary else STATE)
+            if buffers[b].kind != FOLDED:
+                readers.setdefault(b, []).append(i)
+        for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
+            for before in last(b):
+                row.setdefault(before, STORAGE if b in temporary else STATE)
+            if b in arena:  # its first write
+                for before in {before for old in assign(b) for before in last(old)}:
+                    row.setdefault(before, STORAGE)
+            writer[b], readers[b] = i, []
+        row.pop(i, None)
+    return tuple(Dependency(before, i, kind) for i, row in enumerate(waits) for before, kind in row.items())
 
 
 SHORTEST = 8

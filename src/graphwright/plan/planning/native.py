@@ -74,13 +74,7 @@ def _stamp() -> Path:
     """A file in numba's cache that marks the loops as built for this source and this numba."""
     from importlib.metadata import version
 
-    source = Path(passes.__file__)
-    key = blake2b(source.read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
-    return _cache_folder(source) / f"passes-{key}.built"
-
-
-def _cache_folder(source: Path) -> Path:
-    """The folder where numba caches the compiled functions of a file."""
     from numba.core.caching import FunctionCache
 
-    return Path(FunctionCache(passes.place).cache_path)
+    key = blake2b(Path(passes.__file__).read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
+    return Path(FunctionCache(passes.place).cache_path) / f"passes-{key}.built"

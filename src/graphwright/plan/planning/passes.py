@@ -69,7 +69,7 @@ def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: A
 
 def lifetimes(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
-    pairs_at: Array, pairs: Array, codes: Array, home: Array, held: Array,
+    pairs_at: Array, pairs: Array, codes: Array, home: Array, held: Array
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Compute the first and last time at which each buffer's bytes are needed; -1 for never.
 
@@ -341,7 +341,7 @@ def _in_one(start: int, size: int, chunks: Array) -> int:
 
 def moved(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
-    other: Array,
+    other: Array
 ) -> Array:  # fmt: skip
     """Instructions that use a marked buffer, in order."""
     found = np.zeros(len(order), np.bool_)
@@ -358,7 +358,7 @@ def moved(
 
 def facts(
     order: Array, spans: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, codes: Array, home: Array,
-    first: Array, last: Array, own: Array, before_at: Array, before: Array,
+    first: Array, last: Array, own: Array, before_at: Array, before: Array
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Collect the numbers that determine the fusion groups of each region of the order.
 

@@ -62,6 +62,7 @@ class PlanBuilder:
 
     Attributes:
         tables: slots, buffers and instructions.
+        order: instructions of all records, in order.
         records: node -> record.
         given_out: values that outputs and watches return.
         turn: number of plans made so far.
@@ -83,7 +84,7 @@ class PlanBuilder:
         self.fusion: Fusion | None = None
         self.sent: dict[NodeId, int] = {}
         self.assumptions: dict[str, tuple[NDArray, int]] = {}
-        self._order = InstructionOrder()
+        self.order = InstructionOrder()
         self._walk = IncrementalWalk(p)
         self._cse = CseTable(lambda node: p.order_labels.key(node), lambda node: self._revisit((node,)))
         self._copies: dict[Any, SharedCopy] = {}
@@ -93,11 +94,6 @@ class PlanBuilder:
         self._history: list[tuple[int, NodeId, NodeRecord | None]] = []
         self._rules_for = cache(lambda op: [rule.apply for rule in rules if rule.matches(OPS[op])])
         self._changed = p.follow()
-
-    @property
-    def order(self) -> np.ndarray:
-        """Instructions of all records, in order."""
-        return self._order.now
 
     # -- updates -----------------------------------------------------------------------------------------------------
     def update(self) -> None:
@@ -124,7 +120,7 @@ class PlanBuilder:
         for key in self._stale_copies:
             self._place_copy(key)
         self._stale_copies.clear()
-        self._order.update(self._order_key, len(self.tables.instrs))
+        self.order.update(self._order_key, len(self.tables.instrs))
 
     def records_at(self, turn: int) -> dict[NodeId, NodeRecord]:
         """The records as they were when the plan of a turn was made."""
@@ -150,7 +146,7 @@ class PlanBuilder:
             slots[begin : begin + len(record.results)] = record.results
             self._stale_copies.update(record.copies)
         self.visited += len(records)
-        self._order.reset([record.instr for record in records if record.instr >= 0])
+        self.order.reset([record.instr for record in records if record.instr >= 0])
         self._walk = IncrementalWalk(self.program)  # in order, so no record has to be visited twice
 
     def _revisit(self, nodes: Iterable[NodeId]) -> None:
@@ -174,9 +170,9 @@ class PlanBuilder:
                 self._cse.leave(node, old.cse_key)
             self._release_copies(node, set(old.copies) - set(record.copies))
             if old.instr != record.instr or moved:
-                self._order.remove(old.instr)
+                self.order.remove(old.instr)
         if record.instr >= 0 and (old is None or old.instr != record.instr or moved):
-            self._order.add(record.instr)
+            self.order.add(record.instr)
         if old is None or old.results != record.results:
             self._revisit(map(p.graph.target, p.graph.out_edges(node)))
         if record.cse_key is not None and old is not None and (moved or old.results != record.results):
@@ -188,7 +184,7 @@ class PlanBuilder:
             self._sources = None
         if record.cse_key is not None:
             self._cse.leave(record.node, record.cse_key)
-        self._order.remove(record.instr)
+        self.order.remove(record.instr)
         self._release_copies(record.node, set(record.copies))
 
     def _order_key(self, q: int) -> tuple[int, int, int]:
@@ -414,7 +410,7 @@ class PlanBuilder:
     def _place_copy(self, key: Any) -> None:
         """Run a shared copy just before its first reader."""
         copy = self._copies[key]
-        self._order.remove(copy.instr)
+        self.order.remove(copy.instr)
         if not copy.wanted:
             del self._copies[key]
             return
@@ -424,7 +420,7 @@ class PlanBuilder:
         if had is None or (had.node, had.why) != (node, why):
             instr = Instr("copy", (copy.source,), (copy.target,), (), {}, node, why)
             copy.instr = self.tables.instruction(instr, rank)
-        self._order.add(copy.instr)
+        self.order.add(copy.instr)
 
     # -- sources and writes ------------------------------------------------------------------------------------------
     def sources(self) -> SourceTable:

@@ -118,11 +118,9 @@ class BufferLayout:
 
 def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
     """Give every used buffer (last >= 0) its own memory, in order; returns offsets and the total bytes."""
-    offsets, top = np.full(len(sizes), -1, np.int64), 0
-    for b in np.flatnonzero(last >= 0):
-        offsets[b] = -(-top // ALIGN) * ALIGN
-        top = int(offsets[b] + sizes[b])
-    return offsets, top
+    rooms = np.where(last >= 0, -(-sizes // ALIGN) * ALIGN, 0)
+    offsets = np.where(last >= 0, np.cumsum(rooms) - rooms, -1)
+    return offsets, int(np.max(offsets + sizes, where=last >= 0, initial=0))
 
 
 CONE, WASTE = 0.25, 1.25
@@ -210,7 +208,7 @@ def _arrange(
     builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
     """Order the instructions, and compute lifetimes, fusion groups and offsets of the buffers."""
-    run, tables = loops(len(builder.order)), builder.tables
+    run, tables = loops(len(builder.order.now)), builder.tables
     old = None if before is None else before.buffer_layout
     outputs, seen = (
         {name: builder.records[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
@@ -221,7 +219,7 @@ def _arrange(
     roots += [holders[s] for pair in builder.writes().values() for s in pair]
     need = np.zeros(len(tables.buffers), np.bool_)
     need[roots] = True
-    order = run.needed(builder.order, *tables.reads.arrays(), *tables.outs.arrays(), need)
+    order = run.needed(builder.order.now, *tables.reads.arrays(), *tables.outs.arrays(), need)
     if builder.device != CPU:
         order = HostPlacement(builder, order).apply(0 if old is None or why else len(old.home))
     commit = StateCommit(builder, order, outputs, seen, run)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_, length_hint
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -105,11 +106,8 @@ class Executable:
         arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
         if arrays is not None:
             return self.step(arrays)
-        self._begin()
-        try:
+        with self._running():
             return self._run_held(lambda: self._checked(feeds), borrow)
-        finally:
-            self._end()
 
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
         """The values as arrays, if all are open CPU tensors or numpy arrays of the inputs' specs; else None.
@@ -214,8 +212,7 @@ class Executable:
                              got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
         if part.start:
             self._check_arena_kept()
-        self._begin()
-        try:
+        with self._running():
             self._refresh()
             if part.start == 0:
                 self.kernels.runs.rise()
@@ -225,8 +222,6 @@ class Executable:
                         call()
                 except Exception as error:
                     raise self.failed(i, error) from error
-        finally:
-            self._end()
 
     def _begin(self) -> None:
         if not self._busy.acquire(False):  # positional: this is in every run
@@ -242,6 +237,14 @@ class Executable:
             self.kernels.shared.leave()
         self._busy.release()
 
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
     def _refresh(self) -> None:
         if self.kernels.stale:
             self.kernels.refresh()
@@ -249,12 +252,9 @@ class Executable:
     # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Write the inputs, to run slices of the plan on. Raises: as `run`."""
-        self._begin()
-        try:
+        with self._running():
             self._refresh()
             self._feed(self._checked(feeds))
-        finally:
-            self._end()
 
     def _feed(self, arrays: Sequence[Given]) -> None:
         for feed, array in zip(self.kernels.feeds, arrays, strict=True):
@@ -273,8 +273,7 @@ class Executable:
                              expected="a slot whose elements have separate memory",
                              got=f"strides {shown.layout.strides}",
                              fix=f"set slot {shown.base}, of which it is a view")  # fmt: skip
-        self._begin()
-        try:
+        with self._running():
             self._refresh()
             view, given = self.kernels.view(slot), as_array(array)
             if given.spec != view.spec:
@@ -282,8 +281,6 @@ class Executable:
                                 expected=view.spec, got=given.spec,
                                 fix="an array of plan.slots[slot].spec")  # fmt: skip
             backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
-        finally:
-            self._end()
 
     def value(self, slot: int) -> NDArray:
         """A copy of the value of a slot; meaningful while its buffer is live.

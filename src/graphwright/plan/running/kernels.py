@@ -72,12 +72,6 @@ class VmCode:
         for q in instrs & self._region_of.keys():
             self._parts.pop(self._region_of.pop(q), None)
 
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._rows.clear()
-        self._parts.clear()
-        self._region_of.clear()
-
     def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
         """The encoded parts of a region, which replaces older regions with some of its instructions."""
         if region not in self._parts:
@@ -292,7 +286,8 @@ class BoundKernels:
         self._clear_bound()
 
     def _clear_bound(self) -> None:
-        for table in (self.instruction_calls, self._code, self._views, self._readers, self._writers):
+        self._code = VmCode()
+        for table in (self.instruction_calls, self._views, self._readers, self._writers):
             table.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -396,24 +391,23 @@ class BoundKernels:
 
     def view(self, slot: int) -> NDArray:
         """A slot as an array over its memory."""
-        found = self._views.get(slot)
-        if found is None:
-            found = self._views[slot] = self._make_view(slot)
-        return found
+        if slot not in self._views:
+            self._views[slot] = self._make_view(slot)
+        return self._views[slot]
 
     def _make_view(self, slot: int) -> NDArray:
         plan, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         row = tables.slots[slot]
         layout, buffer = row.layout, plan.home_of(row.buffer)
         kind, size, key = tables.buffers[buffer]
-        if plan.fusion.tiles[buffer] >= 0:  # read outside of its group
+        if plan.fusion.tiles[buffer] >= 0 or kind == HOST:  # a tile is read outside of its group
             if buffer not in self._memory:
                 self._memory[buffer] = backend(CPU).allocate(size)
         elif kind in ARENA:
             assert self.arena is not None
             chunk, at = self.arena.at(int(plan.offsets[buffer]))
             return NDArray(chunk, row.dtype, layout.shape, layout.strides, at // row.dtype.itemsize + layout.offset)
-        elif kind not in (FOLDED, HOST):
+        elif kind != FOLDED:
             base = self._bound[key]
             if not base.contiguous:
                 raise ComputeError("a variable of a plan must be contiguous", where=key,
@@ -426,10 +420,6 @@ class BoundKernels:
         plan, tables = self.plan, self.plan.buffer_layout.tables
         self._clear_calls()
         self._rebind = False
-        for b in tables.on_host:
-            kind, size, _ = tables.buffers[b]
-            if kind == HOST and b not in self._memory:
-                self._memory[b] = backend(CPU).allocate(size)
         segments: dict[Any, Any] = {}
         nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
         for segment in plan.segments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from ctypes import memmove
+from dataclasses import dataclass, field
 from sys import getrefcount
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ class BorrowedStorage(Storage):
         return super().memory
 
 
+@dataclass(slots=True)
 class Arena:
     """Chunks that follow each other in a plan's offsets, but not in memory, so that growing moves no address.
 
@@ -50,11 +52,8 @@ class Arena:
         ends: their ends in the plan's offsets.
     """
 
-    __slots__ = ("chunks", "ends")
-
-    def __init__(self) -> None:
-        self.chunks: list[Storage] = []
-        self.ends: tuple[int, ...] = ()
+    chunks: list[Storage] = field(default_factory=list)
+    ends: tuple[int, ...] = ()
 
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
         """Add chunks up to these ends, which begin with the present ones.
