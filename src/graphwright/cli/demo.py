@@ -13,20 +13,7 @@ from textwrap import wrap
 from time import perf_counter
 from typing import Annotated, Any, NamedTuple
 
-from graphwright.cli.common import (
-    DONE,
-    FAILED,
-    Output,
-    Overwrite,
-    Seed,
-    bar,
-    colours,
-    command,
-    flag,
-    option,
-    say,
-    silent,
-)
+from graphwright.cli.common import FAILED, Output, Overwrite, Seed, bar, colours, command, flag, option, say, silent
 from graphwright.cli.demo_report import write_report
 
 PROMPT = "The following"
@@ -77,7 +64,7 @@ def demo(
         f"  graphwright inspect {out}/edited\n  graphwright verify {out}/exported --trust-code\n"
         f"  graphwright diff bundled {out}/edited"
     )
-    return Output({**facts, "out": str(out)}, "" if silent() else text, DONE if facts["ok"] else FAILED)
+    return Output({**facts, "out": str(out)}, "" if silent() else text, 0 if facts["ok"] else FAILED)
 
 
 _STEPS: list[tuple[str, str, Callable[[_Demo], Result]]] = []

@@ -6,20 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import (
-    DONE,
-    FAILED,
-    Check,
-    Dir,
-    Output,
-    Overwrite,
-    Prefer,
-    argument,
-    bar,
-    command,
-    flag,
-    option,
-)
+from graphwright.cli.common import FAILED, Check, Dir, Output, Overwrite, Prefer, argument, bar, command, flag, option
 from graphwright.errors import UsageError
 
 
@@ -88,7 +75,7 @@ def verify(
     if other is not None:
         a, b = open(directory), open(other)
         compared = compare(a, b, Calibration.of(a, max_tokens=4096, context=256))
-        return Output(compared.to_json(), str(compared), DONE if compared.equal else FAILED)
+        return Output(compared.to_json(), str(compared), 0 if compared.equal else FAILED)
     found = check(resolve(directory), against, trust_code=trust_code)
     rows = {"passed": found.checked, "unchecked": found.unchecked, "failed": found.problems}
     lines = [f"{label:<11}{line}" for label, some in rows.items() for line in some]
@@ -114,7 +101,7 @@ def diff(
     if found.logits:
         moved, nats, top1 = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
         lines.append(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * top1:.1f} %")
-    return Output(found.to_json(), "\n".join(lines), DONE if found.identical else FAILED)
+    return Output(found.to_json(), "\n".join(lines), 0 if found.identical else FAILED)
 
 
 def folded(lines: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from graphwright.cli.common import DONE, FAILED, Dir, Output, Overwrite, bar, command, flag, option, read_text
+from graphwright.cli.common import FAILED, Dir, Output, Overwrite, bar, command, flag, option, read_text
 from graphwright.errors import UsageError
 
 
@@ -130,7 +130,7 @@ def diagnose(
     if out is not None:
         target.save(out, overwrite=overwrite)
     facts = {**found.to_json(), **facts, "out": str(out) if out else None}
-    return Output(facts, "\n".join(lines), FAILED if found else DONE)
+    return Output(facts, "\n".join(lines), FAILED if found else 0)
 
 
 def _open(directory: str) -> Any:

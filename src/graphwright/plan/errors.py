@@ -41,13 +41,9 @@ class StepTorn(ComputeError):
     """
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(
-            cause.what,
-            where=cause.where,
-            got=cause.got,
-            expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy; an Executable(plan, safe=True) keeps one",
-        )
+        expected = f"{', '.join(keys)} as before the step"
+        fix = "restore these states from a copy; an Executable(plan, safe=True) keeps one"
+        super().__init__(cause.what, where=cause.where, got=cause.got, expected=expected, fix=fix)
         self.failure, self.keys = cause, keys
 
 

@@ -158,13 +158,10 @@ def lay_out(
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
     if not wanted and not p.assigns():
-        raise UsageError(
-            "nothing to compute: no output was selected, and the program writes no state",
-            where=p.name,
-            expected=", ".join(p.output_names()) or "an output",
-            got="no outputs",
-            fix="outputs=None plans all" if p.output_names() else "e.set_outputs(y=node), or b.output(node, 'y')",
-        )
+        names = ", ".join(p.output_names())
+        fix = "outputs=None plans all" if names else "e.set_outputs(y=node), or b.output(node, 'y')"
+        raise UsageError("nothing to compute: no output was selected, and the program writes no state", where=p.name,
+                         expected=names or "an output", got="no outputs", fix=fix)  # fmt: skip
     why = _why_full(before, options.rewrites)
     with uncollected():
         if before is None or why:

@@ -337,13 +337,10 @@ class Executable:
                 wrong.append(f"{name}: is on {data.device}, expected {device} or the host")
             ready.append(data)
         if wrong:
-            raise FeedError(
-                "inputs do not fit:\n  " + "\n  ".join(wrong),
-                where=self.plan.program.name,
-                expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
-                got=", ".join(feeds) or "no input",
-                fix="feeds of these specs, or program.compile(...) for other shapes: each shape has its own plan",
-            )
+            raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name,
+                            expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
+                            got=", ".join(feeds) or "no input",
+                            fix="feeds of these specs, or program.compile(...) for other shapes")  # fmt: skip
         # a borrowed value is in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
