@@ -13,7 +13,7 @@ from random_programs import programs
 
 from graphwright.array import CPU, Spec, float32
 from graphwright.plan import CompileOptions, Executable, Plan, make_plan
-from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import ARENA
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
