@@ -136,7 +136,7 @@ def diagnose(
 def _open(directory: str) -> Any:
     """A model that may be broken, or a saved program that is no model."""
     from graphwright.models import open, resolve
-    from graphwright.models.saved import FACTS
+    from graphwright.models.open import FACTS
     from graphwright.program import load
 
     place = resolve(directory)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from graphwright.graph.analysis import dominators
-from graphwright.models.health import non_finite
-from graphwright.models.health import validate as validate_model
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
+from graphwright.models.metrics import non_finite
+from graphwright.models.metrics import validate as validate_model
 from graphwright.ops import traits
 from graphwright.program import Value
 from graphwright.program.axes.solve_axes import origin
