@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphwright.errors import BudgetUnreachable
 from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.compare import Comparison, compare
+from graphwright.surgery.compare import ComparisonReport, compare
 from graphwright.surgery.constraints.constraint import Constraint, Custom, constraint
 from graphwright.surgery.constraints.paths import NoPath, Reachable, ResidualPath
 from graphwright.surgery.constraints.sizes import Budget, EqualSizes, GradientFlow, HeadBalance, MaxDepth, MultipleOf
@@ -43,7 +43,7 @@ __all__ = [
     "Calibration",
     "CalibrationLeak",
     "CalibrationTooSmall",
-    "Comparison",
+    "ComparisonReport",
     "CompressOptions",
     "CompressionReport",
     "CompressionWouldGrow",

@@ -24,7 +24,7 @@ GREEDY, PROMPT = 16, 8
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(ReportBase):
+class ComparisonReport(ReportBase):
     """Differences of two programs a and b.
 
     Attributes:
@@ -67,7 +67,7 @@ class Comparison(ReportBase):
         return "\n".join(lines)
 
 
-def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int = 4) -> Comparison:
+def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int = 4) -> ComparisonReport:
     """Run two programs on the same inputs, and compare their weights by name.
 
     Args:
@@ -81,7 +81,7 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     ours, theirs = dict(p.constants()), dict(q.constants())
     common = [k for k in ours if k in theirs]
     reshaped = tuple(k for k in common if ours[k].shape != theirs[k].shape)
-    return Comparison(
+    return ComparisonReport(
         _outputs(p, q, feeds, prompts),
         {k: _weight(p, q, k) for k in common if k not in reshaped},
         tuple(k for k in ours if k not in theirs),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from graphwright.graph import NodeId
     from graphwright.surgery.findings.finding import Fix
 
-KINDS: dict[str, type[Constraint]] = {}
+CONSTRAINTS: dict[str, type[Constraint]] = {}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Constraint:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if cls.name:
-            KINDS[cls.name] = cls
+            CONSTRAINTS[cls.name] = cls
 
     def violations(self, p: Program) -> list[Finding]:
         """Violations by a program, with repairs; empty if the constraint holds."""
@@ -63,10 +63,10 @@ class Constraint:
 
 def from_json(form: Mapping[str, Any]) -> Constraint:
     """The constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
-    kind = KINDS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
+    kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
     given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
     if kind is None or given.keys() != {f.name for f in fields(kind)}:
-        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(KINDS))
+        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
     return kind(**given)
 
 
