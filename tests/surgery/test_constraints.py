@@ -80,7 +80,7 @@ def test_each_constraint_accepts_good_and_rejects_bad_programs(kind):
 
 
 def test_every_constraint_has_a_case():
-    from graphwright.surgery.constraints.constraint import CONSTRAINTS
+    from graphwright.surgery.constraints import CONSTRAINTS
 
     assert set(CONSTRAINTS) == set(CASES)
 

@@ -398,7 +398,7 @@ def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
 
 
 def test_a_custom_rule():
-    from graphwright.surgery.findings import kinds
+    from graphwright.surgery.findings import diagnose as kinds
 
     @surgery.finding("long_name")
     def long_name(d):
@@ -419,7 +419,7 @@ def test_a_custom_rule():
 
 
 def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
-    from graphwright.surgery.findings import kinds
+    from graphwright.surgery.findings import diagnose as kinds
 
     class Point:
         def __init__(self, name, rule):

@@ -14,7 +14,7 @@ import graphwright as gw
 from fixtures import tiny_llama
 from graphwright import surgery as sg
 from graphwright.errors import ShapeError, UsageError
-from graphwright.surgery.error_report import Moments
+from graphwright.surgery.compare import Moments
 
 LEARNED, HELD = tiny_llama.batch(21, 48)[0], tiny_llama.batch(22, 8)[0]
 numbers = st.lists(st.floats(-1e3, 1e3), max_size=12)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from math import exp, inf, sqrt
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
+from graphwright.models.model import Model
+from graphwright.program import Program
 from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Calibration, Stream
+from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import DriftSum, next_token_nats, scores_tokens
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.program import Program
+from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
 
 GREEDY, PROMPT = 16, 8
 """Tokens that are continued greedily, and tokens of the prompt before them."""
@@ -98,29 +96,25 @@ def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
         rows = {"ids": np.atleast_2d(np.asarray(inputs))}
     if not rows:
         raise UsageError("there are no inputs to compare on", expected="windows of ids [n, T], or feeds by name")
-    if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
-        rows["positions"] = np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)
-    count = len(next(iter(rows.values())))
-    return [{k: np.ascontiguousarray(v[i : i + 4]) for k, v in rows.items()} for i in range(0, count, 4)]
+    return chunked(p, rows, 4)
 
 
 def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], prompts: int) -> dict[str, Any]:
-    total = DriftSum(scores=scores_tokens(p) and scores_tokens(q))
-    losses, tokens = [0.0, 0.0], 0
+    drift = Drift(scores=scores_tokens(p) and scores_tokens(q))
+    losses, tokens = np.zeros(2), 0
     for f, x, y in zip(feeds, Stream(p, feeds).outputs(), Stream(q, feeds).outputs(), strict=True):
         if x.shape != y.shape:
             raise ShapeError("the outputs have different shapes", expected=x.shape, got=y.shape)
-        total.add(x, y)
-        if total.scores:
-            losses = [s + float(next_token_nats(z, f["ids"]).sum()) for s, z in zip(losses, (x, y), strict=True)]
+        drift.add(x, y)
+        if drift.scores:
+            losses += [float(next_token_nats(z, f["ids"]).sum()) for z in (x, y)]
             tokens += f["ids"][:, 1:].size
-    drift = total.drift()
     found: dict[str, Any] = {"max_abs": drift.max_abs, "relative": drift.relative}
-    if total.scores:
+    if drift.scores:
         starts = np.concatenate([f["ids"] for f in feeds])[:prompts, :PROMPT]
         shares = np.mean([np.equal(_greedy(p, row), _greedy(q, row)) for row in starts])
         found |= {
-            "kl_mean": drift.kl, "kl_max": total.kl_max, "top1": drift.same_top, "greedy": float(shares),
+            "kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
             "prompts": len(starts), "perplexity": [exp(min(s / max(tokens, 1), 700.0)) for s in losses],
         }  # fmt: skip
     return found
@@ -146,3 +140,117 @@ def _weight(p: Program, q: Program, key: str) -> dict[str, Any]:
         "relative": difference / norms[0] if norms[0] else (inf if difference else 0.0),
         "cosine": float(x @ y) / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0,
     }
+
+
+TOP = 10
+"""Layers that the text shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean, population standard deviation, minimum and maximum of some numbers.
+
+    Attributes:
+        squares: sum of squared differences from the mean.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    least: float = inf
+    most: float = -inf
+
+    @staticmethod
+    def of(values: Any) -> Moments:
+        """Moments of the entries of an array."""
+        a = np.asarray(values, np.float64).reshape(-1)
+        if not a.size:
+            return Moments()
+        mean = float(a.mean())
+        return Moments(a.size, mean, float(((a - mean) ** 2).sum()), float(a.min()), float(a.max()))
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return sqrt(self.squares / self.count) if self.count else 0.0
+
+    def __or__(self, other: Moments) -> Moments:
+        """Moments of the numbers of both (Chan, Golub and LeVeque 1979)."""
+        count = self.count + other.count
+        if not self.count or not other.count:
+            return self if self.count else other
+        step = other.mean - self.mean
+        return Moments(
+            count,
+            self.mean + step * other.count / count,
+            self.squares + other.squares + step**2 * self.count * other.count / count,
+            min(self.least, other.least),
+            max(self.most, other.most),
+        )
+
+    def to_json(self) -> dict[str, float | None]:
+        """Plain values; `min` and `max` are None if there are no numbers."""
+        ends = (self.least, self.most) if self.count else (None, None)
+        return {"count": self.count, "mean": self.mean, "std": self.std, "min": ends[0], "max": ends[1]}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ErrorReport(ReportBase):
+    """Errors by layer.
+
+    Attributes:
+        layers: name -> moments of its errors.
+        facts: name -> other facts of the layer: `drift` (relative, of its output), `ratio` (parameters before / after),
+            `seconds`.
+    """
+
+    layers: dict[str, Moments] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, name: str, errors: Any, **facts: float) -> None:
+        """Add errors of a layer to those it has already, and replace its facts."""
+        self._add(name, Moments.of(errors), facts)
+
+    def _add(self, name: str, found: Moments, facts: dict[str, float]) -> None:
+        self.layers[name] = self.layers.get(name, Moments()) | found
+        if facts:
+            self.facts[name] = {**self.facts.get(name, {}), **facts}
+
+    @property
+    def whole(self) -> Moments:
+        """Moments over all layers."""
+        total = Moments()
+        for found in self.layers.values():
+            total |= found
+        return total
+
+    def __or__(self, other: ErrorReport) -> ErrorReport:
+        """A report on the errors of both."""
+        made = ErrorReport()
+        for report in (self, other):
+            for name, found in report.layers.items():
+                made._add(name, found, report.facts.get(name, {}))
+        return made
+
+    def worst(self) -> list[str]:
+        """Layer names by their largest error, descending."""
+        return sorted(self.layers, key=lambda name: (-self.layers[name].most, name))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values of all layers, the worst first."""
+        rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
+        return {"global": self.whole.to_json(), "layers": rows}
+
+    def __str__(self) -> str:
+        names = self.worst()
+        width = max((len(n) for n in (*names[:TOP], "all layers")), default=0)
+        lines = [f"{'':<{width}}  {'count':>9} {'mean':>10} {'std':>10} {'min':>10} {'max':>10}"]
+        for name in ["all layers", *names[:TOP]]:
+            m = self.whole if name == "all layers" else self.layers[name]
+            ends = (m.least, m.most) if m.count else (0.0, 0.0)
+            facts = "  ".join(f"{k} {v:.4g}" for k, v in self.facts.get(name, {}).items())
+            numbers = " ".join(f"{v:>10.3e}" for v in (m.mean, m.std, *ends))
+            lines.append(f"{name:<{width}}  {m.count:>9} {numbers}  {facts}".rstrip())
+        if len(names) > TOP:
+            lines.append(f"... {len(names) - TOP} more layers, in to_json()")
+        return "\n".join(lines)

@@ -9,17 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from graphwright.errors import GraphwrightError, UsageError
+from graphwright.program import Entry, Program
+from graphwright.program.constraints import Constraint
 from graphwright.report import ReportBase, plain
-from graphwright.surgery.diagnose import diagnose
+from graphwright.surgery.findings.diagnose import diagnose, rules
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
-from graphwright.surgery.findings.kinds import rules
-
-if TYPE_CHECKING:
-    from graphwright.program import Entry, Program
-    from graphwright.program.constraints import Constraint
 
 TOOL = "graphwright solve"
 

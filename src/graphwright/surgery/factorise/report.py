@@ -5,23 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import Builder
+from graphwright.program import Builder, Program
 from graphwright.report import ReportBase, table
+from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
-from graphwright.surgery.factorise.factors import LowRank, TensorRing
-from graphwright.surgery.matrices import MatrixReport, find_matrices, rounded
+from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing
+from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices, rounded
 from graphwright.surgery.measure import kl
-
-if TYPE_CHECKING:
-    from graphwright.program import Program
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.factorise.factors import Factors
-    from graphwright.surgery.matrices import Matrix
 
 ROWS, ROUNDS, WARM_UP = 32, 9, 2
 COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",
@@ -128,7 +123,6 @@ def as_stored(factors: Factors, matrix: Matrix) -> Factors:
     """The factors rounded to the dtype of the matrix."""
     if isinstance(factors, LowRank):
         return LowRank(rounded(factors.outer, matrix.dtype), rounded(factors.inner, matrix.dtype))
-    assert isinstance(factors, TensorRing)
     return TensorRing(tuple(rounded(a, matrix.dtype) for a in factors.arrays), factors.shape)
 
 

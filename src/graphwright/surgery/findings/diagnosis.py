@@ -7,21 +7,17 @@ of their own. The program itself is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
-from graphwright.program import AssemblyReport
-from graphwright.progress import Progress
+from graphwright.graph import NodeId
+from graphwright.models import Model
+from graphwright.program import AssemblyReport, Program, Run, Value
+from graphwright.progress import Progress, Report
+from graphwright.surgery.findings.finding import Finding, Limits
 from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models import Model
-    from graphwright.program import Program, Run, Value
-    from graphwright.progress import Report
-    from graphwright.surgery.findings.finding import Finding, Limits
 
 
 class Diagnosis:
@@ -35,9 +31,11 @@ class Diagnosis:
         probe: a batch and a loss, if given.
     """
 
-    def __init__(self, program: Program, model: Model | None, limits: Limits, probe: Probe | None) -> None:
+    def __init__(
+        self, program: Program, model: Model | None = None, limits: Limits | None = None, probe: Probe | None = None
+    ) -> None:
         self.original = self.program = program
-        self.model, self.limits, self.probe = model, limits, probe
+        self.model, self.limits, self.probe = model, limits or Limits(), probe
         self._cached: dict[str, tuple[int, Any]] = {}
 
     def _of_version(self, name: str, make: Callable[[], Any]) -> Any:
@@ -91,6 +89,22 @@ class DiagnosisCancelled(Exception):
     """The caller cancelled the diagnosis; findings so far are returned."""
 
 
+Step = Callable[[str, int, int], None]
+"""Report progress: what, steps done, and all steps. Raises: DiagnosisCancelled."""
+
+
+def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
+    """A function that reports progress, and raises DiagnosisCancelled if the caller cancelled."""
+
+    def step(what: str, done: int, total: int) -> None:
+        if report is not None:
+            report(Progress(what, done, total))
+        if cancel is not None and cancel():
+            raise DiagnosisCancelled
+
+    return step
+
+
 class Probe:
     """A batch that rules run through the program.
 
@@ -98,22 +112,12 @@ class Probe:
         inputs: arrays by input name.
         loss: name of an output or node whose sum is the loss; or a function that adds a loss to a fork and returns its
             name; or None.
+        step: see `Step`.
     """
 
-    def __init__(
-        self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, report: Report | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> None:  # fmt: skip
-        self.inputs, self.loss = dict(inputs), loss
-        self._report, self._cancel = report, cancel
+    def __init__(self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, step: Step) -> None:
+        self.inputs, self.loss, self.step = dict(inputs), loss, step
         self._run: tuple[Program, int, Run, str | None] | None = None
-
-    def step(self, what: str, done: int, total: int) -> None:
-        """Report progress. Raises: DiagnosisCancelled."""
-        if self._report is not None:
-            self._report(Progress(what, done, total))
-        if self._cancel is not None and self._cancel():
-            raise DiagnosisCancelled
 
     def run(self, p: Program) -> Run:
         """A run of the batch with all values, on a fork."""

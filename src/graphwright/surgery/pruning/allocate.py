@@ -10,24 +10,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
-from graphwright.ops.axes import atoms, resized, resolve
-from graphwright.program import Value
+from graphwright.graph import NodeId
+from graphwright.ops.axes import Atom, Term, atoms, resized, resolve
+from graphwright.program import Program, Value
 from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
-from graphwright.surgery.budgets import AtMost, Latency, Ratio
+from graphwright.surgery.budgets import AtMost, Latency, Ratio, SizeBudget
 from graphwright.surgery.measure import speed
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Atom, Term
-    from graphwright.program import Program
-    from graphwright.surgery.budgets import SizeBudget
-    from graphwright.surgery.pruning.branches import ResidualBranch
+from graphwright.surgery.pruning.prunable import ResidualBranch
 
 SCOPES = ("loss", "global", "kind", "layer")
 

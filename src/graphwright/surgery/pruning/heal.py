@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.nn import functional
 from graphwright.optim import AdamW, clip_grad_norm_
 from graphwright.plan import compile
-from graphwright.progress import Progress
+from graphwright.program import Program
+from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Stream
+from graphwright.surgery.calibration import Calibration, Stream
 from graphwright.surgery.measure import kl, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
-
-if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
-    from graphwright.program import Program
-    from graphwright.progress import Report
-    from graphwright.surgery.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,4 +1,4 @@
-"""Plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and predicted error.
+"""Options, plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and error.
 
 A step holds names and values, no handles, so it can be applied later, alone or with the others; it refuses to run if
 its weights changed in the meantime.
@@ -6,21 +6,22 @@ its weights changed in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from graphwright.array import NDArray
+from graphwright.errors import UsageError
+from graphwright.program import Program
 from graphwright.program.axes.units import Units, runs
+from graphwright.program.editing.transaction import Transaction
 from graphwright.report import ReportBase, plain
-from graphwright.surgery.errors import StaleStep
-from graphwright.surgery.pruning.branches import remove_branch, residual_branches
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
+from graphwright.surgery.errors import StaleStep, check_choices
+from graphwright.surgery.pruning.allocate import SCOPES
+from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
+from graphwright.surgery.pruning.scores import METHODS
 
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
@@ -30,6 +31,81 @@ LABELS = {
     "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift", "ms_per_token": "ms per token",
     "tokens_per_s": "tokens/s", "ms_per_run": "ms per run",
 }  # fmt: skip
+
+
+RECIPES = ("default", "units", "modules")
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    """Options of `prune`.
+
+    Attributes:
+        recipe: `default` (units, and attention modules where that costs less: shares 0, 0.25 and 0.5 are tried on the
+            calibration loss), `units` alone, or whole `modules` alone.
+        method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
+        scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
+            score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
+            (among axes of equal kind and size), `layer` (the same share of every axis).
+        kinds: of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups` (a key
+            head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
+        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
+        protect: pattern or nodes that may not be pruned.
+        round_to: sizes become multiples of it.
+        min_keep: smallest share of an axis that stays, unless its whole module is removed.
+        uniform: axes of equal kind and size keep equally many units, so that one size fits all layers.
+        restore: refit the products that read the units by least squares.
+        sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
+        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more where that is too little.
+        seed: of `method="random"`.
+        timed: measure the time per token before and after.
+    """
+
+    recipe: str = "default"
+    method: str = "greedy"
+    scope: str | None = None
+    kinds: Sequence[str] = NEURONS
+    where: Where | None = None
+    protect: Where = ()
+    round_to: int = 1
+    min_keep: float = 0.1
+    uniform: bool = False
+    restore: bool = True
+    sequential: bool = True
+    ridge: float | None = None
+    seed: int = 0
+    timed: bool = True
+
+    def __post_init__(self) -> None:
+        given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
+        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
+        if self.round_to < 1 or not 0 <= self.min_keep <= 1:
+            raise UsageError("round_to or min_keep is out of range", expected="round_to >= 1, 0 <= min_keep <= 1",
+                             got=(self.round_to, self.min_keep))  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; nodes as text."""
+        return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
+                "protect": str(self.protect)}  # fmt: skip
+
+
+class PruneKeywords(TypedDict, total=False):
+    """`PruneOptions` as keywords."""
+
+    recipe: str
+    method: str
+    scope: str | None
+    kinds: Sequence[str]
+    where: Where | None
+    protect: Where
+    round_to: int
+    min_keep: float
+    uniform: bool
+    restore: bool
+    sequential: bool
+    ridge: float | None
+    seed: int
+    timed: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -86,8 +162,17 @@ class PruneStep(ReportBase):
             remove_branch(e, found[0])
             return
         e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
+        self.restore(e)
+
+    def restore(self, e: Transaction) -> Mapping[str, NDArray]:
+        """Set the restored weights, inside an open edit."""
         for key, array in self.weights.items():
             e.set_weight(key, array)
+        return self.weights
+
+    def figures(self) -> dict[str, Any]:
+        """The facts that can be computed again from the journal."""
+        return {k: v for k, v in self.to_json().items() if k not in ("ridge", "quantiles")}
 
     def apply(self, p: Program) -> None:
         """Apply as an edit of its own. Raises: StaleStep."""
@@ -153,8 +238,8 @@ class PruneReport(ReportBase):
     def figures(self) -> dict[str, Any]:
         """The figures that `optimise_report` computes again from the journal: all but times, settings and attempts."""
         sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
-        rows = [{k: v for k, v in s.to_json().items() if k not in ("ridge", "quantiles")} for s in self.steps]
-        return {**sides, "layers": rows, "calibration": self.calibration, "journal": self.journal}
+        layers = [step.figures() for step in self.steps]
+        return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the steps are called `layers`."""

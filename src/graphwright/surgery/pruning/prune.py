@@ -2,102 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from graphwright.errors import UsageError
+from graphwright.models.model import Model
 from graphwright.program import Program
-from graphwright.report import plain
+from graphwright.progress import Report
+from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, MissingCalibration
-from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import figures, scores_tokens, speed
-from graphwright.surgery.pruning.allocate import SCOPES, Goal
-from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
-from graphwright.surgery.pruning.prunable import NEURONS, Where, check_finite, prunable, scope_nodes
+from graphwright.surgery.pruning.allocate import Goal
+from graphwright.surgery.pruning.plan import PruneKeywords, PruneOptions, PrunePlan, PruneReport
+from graphwright.surgery.pruning.prunable import check_finite, prunable, scope_nodes
 from graphwright.surgery.pruning.recipe import Pruner
-from graphwright.surgery.pruning.scores import METHODS
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.progress import Report
-    from graphwright.surgery.budgets import SizeBudget
-
-RECIPES = ("default", "units", "modules")
-
-
-@dataclass(frozen=True, slots=True)
-class PruneOptions:
-    """Options of `prune`.
-
-    Attributes:
-        recipe: `default` (units, and attention modules where that costs less: shares 0, 0.25 and 0.5 are tried on the
-            calibration loss), `units` alone, or whole `modules` alone.
-        method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
-        scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
-            score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
-            (among axes of equal kind and size), `layer` (the same share of every axis).
-        kinds: of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups` (a key
-            head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
-        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
-        protect: pattern or nodes that may not be pruned.
-        round_to: sizes become multiples of it.
-        min_keep: smallest share of an axis that stays, unless its whole module is removed.
-        uniform: axes of equal kind and size keep equally many units, so that one size fits all layers.
-        restore: refit the products that read the units by least squares.
-        sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
-        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more where that is too little.
-        seed: of `method="random"`.
-        timed: measure the time per token before and after.
-    """
-
-    recipe: str = "default"
-    method: str = "greedy"
-    scope: str | None = None
-    kinds: Sequence[str] = NEURONS
-    where: Where | None = None
-    protect: Where = ()
-    round_to: int = 1
-    min_keep: float = 0.1
-    uniform: bool = False
-    restore: bool = True
-    sequential: bool = True
-    ridge: float | None = None
-    seed: int = 0
-    timed: bool = True
-
-    def __post_init__(self) -> None:
-        given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
-        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
-        if self.round_to < 1 or not 0 <= self.min_keep <= 1:
-            raise UsageError("round_to or min_keep is out of range", expected="round_to >= 1, 0 <= min_keep <= 1",
-                             got=(self.round_to, self.min_keep))  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; nodes as text."""
-        return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
-                "protect": str(self.protect)}  # fmt: skip
-
-
-class PruneKeywords(TypedDict, total=False):
-    """`PruneOptions` as keywords."""
-
-    recipe: str
-    method: str
-    scope: str | None
-    kinds: Sequence[str]
-    where: Where | None
-    protect: Where
-    round_to: int
-    min_keep: float
-    uniform: bool
-    restore: bool
-    sequential: bool
-    ridge: float | None
-    seed: int
-    timed: bool
 
 
 @overload

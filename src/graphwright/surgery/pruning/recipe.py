@@ -6,37 +6,32 @@ attention can be tried, a dry run changes nothing, and an interruption leaves th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.errors import BudgetUnreachable
+from graphwright.array import NDArray
+from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.graph import NodeId
+from graphwright.program import Program, Transaction
+from graphwright.program.axes.resize import ResizeAxis
+from graphwright.program.editing.edits import RemoveEdge, RemoveNode, SetWeight
+from graphwright.program.editing.journal import Entry
+from graphwright.program.errors import NotUndoable
 from graphwright.program.kinds import PARAM
-from graphwright.progress import Progress
-from graphwright.surgery.calibration import CalibrationTooSmall, Stream
-from graphwright.surgery.measure import loss, scores_tokens
-from graphwright.surgery.pruning.allocate import Curve, allocate, smallest, unit_cost
-from graphwright.surgery.pruning.branches import cheapest, remove_branch, residual_branches
-from graphwright.surgery.pruning.plan import TOOL, PruneStep, quantiles
-from graphwright.surgery.pruning.prunable import prunable, prunable_axis
-from graphwright.surgery.pruning.restore import RIDGE, ProductCut, restored
+from graphwright.progress import Progress, Report
+from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, Stream
+from graphwright.surgery.measure import figures, loss, scores_tokens
+from graphwright.surgery.pruning import prunable as pr
+from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest, unit_cost
+from graphwright.surgery.pruning.plan import TOOL, PruneOptions, PruneStep, quantiles
+from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
+from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
 from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.progress import Report
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.pruning.allocate import Goal
-    from graphwright.surgery.pruning.branches import ResidualBranch
-    from graphwright.surgery.pruning.prunable import PrunableAxis
-    from graphwright.surgery.pruning.prune import PruneOptions
-    from graphwright.surgery.pruning.restore import Gram, Restored
 
 SHARES = (0.0, 0.25, 0.5)
 """Shares of the removal that are tried as whole attention modules."""
@@ -121,7 +116,7 @@ class Pruner:
         kinds = ("attention", "mlp") if whole else ("attention",)
         value = loss(Stream(p, self.feeds), self.reference)
         while True:
-            found = [b for b in residual_branches(p, self.nodes) if b.kind in kinds]
+            found = [b for b in pr.residual_branches(p, self.nodes) if b.kind in kinds]
             left = goal.taken(p, goal.counted(p), {})
             if left <= aim or (not found and not whole):
                 break
@@ -129,8 +124,8 @@ class Pruner:
                 raise BudgetUnreachable("no module is left to remove", asked=goal.most, best=left)
             if not whole and left - goal.least(p, found) / 2 <= aim:
                 break  # the next one would overshoot by more than half of its size
-            branch, after = cheapest(p, found, Stream(p, self.feeds), self.reference)
-            self._remove(attempt, branch, value, after)
+            branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
+            attempt.steps.append(remove_module(p, branch, value, after))
             value = after
             self._progress("modules", len(attempt.steps), len(found) + len(attempt.steps), loss=value)
         if not attempt.steps and not whole:
@@ -138,26 +133,13 @@ class Pruner:
         elif best is not None and best.loss is not None and value >= best.loss:
             attempt.why = f"a loss of {value:.4f} after removing the modules alone"
 
-    def _remove(self, attempt: Attempt, branch: ResidualBranch, before: float, after: float) -> None:
-        p = attempt.program
-        params = [n for n in branch.nodes if p.op(n) == PARAM]
-        keys = list(dict.fromkeys(map(p.key, params)))
-        digests = {k: p.weights.digest(k) for k in keys}
-        sizes = {k: p.weights.array(k).shape for k in keys}
-        count = sum(p.spec(n).size for n in params)
-        with p.edit(f"remove {branch.name}", author="pass", tool=TOOL) as e:
-            remove_branch(e, branch)
-        shapes = {k: (s, ()) for k, s in sizes.items() if k not in p.weights}
-        attempt.steps.append(PruneStep("module", branch.name, digests=digests, params=count, error=after, plain=before,
-                                       shapes=shapes))  # fmt: skip
-
     # -- units -------------------------------------------------------------------------------------------------------
     def _units(self, attempt: Attempt) -> None:
         p, o, goal = attempt.program, self.options, self.goal
         footprint = goal.counted(p)
         if goal.taken(p, footprint, {}) <= goal.most:
             return
-        axes = prunable(p, [n for n in self.nodes if n in p.graph], o.kinds, o.protect)
+        axes = pr.prunable(p, [n for n in self.nodes if n in p.graph], o.kinds, o.protect)
         curves = self._curves(p, axes, footprint)
         kept = allocate(
             curves, lambda sizes: goal.taken(p, footprint, sizes) <= goal.most, scope=o.scope or "global",
@@ -209,7 +191,7 @@ class Pruner:
             effects = dict(importance(p, [a for a in axes if a.name in names], self.feeds).effect)
         for i, name in enumerate(names):
             self._progress("restoring" if o.restore else "cutting", i, len(names))
-            axis = prunable_axis(p.axes()[name])
+            axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
             for stream in (learn, held):
                 stream.advance(axis.start)
@@ -221,32 +203,21 @@ class Pruner:
             del moments
 
     def _cut(
-        self, p: Program, axis: PrunableAxis, removed: np.ndarray, moments: Sequence[Gram], held: Stream,
+        self, p: Program, axis: PrunableAxis, removed: Sequence[int], moments: Sequence[Gram], held: Stream,
         scored: np.ndarray,
     ) -> PruneStep:  # fmt: skip
-        keys = list(dict.fromkeys(m.key for m in axis.group.members if m.key is not None))
-        digests = {k: p.weights.digest(k) for k in keys}
-        sizes = {k: p.weights.array(k).shape for k in keys}
-        keep = np.ones(axis.size, bool)
-        keep[removed] = False
-        checked = grams(held.p, axis.consumers, held)
-        cuts = [ProductCut.of(p, c, keep) for c in axis.consumers]
+        cuts = product_cuts(p, axis, removed)
         fits = [self._fit(axis, cut, gram) for cut, gram in zip(cuts, moments, strict=True)]
-        weights: dict[str, NDArray] = {}
-        with p.edit(f"prune {axis.name}", author="pass", tool=TOOL) as e:
-            e.cut_units(axis.group.units(removed), ragged=True)
+
+        def restore(e: Transaction) -> dict[str, NDArray]:
+            weights: dict[str, NDArray] = {}
             for cut, fit in zip(cuts, fits, strict=True):
-                if fit is not None:
-                    weights |= cut.set_weights(e, fit)
-        inside, outside = (fmean(c.error(p, g) for c, g in zip(cuts, side, strict=True)) for side in (moments, checked))
-        changed = {k: (a, b) for k, a in sizes.items() if (b := p.weights.array(k).shape) != a}
-        return PruneStep(
-            "units", axis.name, tuple(map(int, removed)), axis.size, weights, digests, changed,
-            params=sum(prod(a) - prod(b) for a, b in changed.values()),
-            error=inside, plain=fmean(c.plain(g) for c, g in zip(cuts, moments, strict=True)),
-            held_out=outside, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
-            quantiles=quantiles(scored), ragged=len(axis.group.atoms) > 1,
-        )  # fmt: skip
+                weights |= cut.set_weights(e, fit) if fit is not None else {}
+            return weights
+
+        step = cut_units(p, axis, removed, cuts, (moments, grams(held.p, axis.consumers, held)), restore)
+        return replace(step, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
+                       quantiles=quantiles(scored))  # fmt: skip
 
     def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
         """Least squares for one product; None if it is switched off or does not help."""
@@ -269,3 +240,126 @@ class Pruner:
     def _progress(self, what: str, done: int, total: int, **facts: float) -> None:
         if self.report is not None:
             self.report(Progress(what, done, total, facts))
+
+
+def optimise_report(
+    program: Program, calibration: Calibration, seq: int | None = None, *, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Compute the figures of a pruning again; equal to `PruneReport.figures()` at the time.
+
+    Args:
+        program: with the entry in its journal, and its undo record.
+        calibration: the same data.
+        seq: of the entry; by default the last pruning that was not undone.
+        tokenizer: as given then: that of the model.
+    Returns: {before, after, layers, calibration, journal}; a layer's errors are on the outputs of the pruned ones
+        before it.
+    Raises: UsageError if there is no such entry; NotUndoable if its undo record was not kept.
+    """
+    made = [e for e in program.history.undoable if e.tool == TOOL and (seq is None or e.seq == seq)]
+    if not made:
+        raise UsageError("the journal has no pruning in effect", where=program.name,
+                         got=None if seq is None else f"entry {seq}")  # fmt: skip
+    entry = made[-1]
+    before, after = program.at(entry.seq - 1), program.at(entry.seq)
+    sides = {name: figures(p, calibration, before, tokenizer) for name, p in (("before", before), ("after", after))}
+    layers = _layers(before.fork(), _steps(before.fork(), entry), calibration)
+    return {**sides, "layers": layers, "calibration": calibration.to_json(), "journal": entry.hash}
+
+
+def _steps(p: Program, entry: Entry) -> list[PruneStep]:
+    """Cuts in order, with the weights that were set after each."""
+    if entry.undo is None:
+        raise NotUndoable("the undo record of this entry was not kept", where=f"entry {entry.seq}")
+    found, weights, node = list[PruneStep](), dict[str, NDArray](), None
+    for edit in reversed(entry.undo.forward):
+        if isinstance(edit, SetWeight):
+            weights.setdefault(edit.key, edit.array)
+        elif isinstance(edit, ResizeAxis):
+            (axis,) = edit.axes
+            removed = tuple(map(int, np.delete(np.arange(axis.of), axis.old)))
+            found.append(PruneStep("units", axis.axis, removed, axis.of, weights))
+            weights = {}
+        elif isinstance(edit, RemoveNode):
+            node = edit.node
+        elif not isinstance(edit, RemoveEdge):
+            raise UsageError("cuts of unequal heads cannot be recomputed from the journal", where=f"entry {entry.seq}")
+        elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
+            found.append(PruneStep("module", p.path(edit.edge)))
+    return found[::-1]
+
+
+def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
+    """Make the steps again, and measure each."""
+    feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
+    reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
+    streams, rows = (Stream(p, feeds), Stream(p, held)), []
+    for step in steps:
+        if step.what == "module":
+            plain = loss(Stream(p, feeds), reference)
+            made = remove_module(p, next(b for b in pr.residual_branches(p) if b.name == step.name), plain, plain)
+            made = replace(made, error=loss(Stream(p, feeds), reference))
+        else:
+            axis = pr.prunable_axis(p.axes()[step.name])
+            assert axis is not None
+            for stream in streams:
+                stream.advance(axis.start)
+            moments = [grams(p, axis.consumers, stream) for stream in streams]
+            cuts = product_cuts(p, axis, step.units)
+            made = cut_units(p, axis, step.units, cuts, moments, step.restore)
+        rows.append(made.figures())
+    return rows
+
+
+# -- one step ----------------------------------------------------------------------------------------------------------
+def remove_module(p: Program, branch: ResidualBranch, before: float, after: float) -> PruneStep:
+    """Remove a residual branch; the losses before and after are known."""
+
+    def remove(e: Transaction) -> dict[str, NDArray]:
+        pr.remove_branch(e, branch)
+        return {}
+
+    keys = [p.key(n) for n in branch.nodes if p.op(n) == PARAM]
+    return _made(p, PruneStep("module", branch.name, error=after, plain=before), keys, remove)
+
+
+def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int]) -> list[ProductCut]:
+    """The products that read an axis, before some of its units are removed."""
+    keep = np.ones(axis.size, bool)
+    keep[list(removed)] = False
+    return [ProductCut.of(p, c, keep) for c in axis.consumers]
+
+
+def cut_units(
+    p: Program, axis: PrunableAxis, removed: Sequence[int], cuts: Sequence[ProductCut],
+    moments: Sequence[Sequence[Gram]], restore: Callable[[Transaction], Mapping[str, NDArray]],
+) -> PruneStep:  # fmt: skip
+    """Remove units, restore the products that read them, and measure the errors of their outputs.
+
+    Args:
+        moments: of the products' inputs, on the calibration data and on held-out windows.
+        restore: sets weights after the cut, in the same edit; returns key -> stored value.
+    """
+
+    def cut(e: Transaction) -> Mapping[str, NDArray]:
+        e.cut_units(axis.group.units(removed), ragged=True)
+        return restore(e)
+
+    step = PruneStep("units", axis.name, tuple(map(int, removed)), axis.size, ragged=len(axis.group.atoms) > 1)
+    step = _made(p, step, [m.key for m in axis.group.members if m.key is not None], cut)
+    inside, outside = (fmean(c.error(p, g) for c, g in zip(cuts, side, strict=True)) for side in moments)
+    plain = fmean(c.plain(g) for c, g in zip(cuts, moments[0], strict=True))
+    return replace(step, error=inside, plain=plain, held_out=outside)
+
+
+def _made(
+    p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
+) -> PruneStep:
+    """Edit the weights of some keys; the step, with what was set and how the weights changed."""
+    digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
+    with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
+        weights = edit(e)
+    after = {k: p.weights.array(k).shape if k in p.weights else () for k in keys}
+    shapes = {k: (a, after[k]) for k, a in sizes.items() if after[k] != a}
+    params = sum(prod(a) - (prod(b) if b else 0) for a, b in shapes.values())
+    return replace(step, weights=weights, digests=digests, shapes=shapes, params=params)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import NonFinite
+from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.calibration import ROWS
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.pruning.prunable import Consumer
+from graphwright.surgery.pruning.prunable import Consumer
 
 BATCH = 64
 """Removed columns that are collected before the matrices are updated."""

@@ -1,0 +1,347 @@
+"""Constraints: conditions on a program whose violations are findings, with repairs as fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.graph.analysis import critical_path
+from graphwright.ops import OPS, traits
+from graphwright.program import Program, Value
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.cost import size
+from graphwright.program.editing.replace import redirect
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import PARAM
+from graphwright.program.selection import matches
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Limits, Severity, add_linear, cut, grown, map_sizes
+from graphwright.surgery.findings.gradients import by_structure
+from graphwright.surgery.findings.heads import unbalanced_heads
+from graphwright.surgery.findings.residuals import carried, gated
+from graphwright.surgery.walks import shortest_path
+
+CONSTRAINTS: dict[str, type[Constraint]] = {}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A condition on a program, as frozen values: node paths and axis patterns, so that it can be saved."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.name:
+            CONSTRAINTS[cls.name] = cls
+
+    def violations(self, p: Program) -> list[Finding]:
+        """Violations by a program, with repairs; empty if the constraint holds."""
+        return list(self._violations(p))
+
+    def _violations(self, p: Program) -> Iterable[Finding]:
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Name and fields."""
+        return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
+
+    def broken(
+        self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
+    ) -> Finding:
+        """A violation of this constraint; see `Finding.of`."""
+        return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
+
+
+def from_json(form: Mapping[str, Any]) -> Constraint:
+    """The constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
+    kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
+    given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
+    if kind is None or given.keys() != {f.name for f in fields(kind)}:
+        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
+    return kind(**given)
+
+
+Condition = Callable[[Program], "Iterable[Finding | str]"]
+_conditions: dict[str, Condition] = {}
+
+
+def constraint(name: str) -> Callable[[Condition], Condition]:
+    """Register the decorated function for `Custom(name)`; it returns findings, or sentences that describe violations.
+
+    Raises: UsageError for a name that another function has.
+    """
+
+    def enter(rule: Condition) -> Condition:
+        if _conditions.setdefault(name, rule) is not rule:
+            raise UsageError("another function is registered under this name", where=name)
+        return rule
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Custom(Constraint):
+    """A condition given by a function: a registered one by name, or any callable, which cannot be saved."""
+
+    rule: str | Condition
+    name: ClassVar[str] = "custom"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, str) and self.rule not in _conditions:
+            fix = 'import the module that has @graphwright.surgery.constraint("name") first'
+            raise UsageError("no function is registered under this name", got=self.rule, fix=fix,
+                             expected=", ".join(_conditions))  # fmt: skip
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        rule = _conditions[self.rule] if isinstance(self.rule, str) else self.rule
+        label = self.rule if isinstance(self.rule, str) else getattr(rule, "__name__", "custom")
+        for at, each in enumerate(rule(p)):
+            yield each if isinstance(each, Finding) else self.broken(p, each, where=f"{label} {at}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The registered name. Raises: UsageError for a function that is not registered."""
+        if not isinstance(self.rule, str):
+            fix = 'register it: @graphwright.surgery.constraint("name"), and use Custom("name")'
+            raise UsageError("the constraint is an unregistered function, which cannot be saved", fix=fix,
+                             got=getattr(self.rule, "__qualname__", repr(self.rule)))  # fmt: skip
+        return super().to_json()
+
+
+# -- paths between two nodes -------------------------------------------------------------------------------------------
+Wrong = tuple[str, Severity, tuple[Fix, ...]]
+"""What is wrong with the paths between two nodes, its severity, and repairs."""
+
+
+@dataclass(frozen=True)
+class _Pair(Constraint):
+    """A condition on two nodes; a node that does not exist is a violation, unless `optional`."""
+
+    a: str
+    b: str
+    optional: ClassVar[bool] = False
+
+    def _violations(self, p: Program) -> list[Finding]:
+        known = {p.path(n): n for n in p.nodes()}
+        if missing := [path for path in (self.a, self.b) if path not in known]:
+            what = "a node of the constraint does not exist"
+            return [] if self.optional else [self.broken(p, what, where=", ".join(missing))]
+        source, target = known[self.a], known[self.b]
+        return [self.broken(p, what, source, target, where=f"{self.a} -> {self.b}", severity=severity, fixes=fixes)
+                for what, severity, fixes in self.between(p, source, target)]  # fmt: skip
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """What is wrong with the paths between the nodes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ResidualPath(_Pair):
+    """Node `a` reaches a sum at node `b` by identity edges (or a projection, if widths differ).
+
+    If `b` is no sum, the sum is a junction that reads `b`. Residual paths elsewhere do not count.
+    """
+
+    name: ClassVar[str] = "residual"
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """No identity path; repaired by an edge that changes nothing until it is trained."""
+        sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
+        if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
+            return []
+        what = f"there is no identity path from {self.a} into {self.b}"
+        return [(what, Severity.WARNING, bridge(p, source, target))]
+
+
+@dataclass(frozen=True)
+class Reachable(_Pair):
+    """A path exists from node `a` to node `b`."""
+
+    name: ClassVar[str] = "reachable"
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """No path; repaired by an edge that changes nothing until it is trained."""
+        if target in p.dependents([source]):
+            return []
+        return [(f"there is no path from {self.a} to {self.b}", Severity.ERROR, bridge(p, source, target))]
+
+
+@dataclass(frozen=True)
+class NoPath(_Pair):
+    """No path exists from node `a` to node `b`; it holds if one of them does not exist."""
+
+    name: ClassVar[str] = "no_path"
+    optional: ClassVar[bool] = True
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """A path; repaired by cutting edges into sums."""
+        if target not in p.dependents([source]):
+            return []
+        edges = _cut_set(p, source, target)
+        fixes = () if edges is None else (cut(p, *edges, keeps=False),)
+        return [(f"there is a path from {self.a} to {self.b}", Severity.ERROR, fixes)]
+
+
+def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
+    """A fix that adds an edge into a node, or into a new sum after it, which is zero until it is trained."""
+    if source in p.dependents([target]):
+        return ()
+    have, want = p.specs(source)[0], p.specs(target)[0]
+    fits, sizes = have == want, map_sizes(have, want)
+    if not fits and sizes is None:
+        return ()
+
+    def apply(e: Transaction) -> None:
+        junction = target if e.program.is_junction(target) else _sum_after(e, target)
+        if fits or sizes is None:
+            gated(e, Value(source), junction)
+        else:
+            e.connect(add_linear(e, Value(source), np.zeros(sizes), f"{e.program.path(junction)}.bridge"), junction)
+
+    how = "through a gate at 0" if fits else "through a matrix of zeros"
+    return (Fix(f"connect {p.path(source)} -> {p.path(target)} {how}", apply, 1, 1 if p.is_junction(target) else 2,
+                1 if fits else prod(sizes or ()), keeps_function=True),)  # fmt: skip
+
+
+def _sum_after(e: Transaction, node: NodeId) -> NodeId:
+    """A junction that all readers of a node read instead of the node."""
+    junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
+    redirect(e, {Value(node): Value(junction)})
+    return junction
+
+
+def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
+    """Whether a linear map of the source with a param enters a sum."""
+    if p.specs(source)[0] == p.spec(junction):
+        return False
+    for node in p.consumers(source):
+        if traits(p.op(node)).contracts == "out_in" and p.operands(node)[0].node == source:
+            weight = origin(p, p.operands(node)[1])
+            if weight is not None and p.op(weight) == PARAM and carried(p, node, junction):
+                return True
+    return False
+
+
+def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
+    """Edges into sums that cut all paths: the last one of each remaining path; None if a path has no such edge."""
+    gone: set[EdgeId] = set()
+    while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
+        last = next((e for e in path if p.is_junction(p.graph.target(e))), None)
+        if last is None:
+            return None
+        gone.add(last)
+    return sorted(gone)
+
+
+# -- sizes, gradients and heads ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Budget(Constraint):
+    """Upper limits, None for no limit; without repairs. There is one violation per exceeded limit.
+
+    Attributes:
+        parameters: of all weights.
+        flops: operations of one run with all named sizes 1.
+        bytes: of all weights, as stored.
+    """
+
+    parameters: int | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    name: ClassVar[str] = "budget"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        taken = size(p, p.params() if self.flops is None else None)  # count operations only if they are limited
+        limits = {"parameters": (taken.params, self.parameters), "flops": (taken.flops, self.flops),
+                  "bytes": (taken.bytes, self.bytes)}  # fmt: skip
+        for what, (got, most) in limits.items():
+            if most is not None and got > most:
+                yield self.broken(p, f"too many {what}", where=what, expected=f"{most:,}", got=f"{got:,}")
+
+
+@dataclass(frozen=True)
+class EqualSizes(Constraint):
+    """All axes that match a pattern have one size; smaller ones are grown by units that change nothing."""
+
+    axis: str
+    name: ClassVar[str] = "uniform"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        groups = [g for name, g in p.axes().items() if matches(self.axis, name)]
+        most = max((g.size for g in groups), default=0)
+        for g in groups:
+            if g.size < most:
+                yield self.broken(p, "the axis is smaller than others", where=g.name, expected=str(most),
+                                  got=str(g.size), fixes=grown(g, most))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MultipleOf(Constraint):
+    """Sizes of all axes that match a pattern are multiples of `k`; others are grown by units that change nothing."""
+
+    axis: str
+    k: int
+    name: ClassVar[str] = "multiple_of"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        for name, g in p.axes().items():
+            if matches(self.axis, name) and g.size % self.k:
+                yield self.broken(p, "the size is no multiple", where=g.name, expected=f"a multiple of {self.k}",
+                                  got=str(g.size), fixes=grown(g, -(-g.size // self.k) * self.k))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaxDepth(Constraint):
+    """No path through the program has more than `n` ops, not counting views; without repairs."""
+
+    n: int
+    name: ClassVar[str] = "max_depth"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        def computes(node: NodeId) -> bool:
+            return p.op(node) in OPS and OPS[p.op(node)].view is None
+
+        length, path = critical_path(p.graph, lambda node: float(computes(node)))
+        ops = [node for node in path if computes(node)]
+        if length > self.n:
+            yield self.broken(p, "the longest path is too long", *ops, where=p.path(ops[-1]), expected=f"{self.n} ops",
+                              got=f"{length:.0f}", witness={"path": [p.path(n) for n in ops]})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GradientFlow(Constraint):
+    """Trained weights have a path to the loss through differentiable ops and open gates.
+
+    Attributes:
+        params: path pattern of the weights.
+        loss: name of an output; None means all floating ones.
+    """
+
+    params: str = "**"
+    loss: str | None = None
+    name: ClassVar[str] = "gradient_flow"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        for f in by_structure(Diagnosis(p), self.loss):
+            if any(matches(self.params, path) for path in f.witness["params"]):
+                yield replace(f, kind=self.name)
+
+
+@dataclass(frozen=True)
+class HeadBalance(Constraint):
+    """No head's norm exceeds `ratio` times the median of its layer, or falls below 1 / `ratio` of it.
+
+    Violations are repaired by rescaling, or by cutting dead heads.
+    """
+
+    ratio: float = 8.0
+    name: ClassVar[str] = "head_balance"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        found = unbalanced_heads(Diagnosis(p, limits=Limits(head_ratio=self.ratio)))
+        return (replace(f, kind=self.name) for f in found)
