@@ -80,12 +80,9 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     common = [k for k in ours if k in theirs]
     reshaped = tuple(k for k in common if ours[k].shape != theirs[k].shape)
     return ComparisonReport(
-        _outputs(p, q, feeds, prompts),
-        {k: _weight(p, q, k) for k in common if k not in reshaped},
-        tuple(k for k in ours if k not in theirs),
-        tuple(k for k in theirs if k not in ours),
-        reshaped,
-    )
+        _outputs(p, q, feeds, prompts), {k: _weight(p, q, k) for k in common if k not in reshaped},
+        tuple(k for k in ours if k not in theirs), tuple(k for k in theirs if k not in ours), reshaped,
+    )  # fmt: skip
 
 
 def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:

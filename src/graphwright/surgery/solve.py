@@ -99,12 +99,9 @@ def solve(program: Program, constraints: Sequence[Constraint] | None = None, max
 
 
 def _step(
-    trial: Program,
-    wanted: Sequence[Constraint],
-    left: list[Finding],
-    known: set[tuple[str, str]],
+    trial: Program, wanted: Sequence[Constraint], left: list[Finding], known: set[tuple[str, str]],
     tried: dict[tuple[str, str], dict[str, str]],
-) -> tuple[Program, list[Finding], Fix] | None:
+) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
     """The first repair, by cost, kind and location, that leaves fewer violations and adds no finding."""
     repairs = [(v, fix) for v in left for fix in v.fixes]
     repairs.sort(key=lambda pair: (pair[1].cost, pair[0].kind, pair[0].where, pair[1].what))

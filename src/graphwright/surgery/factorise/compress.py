@@ -85,17 +85,10 @@ class _Subject:
 
 
 def compress(
-    program: Program | Model,
-    where: str | Selection,
-    method: str = "best",
-    budget: MatrixBudget | None = None,
-    *,
-    calibration: Calibration | None = None,
-    dry_run: bool = False,
-    keep_partial: bool = False,
-    report: Report | None = None,
-    **options: Unpack[CompressKeywords],
-) -> CompressionReport:
+    program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
+    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    report: Report | None = None, **options: Unpack[CompressKeywords],
+) -> CompressionReport:  # fmt: skip
     """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` reverts.
 
     Args:
@@ -300,14 +293,9 @@ class CurvePoint(NamedTuple):
 
 
 def curve(
-    program: Program,
-    where: str,
-    methods: Sequence[str] = ("svd",),
-    points: int = 8,
-    *,
-    order: int = 3,
+    program: Program, where: str, methods: Sequence[str] = ("svd",), points: int = 8, *, order: int = 3,
     calibration: Calibration | None = None,
-) -> dict[str, list[CurvePoint]]:
+) -> dict[str, list[CurvePoint]]:  # fmt: skip
     """Ratio and error of one matrix at up to `points` sizes, by ascending ratio, per method; nothing is changed.
 
     The large decomposition, of the matrix or of its first unfolding, is made once per method. Trains and rings have the

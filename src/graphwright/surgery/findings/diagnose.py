@@ -113,15 +113,11 @@ TARGETS = "diagnose.targets"
 
 
 def diagnose(
-    program: Program | Model,
-    inputs: Mapping[str, Any] | None = None,
-    loss: str | Callable[[Program], str] | None = None,
-    kinds: Sequence[str] | None = None,
-    limits: Limits | Mapping[str, Any] | None = None,
-    *,
-    report: Report | None = None,
+    program: Program | Model, inputs: Mapping[str, Any] | None = None,
+    loss: str | Callable[[Program], str] | None = None, kinds: Sequence[str] | None = None,
+    limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
     cancel: Callable[[], bool] | None = None,
-) -> Findings:
+) -> Findings:  # fmt: skip
     """Find the defects of a network; the program is only read.
 
     Rules run in a fixed order. The findings of one rule are fixed on a fork before the next rule runs, so that the
@@ -171,14 +167,10 @@ def _ask(d: Diagnosis, rule: FindingRule, found: dict[tuple[str, str], Finding])
 
 
 def diagnose_model(
-    model: Model,
-    text: str | None = None,
-    kinds: Sequence[str] | None = None,
-    limits: Limits | Mapping[str, Any] | None = None,
-    *,
-    report: Report | None = None,
+    model: Model, text: str | None = None, kinds: Sequence[str] | None = None,
+    limits: Limits | Mapping[str, Any] | None = None, *, report: Report | None = None,
     cancel: Callable[[], bool] | None = None,
-) -> Findings:
+) -> Findings:  # fmt: skip
     """Find the defects of a model: of its program, its weights, and contradictions to its config.
 
     Args:

@@ -309,16 +309,10 @@ class _Solved(NamedTuple):
 
 
 def orthogonalize(
-    program: Program | Model,
-    where: str | Selection | Units,
-    method: str = "polar",
-    *,
-    calibration: Calibration | None = None,
-    dry_run: bool = False,
-    keep_partial: bool = False,
-    report: Report | None = None,
-    **options: Unpack[OrthogonalizeKeywords],
-) -> OrthoReport:
+    program: Program | Model, where: str | Selection | Units, method: str = "polar", *,
+    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    report: Report | None = None, **options: Unpack[OrthogonalizeKeywords],
+) -> OrthoReport:  # fmt: skip
     """Make matrices orthonormal, in one edit that `program.undo()` reverts.
 
     A tall matrix (out >= in) gets orthonormal columns, a wide one orthonormal rows. Computed in float64 and rounded
@@ -419,19 +413,14 @@ def _orthogonalize(
     gains = [gain(made) for _, made in blocks]
     exact = fold == "absorb"  # the next layer compensates, so the layer's own output says nothing
     return OrthoRow(
-        path=m.path,
-        shape=m.shape,
-        dtype=m.dtype.name,
-        parts=len(parts),
+        path=m.path, shape=m.shape, dtype=m.dtype.name, parts=len(parts),
         error=max(gram_error(made) for _, made in blocks),
         distance=float(np.linalg.norm(w - q) / np.linalg.norm(w)) if w.any() else inf,
         condition=max(condition(block) for block, _ in blocks),
         condition_after=max(condition(made) for _, made in blocks),
-        gain=(min(low for low, _ in gains), max(high for _, high in gains)),
-        scale=float(np.mean(solved.scales)),
-        predicted=None if gram is None or exact else output_error(w, new, gram),
-        seconds=perf_counter() - started,
-    )
+        gain=(min(low for low, _ in gains), max(high for _, high in gains)), scale=float(np.mean(solved.scales)),
+        predicted=None if gram is None or exact else output_error(w, new, gram), seconds=perf_counter() - started,
+    )  # fmt: skip
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:

@@ -53,14 +53,9 @@ class _UnitBlock:
 
 
 def allocate(
-    curves: Sequence[Curve],
-    met: Callable[[Mapping[str, int]], bool],
-    *,
-    scope: str = "global",
-    round_to: int = 1,
-    min_keep: float = 0.1,
-    uniform: bool = False,
-) -> dict[str, int] | None:
+    curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 1,
+    min_keep: float = 0.1, uniform: bool = False,
+) -> dict[str, int] | None:  # fmt: skip
     """Axis -> units kept; None if even the smallest sizes do not meet the budget.
 
     Args:

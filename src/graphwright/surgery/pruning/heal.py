@@ -35,16 +35,9 @@ class Healing(ReportBase):
 
 
 def heal(
-    program: Program,
-    teacher: Program,
-    calibration: Calibration,
-    steps: int = 100,
-    *,
-    lr: float = 1e-4,
-    batch: int = 8,
-    seed: int = 0,
-    report: Report | None = None,
-) -> Healing:
+    program: Program, teacher: Program, calibration: Calibration, steps: int = 100, *, lr: float = 1e-4, batch: int = 8,
+    seed: int = 0, report: Report | None = None,
+) -> Healing:  # fmt: skip
     """Train a program to score tokens as its teacher does: minimise KL(teacher ‖ program) by AdamW, in one edit.
 
     Args:

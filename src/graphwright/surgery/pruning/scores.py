@@ -160,17 +160,10 @@ def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
 
 
 def removal_order(
-    p: Program,
-    axis: PrunableAxis,
-    moments: Sequence[Gram | None],
-    method: str,
-    *,
-    scales: Sequence[float] | None = None,
-    effects: Sequence[np.ndarray] = (),
-    most: int | None = None,
-    ridge: float | None = None,
-    seed: int = 0,
-) -> RemovalOrder:
+    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], method: str, *,
+    scales: Sequence[float] | None = None, effects: Sequence[np.ndarray] = (), most: int | None = None,
+    ridge: float | None = None, seed: int = 0,
+) -> RemovalOrder:  # fmt: skip
     """The order in which units of an axis are removed.
 
     Args:
@@ -212,13 +205,9 @@ def error_scales(
 
 
 def scores(
-    axis: AxisGroup,
-    calibration: Calibration | None = None,
-    method: str = "obs",
-    *,
-    ridge: float | None = None,
+    axis: AxisGroup, calibration: Calibration | None = None, method: str = "obs", *, ridge: float | None = None,
     seed: int = 0,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The cost of removing each unit of an axis: [units] float64, squared.
 
     Args:
