@@ -123,7 +123,7 @@ def compress(
     subjects = {m.path: _Subject(p, m, grams.get(m.path), names, given) for m in matrices}
     if isinstance(wanted, Ratio | Params | Bytes):
         _allocate(list(subjects.values()), wanted, total, method, given, p)
-    single = None if calibration is None else SingleMatrixDrift(p.fork(), calibration)
+    single = None if calibration is None else SingleMatrixDrift(p, calibration)
 
     def edit(e: Transaction, matrix: Matrix) -> dict[str, float]:
         subject = subjects[matrix.path]

@@ -16,7 +16,7 @@ from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing
 from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices, rounded
-from graphwright.surgery.measure import kl
+from graphwright.surgery.measure import Drift
 
 ROWS, ROUNDS, WARM_UP = 32, 9, 2
 COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",
@@ -153,8 +153,7 @@ class SingleMatrixDrift:
     """KL of the model's scores with one matrix factored at a time, on the first chunk of the calibration windows."""
 
     def __init__(self, program: Program, calibration: Calibration) -> None:
-        self.program, self.feeds = program, calibration.feeds(program)[0]
-        self.output = program.output_names()[0]
+        self.program, self.feeds = program.fork(), calibration.feeds(program)[0]
         self.scores = self._scores(program)
 
     def divergence(self, matrix: Matrix, factors: Factors) -> float:
@@ -162,8 +161,9 @@ class SingleMatrixDrift:
         copy = self.program.fork()
         with copy.edit("one matrix") as e:
             attach(e, matrix, factors)
-        return max(float(kl(self.scores, self._scores(copy)).mean()), 0.0)
+        drift = Drift(scores=True)
+        drift.add(self.scores, self._scores(copy))
+        return drift.kl or 0.0
 
     def _scores(self, p: Program) -> np.ndarray:
-        found = p.run(self.feeds, keep="outputs")[self.output].to_numpy("float64")
-        return found.reshape(-1, found.shape[-1])
+        return p.run(self.feeds, keep="outputs")[p.output_names()[0]].to_numpy("float64")

@@ -1,8 +1,8 @@
-"""Merging the factor P of a head into the next linear map, where that is exact.
+"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P.
 
-Attention mixes positions, not the features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of
-the group. Queries and keys meet in a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or
-a second query head is in between.
+The factor P of a head can be merged into the next linear map where that is exact. Attention mixes positions, not the
+features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group. Queries and keys meet in
+a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is in between.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
 
 import numpy as np
 
@@ -21,23 +21,15 @@ from graphwright.ops import traits
 from graphwright.program import AxisGroup, Program, Selection, Transaction, Units
 from graphwright.progress import Report
 from graphwright.report import ReportBase, plain, table
+from graphwright.surgery import matrices as mx
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.errors import NotAbsorbable, check_choices
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import LowRank
-from graphwright.surgery.matrices import (
-    Matrix,
-    MatrixReport,
-    Skipped,
-    edit_matrices,
-    find_matrices,
-    program_of,
-    rounded,
-    stored,
-    values,
-)
-from graphwright.surgery.measure import Drift, input_grams, output_error
+from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, rounded, stored, values
+from graphwright.surgery.measure import Drift
 from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, second_factor
+from graphwright.surgery.walks import next_reader
 
 HEADS = {"heads", "kv_groups"}
 
@@ -54,12 +46,8 @@ class MatrixSlice(NamedTuple):
 
     def put(self, w: np.ndarray, value: np.ndarray) -> None:
         """Write the slice into a matrix."""
-        if self.indices is None:
-            w[...] = value
-        elif self.dim == 0:
-            w[self.indices] = value
-        else:
-            w[:, self.indices] = value
+        index = slice(None) if self.indices is None else self.indices
+        w[index if self.dim == 0 else (slice(None), index)] = value
 
 
 def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
@@ -88,11 +76,6 @@ def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
     return {key: parts for key, parts in found.items() if parts}
 
 
-def selected_by(p: Program, keys: set[str]) -> Selection:
-    """Selection of the params of some weights."""
-    return p.select(op="param", where=lambda n: p.key(n) in keys)
-
-
 def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[MatrixSlice]:
     found: dict[tuple[int, bytes], MatrixSlice] = {}
     for unit in ids:
@@ -110,29 +93,42 @@ class Neighbour(NamedTuple):
 
 def neighbour(p: Program, matrix: Matrix) -> Neighbour:
     """The map that can absorb the factor P of a matrix. Raises: NotAbsorbable naming the op in between."""
+
+    def refuse(between: str) -> NoReturn:
+        raise NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
+                            fix='fold="insert" keeps it as a node')  # fmt: skip
+
+    def rearranges(node: NodeId, port: int = 0) -> bool:
+        return traits(p.op(node)).rearranges or traits(p.op(node)).casts
+
+    def after(node: NodeId) -> tuple[NodeId, int]:
+        return next_reader(p, node, rearranges) or refuse(f"several readers of {p.path(node)}")
+
+    def read_by(node: NodeId) -> Matrix:
+        return find_matrices(p, p.select(where=lambda n: n == node))[0][0]
+
     if len(matrix.readers) != 1 or traits(matrix.readers[0].op).contracts != "out_in":
-        raise _refusal(matrix, "several readers" if len(matrix.readers) != 1 else matrix.readers[0].op)
-    node = matrix.readers[0].node
-    if len(p.operands(node)) > 2:
-        raise _refusal(matrix, "bias")
-    node, port = _next_op(p, matrix, node)
+        refuse("several readers" if len(matrix.readers) != 1 else matrix.readers[0].op)
+    if len(p.operands(matrix.readers[0].node)) > 2:
+        refuse("bias")
+    node, port = after(matrix.readers[0].node)
     if not traits(p.op(node)).attention or port == 1:
-        raise _refusal(matrix, f"{p.op(node)} {p.path(node)}")
+        refuse(f"{p.op(node)} {p.path(node)}")
     if port == 2:
-        end, at = _next_op(p, matrix, node)
+        end, at = after(node)
         if traits(p.op(end)).contracts != "out_in" or at != 0:
-            raise _refusal(matrix, f"{p.op(end)} {p.path(end)}")
-        return Neighbour(_read_by(p, end), 1)
+            refuse(f"{p.op(end)} {p.path(end)}")
+        return Neighbour(read_by(end), 1)
     source = p.operands(node)[1].node
-    while traits(p.op(source)).rearranges or traits(p.op(source)).casts:
+    while rearranges(source):
         source = p.operands(source)[0].node
-    if traits(p.op(source)).contracts != "out_in" or len(p.operands(source)) > 2:
-        raise _refusal(
-            matrix, f"{p.op(source)} {p.path(source)}" if traits(p.op(source)).contracts != "out_in" else "bias"
-        )
-    keys = _read_by(p, source)
+    if traits(p.op(source)).contracts != "out_in":
+        refuse(f"{p.op(source)} {p.path(source)}")
+    if len(p.operands(source)) > 2:
+        refuse("bias")
+    keys = read_by(source)
     if keys.shape[0] != matrix.shape[0]:
-        raise _refusal(matrix, "several query heads on a key head")
+        refuse("several query heads on a key head")
     return Neighbour(keys, 0)
 
 
@@ -163,28 +159,6 @@ def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[n
             if len(found) > len(best) and all(len(a) == len(b) for a, b in found):
                 best = found
     return best
-
-
-def _next_op(p: Program, matrix: Matrix, node: NodeId) -> tuple[NodeId, int]:
-    """The next node that is not a rearrangement, and the operand number at which it reads the value."""
-    while True:
-        edges = p.out_edges(node)
-        if len(edges) != 1:
-            raise _refusal(matrix, f"several readers of {p.path(node)}")
-        node = p.graph.target(edges[0])
-        row = traits(p.op(node))
-        if not row.rearranges and not row.casts:
-            return node, p.edge_port(edges[0])
-
-
-def _read_by(p: Program, node: NodeId) -> Matrix:
-    found = find_matrices(p, p.select(where=lambda n: n == node))[0]
-    return found[0]
-
-
-def _refusal(matrix: Matrix, between: str) -> NotAbsorbable:
-    return NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
-                         fix='fold="insert" keeps it as a node')  # fmt: skip
 
 
 PER = ("matrix", "head")
@@ -267,7 +241,7 @@ class OrthoRow(ReportBase):
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
-class OrthoReport(MatrixReport):
+class OrthoReport(mx.MatrixReport):
     """Report on all matrices of one call; see `MatrixReport`.
 
     Attributes:
@@ -330,13 +304,13 @@ def orthogonalize(
         options: see `OrthogonalizeOptions`.
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable, UsageError for an unknown option.
     """
-    given, p = OrthogonalizeOptions(**options), program_of(program)
+    given, p = OrthogonalizeOptions(**options), mx.program_of(program)
     check_choices({"method": method}, {"method": METHODS})
     matrices, skipped, parts = _chosen(p, where, given.per)
     if given.fold == "absorb":
         for m in matrices:
             neighbour(p, m)
-    grams = input_grams(p, matrices, calibration) if calibration is not None else {}
+    grams = mx.input_grams(p, matrices, calibration) if calibration is not None else {}
     found = OrthoReport(method=method, per="head" if parts else given.per, fold=given.fold, dry_run=dry_run,
                         options=plain(given), skipped=skipped)  # fmt: skip
 
@@ -346,7 +320,7 @@ def orthogonalize(
         return {"error": row.error}
 
     why = f"orthogonalise {len(matrices)} matrices: {method}, fold {given.fold}"
-    drifts = edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, calibration=calibration,
+    drifts = mx.edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, calibration=calibration,
                            keep_partial=keep_partial, report=report, layers=True)  # fmt: skip
     for row in found.rows:
         row.measured = drifts.get(row.path)
@@ -361,7 +335,7 @@ def _chosen(
         if where.program is not p:
             raise UsageError("the units belong to another program", got=repr(where))
         parts = parts_of(p, where)
-        matrices, skipped = find_matrices(p, selected_by(p, set(parts)))
+        matrices, skipped = find_matrices(p, p.select(op="param", where=lambda n: p.key(n) in parts))
         return matrices, skipped, {m.key: parts[m.key] for m in matrices}
     matrices, skipped = find_matrices(p, where)
     if per == "matrix":
@@ -419,7 +393,7 @@ def _orthogonalize(
         condition=max(condition(block) for block, _ in blocks),
         condition_after=max(condition(made) for _, made in blocks),
         gain=(min(low for low, _ in gains), max(high for _, high in gains)), scale=float(np.mean(solved.scales)),
-        predicted=None if gram is None or exact else output_error(w, new, gram), seconds=perf_counter() - started,
+        predicted=None if gram is None or exact else mx.output_error(w, new, gram), seconds=perf_counter() - started,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from graphwright.program import Program
 from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration, Stream
-from graphwright.surgery.measure import kl, log_softmax
+from graphwright.surgery.measure import Drift, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
 
@@ -89,9 +89,7 @@ def heal(
 
 def divergence(program: Program, teacher: Program, calibration: Calibration) -> float:
     """KL(teacher ‖ program) on the held-out windows, nats per token."""
-    feeds, total, count = calibration.feeds(program, held=True), 0.0, 0
-    pair = zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True)
-    for ours, theirs in pair:
-        found = kl(ours.astype(np.float64), theirs.astype(np.float64))
-        total, count = total + float(found.sum()), count + found.size
-    return total / count
+    feeds, drift = calibration.feeds(program, held=True), Drift(scores=True)
+    for pair in zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True):
+        drift.add(*pair)
+    return drift.kl or 0.0

@@ -165,15 +165,12 @@ class Pruner:
         for i, axis in enumerate(axes):
             self._progress("scoring", i, len(axes))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
-            effects: list[np.ndarray] = []
-            if o.method == "taylor" and weighed is not None:
-                effects = [weighed.effect[c.node] for c in axis.consumers]
-            elif not data_free:
+            scales = None
+            if not data_free and o.method != "taylor":
                 stream.advance(axis.start)
                 moments = grams(p, axis.consumers, stream)
-            unweighed = data_free or o.method == "taylor"
-            scales = None if unweighed else error_scales(p, axis, moments, weighed if by_loss else None)
-            made = removal_order(p, axis, moments, o.method, scales=scales, effects=effects, ridge=o.ridge, seed=o.seed)
+                scales = error_scales(p, axis, moments, weighed if by_loss else None)
+            made = removal_order(p, axis, moments, o.method, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
@@ -186,9 +183,8 @@ class Pruner:
         source = p if o.sequential else p.fork()
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
         names = [a.name for a in axes if kept[a.name] < a.size]
-        effects = {}
-        if o.method == "taylor":
-            effects = dict(importance(p, [a for a in axes if a.name in names], self.feeds).effect)
+        cut = [a for a in axes if a.name in names]
+        weighed = importance(p, cut, self.feeds) if o.method == "taylor" else None
         for i, name in enumerate(names):
             self._progress("restoring" if o.restore else "cutting", i, len(names))
             axis = pr.prunable_axis(p.axes()[name])
@@ -197,8 +193,7 @@ class Pruner:
                 stream.advance(axis.start)
             moments: Sequence[Gram] = grams(source, axis.consumers, learn)
             most = axis.size - kept[name]
-            own = [effects[c.node] for c in axis.consumers] if effects else ()
-            made = removal_order(p, axis, moments, o.method, effects=own, most=most, ridge=o.ridge, seed=o.seed)
+            made = removal_order(p, axis, moments, o.method, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
             del moments
 
