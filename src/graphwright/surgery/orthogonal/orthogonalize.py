@@ -1,8 +1,8 @@
 """Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P.
 
 The factor P of a head can be merged into the next linear map where that is exact. Attention mixes positions, not the
-features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group. Queries and keys meet in
-a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is in between.
+features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group. Queries and keys meet
+in a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is between.
 """
 
 from __future__ import annotations
