@@ -163,7 +163,7 @@ class Stream:
         self.p, self.feeds = p, feeds
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
-    def advance(self, node: NodeId) -> None:
+    def advance(self, node: NodeId) -> Stream:
         """Compute everything before a node in topological order, and retain the values that later nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
@@ -177,6 +177,7 @@ class Stream:
         ))  # fmt: skip
         for i, values in enumerate(self.read(wanted)):
             self.live[i] = {v: values[v] for v in wanted}
+        return self
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
         """The values of each chunk in turn, computed from the stream's position."""

@@ -12,7 +12,7 @@ import numpy as np
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.model import Model
 from graphwright.program import Program
-from graphwright.report import ReportBase
+from graphwright.report import ReportBase, table
 from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
@@ -129,14 +129,10 @@ def _weight(p: Program, q: Program, key: str) -> dict[str, Any]:
     if p.weights.digest(key) == q.weights.digest(key):
         return {"equal": True, "max_abs": 0.0, "relative": 0.0, "cosine": 1.0}
     x, y = (r.weights.array(key).to_numpy("float64").reshape(-1) for r in (p, q))
-    norms = float(np.linalg.norm(x)), float(np.linalg.norm(y))
-    difference = float(np.linalg.norm(y - x))
-    return {
-        "equal": False,
-        "max_abs": float(np.abs(y - x).max(initial=0.0)),
-        "relative": difference / norms[0] if norms[0] else (inf if difference else 0.0),
-        "cosine": float(x @ y) / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0,
-    }
+    a, b, moved = float(np.linalg.norm(x)), float(np.linalg.norm(y)), float(np.linalg.norm(y - x))
+    return {"equal": False, "max_abs": float(np.abs(y - x).max(initial=0.0)),
+            "relative": moved / a if a else inf if moved else 0.0,
+            "cosine": float(x @ y) / (a * b) if a and b else 0.0}  # fmt: skip
 
 
 TOP = 10
@@ -173,17 +169,12 @@ class Moments:
 
     def __or__(self, other: Moments) -> Moments:
         """Moments of the numbers of both (Chan, Golub and LeVeque 1979)."""
-        count = self.count + other.count
         if not self.count or not other.count:
             return self if self.count else other
-        step = other.mean - self.mean
-        return Moments(
-            count,
-            self.mean + step * other.count / count,
-            self.squares + other.squares + step**2 * self.count * other.count / count,
-            min(self.least, other.least),
-            max(self.most, other.most),
-        )
+        count, step = self.count + other.count, other.mean - self.mean
+        squares = self.squares + other.squares + step**2 * self.count * other.count / count
+        mean = self.mean + step * other.count / count
+        return Moments(count, mean, squares, min(self.least, other.least), max(self.most, other.most))
 
     def to_json(self) -> dict[str, float | None]:
         """Plain values; `min` and `max` are None if there are no numbers."""
@@ -205,10 +196,8 @@ class ErrorReport(ReportBase):
     facts: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def add(self, name: str, errors: Any, **facts: float) -> None:
-        """Add errors of a layer to those it has already, and replace its facts."""
-        self._add(name, Moments.of(errors), facts)
-
-    def _add(self, name: str, found: Moments, facts: dict[str, float]) -> None:
+        """Add errors of a layer, or their moments, to those it has already, and replace its facts."""
+        found = errors if isinstance(errors, Moments) else Moments.of(errors)
         self.layers[name] = self.layers.get(name, Moments()) | found
         if facts:
             self.facts[name] = {**self.facts.get(name, {}), **facts}
@@ -226,7 +215,7 @@ class ErrorReport(ReportBase):
         made = ErrorReport()
         for report in (self, other):
             for name, found in report.layers.items():
-                made._add(name, found, report.facts.get(name, {}))
+                made.add(name, found, **report.facts.get(name, {}))
         return made
 
     def worst(self) -> list[str]:
@@ -239,15 +228,7 @@ class ErrorReport(ReportBase):
         return {"global": self.whole.to_json(), "layers": rows}
 
     def __str__(self) -> str:
-        names = self.worst()
-        width = max((len(n) for n in (*names[:TOP], "all layers")), default=0)
-        lines = [f"{'':<{width}}  {'count':>9} {'mean':>10} {'std':>10} {'min':>10} {'max':>10}"]
-        for name in ["all layers", *names[:TOP]]:
-            m = self.whole if name == "all layers" else self.layers[name]
-            ends = (m.least, m.most) if m.count else (0.0, 0.0)
-            facts = "  ".join(f"{k} {v:.4g}" for k, v in self.facts.get(name, {}).items())
-            numbers = " ".join(f"{v:>10.3e}" for v in (m.mean, m.std, *ends))
-            lines.append(f"{name:<{width}}  {m.count:>9} {numbers}  {facts}".rstrip())
-        if len(names) > TOP:
-            lines.append(f"... {len(names) - TOP} more layers, in to_json()")
-        return "\n".join(lines)
+        rows = [{"layer": "all layers", **self.whole.to_json()}, *self.to_json()["layers"]]
+        more = [f"... {len(rows) - 1 - TOP} more layers, in to_json()"] if len(rows) > TOP + 1 else []
+        columns = dict.fromkeys(name for row in rows[: TOP + 1] for name in row)
+        return "\n".join([table(rows[: TOP + 1], list(columns)), *more])

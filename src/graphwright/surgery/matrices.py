@@ -158,6 +158,12 @@ def selection_of(p: Program, where: str | Selection) -> Selection:
     return p.select(where) if isinstance(where, str) else where
 
 
+def named(p: Program, *endings: str) -> list[str]:
+    """Paths of params without one of these endings, for those that have it, in order of creation."""
+    paths = [p.path(n) for n in p.of_kind(PARAM)]
+    return [path.removesuffix(end) for path in paths for end in endings if path.endswith(end)]
+
+
 def values(program: Program, key: str) -> np.ndarray:
     """A weight in float64. Raises: NonFiniteWeight."""
     return finite(program.weights.array(key).to_numpy("float64"), key)

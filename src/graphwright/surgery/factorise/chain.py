@@ -19,7 +19,7 @@ from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
 from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing, contraction_order, reconstruct
 from graphwright.surgery.findings.finding import remove_unread_cone
-from graphwright.surgery.matrices import Matrix, selection_of, stored, values
+from graphwright.surgery.matrices import Matrix, named, selection_of, stored, values
 from graphwright.surgery.walks import flood
 
 
@@ -176,9 +176,7 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
 
 def factored(p: Program) -> list[str]:
     """Names of factored maps, in order of creation."""
-    paths = [p.path(n) for n in p.of_kind(PARAM)]
-    ends = (".outer.weight", ".core1.weight")
-    bases = [path.removesuffix(end) for path in paths for end in ends if path.endswith(end)]
+    bases = named(p, ".outer.weight", ".core1.weight")
     return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a LoRA branch replaces no matrix
 
 

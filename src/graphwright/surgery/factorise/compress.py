@@ -20,9 +20,9 @@ from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Para
 from graphwright.surgery.calibration import Calibration, MissingCalibration
 from graphwright.surgery.errors import CompressionWouldGrow, check_choices
 from graphwright.surgery.factorise.chain import attach, flops
-from graphwright.surgery.factorise.factors import Factors, compression_ratio, parameters, reconstruct
+from graphwright.surgery.factorise.factors import Factors, as_stored, compression_ratio, parameters, reconstruct
 from graphwright.surgery.factorise.methods import METHODS, LowRankFit
-from graphwright.surgery.factorise.report import CompressionReport, FitRow, SingleMatrixDrift, as_stored, milliseconds
+from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, divergence_of, milliseconds
 from graphwright.surgery.matrices import Matrix, Skipped, input_grams, output_error, values
 
 SLACK = 1e-9
@@ -123,11 +123,11 @@ def compress(
     subjects = {m.path: _Subject(p, m, grams.get(m.path), names, given) for m in matrices}
     if isinstance(wanted, Ratio | Params | Bytes):
         _allocate(list(subjects.values()), wanted, total, method, given, p)
-    single = None if calibration is None else SingleMatrixDrift(p, calibration)
+    divergence = None if calibration is None else divergence_of(p, calibration)
 
     def edit(e: Transaction, matrix: Matrix) -> dict[str, float]:
         subject = subjects[matrix.path]
-        _decide(subject, wanted, single)
+        _decide(subject, wanted, divergence)
         found.rows += subject.rows
         _apply(e, subject, found, alone=total == matrix.size)
         return {"ratio": found.ratio}
@@ -217,7 +217,7 @@ def allocate(
         dense.add(grown[0])
 
 
-def _decide(s: _Subject, budget: MatrixBudget, single: SingleMatrixDrift | None) -> None:
+def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) -> None:
     """Fit a row per method, and choose the best one within the budget. Raises: BudgetUnreachable."""
     if s.params == s.matrix.size:
         return  # the budget has room for the dense matrix
@@ -228,7 +228,7 @@ def _decide(s: _Subject, budget: MatrixBudget, single: SingleMatrixDrift | None)
     for name, fit in s.fits.items():
         factors = fit.within_params(s.params) if s.params is not None else fit.within_error(limit or 0.0)
         if factors is not None:
-            row = _row(s, name, as_stored(factors, s.matrix), single)
+            row = _row(s, name, as_stored(factors, s.matrix.dtype), divergence)
             lost = row.output_error if name == "asvd" and row.output_error is not None else row.weight_error
             candidates.append((factors, row, lost))
     s.rows = [row for _, row, _ in candidates]
@@ -243,7 +243,7 @@ def _decide(s: _Subject, budget: MatrixBudget, single: SingleMatrixDrift | None)
     row.chosen = True
 
 
-def _row(s: _Subject, name: str, factors: Factors, single: SingleMatrixDrift | None) -> FitRow:
+def _row(s: _Subject, name: str, factors: Factors, divergence: Divergence | None) -> FitRow:
     m, count = s.matrix, parameters(factors)
     rank, (weight_error, output) = count // sum(m.shape), _errors(s.w, factors, s.gram)
     dense_ms, ms = milliseconds(factors)
@@ -252,7 +252,7 @@ def _row(s: _Subject, name: str, factors: Factors, single: SingleMatrixDrift | N
         ratio=compression_ratio(factors), weight_error=weight_error, output_error=output,
         svd_error=s.spectrum.error(rank) if rank else None,
         asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-        kl=None if single is None else single.divergence(m, factors),
+        kl=None if divergence is None else divergence(m, factors),
         dense_ms=dense_ms, ms=ms, flops_share=flops(factors) / (2 * m.size),
     )  # fmt: skip
 

@@ -15,8 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphwright.array import DType
 from graphwright.errors import UsageError
 from graphwright.surgery.errors import NotFactorable
+from graphwright.surgery.matrices import rounded
 
 
 class Core(NamedTuple):
@@ -106,6 +108,13 @@ def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorR
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
         raise ValueError(f"a tensor train needs outer ranks 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}")
     return TensorRing(tuple(arrays), shape)
+
+
+def as_stored(factors: Factors, dtype: DType) -> Factors:
+    """The factors rounded to the dtype in which they are stored."""
+    if isinstance(factors, LowRank):
+        return LowRank(rounded(factors.outer, dtype), rounded(factors.inner, dtype))
+    return TensorRing(tuple(rounded(a, dtype) for a in factors.arrays), factors.shape)
 
 
 def parameters(factors: Factors) -> int:

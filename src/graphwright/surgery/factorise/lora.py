@@ -12,8 +12,7 @@ from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
-from graphwright.program.kinds import PARAM
-from graphwright.surgery.matrices import Matrix, find_matrices, selection_of, stored, values
+from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 
 ENDING = ".lora.outer.weight"
 
@@ -50,11 +49,11 @@ def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
     Returns: paths of the changed weights. Raises: EmptySelection if no selected map has a branch.
     """
     chosen = selection_of(program, where)
-    outers = [n for n in program.of_kind(PARAM) if program.path(n).endswith(ENDING) and n in chosen]
-    if not outers:
+    bases = [base for base in named(program, ENDING) if program.node(base + ENDING) in chosen]
+    if not bases:
         raise EmptySelection("the selection has no low-rank branch", where=str(where), fix="lora(program, where, rank)")
-    with program.edit(f"merge {len(outers)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
-        return [_merge(e, program.path(n).removesuffix(ENDING)) for n in outers]
+    with program.edit(f"merge {len(bases)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
+        return [_merge(e, base) for base in bases]
 
 
 def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> tuple[str, str]:

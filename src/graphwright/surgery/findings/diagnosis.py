@@ -14,7 +14,7 @@ import numpy as np
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.models import Model
-from graphwright.program import AssemblyReport, Program, Run, Value
+from graphwright.program import Mismatch, Program, Run, Value
 from graphwright.progress import Progress, Report
 from graphwright.surgery.findings.finding import Finding, Limits
 from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
@@ -51,26 +51,20 @@ class Diagnosis:
         return self._of_version("wiring", lambda: Wiring(self.program))
 
     @property
-    def assembly(self) -> AssemblyReport:
-        """The result of `program.validate()`; a valid program has no mismatches by invariant."""
-        p = self.program
-        if p.valid:
-            return AssemblyReport((), len(p), p.graph.edge_count)
-        return self._of_version("assembly", p.validate)
+    def mismatches(self) -> Sequence[Mismatch]:
+        """Those of `program.validate()`; a valid program has none by invariant."""
+        return () if self.program.valid else self._of_version("mismatches", lambda: self.program.validate().mismatches)
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
         """Unread nodes that are the best source of an empty port or junction -> the node with the empty port."""
-        return self._of_version("claimed", self._claimed)
 
-    def _claimed(self) -> dict[NodeId, NodeId]:
-        found: dict[NodeId, NodeId] = {}
-        w = self.wiring
-        for node, port in empty_ports(self.program, w):
-            best = best_source(self.program, w, node, port)
-            if best is not None and w.unread(w.at[best.node]):
-                found[best.node] = node
-        return found
+        def claim() -> dict[NodeId, NodeId]:
+            p, w = self.program, self.wiring
+            best = ((node, best_source(p, w, node, port)) for node, port in empty_ports(p, w))
+            return {value.node: node for node, value in best if value is not None and w.unread(w.at[value.node])}
+
+        return self._of_version("claimed", claim)
 
     def mend(self, finding: Finding) -> None:
         """Apply the first fix of a finding on the fork; a fix that fails changes nothing."""

@@ -25,10 +25,9 @@ _BETWEEN = frozenset({"rope", "rms_norm"})
 
 @dataclass(frozen=True, slots=True)
 class HeadProjection:
-    """The head slices of one projection of an attention.
+    """The head slices of one projection (q, k, v or o) of an attention.
 
     Attributes:
-        name: q, k, v or o.
         weight: param node.
         bias: param node, or None.
         dim: dimension of the weight along which heads are arranged.
@@ -36,7 +35,6 @@ class HeadProjection:
         heads, width: number of heads, and indices per head.
     """
 
-    name: str
     weight: NodeId
     bias: NodeId | None
     dim: int
@@ -93,12 +91,12 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
             weight, *biases = (origin(p, v) for v in p.operands(linear)[1:])
             if weight is not None and size % heads == 0 and None not in biases:
                 bias = biases[0] if biases else None
-                found[name] = HeadProjection(name, weight, bias, 0, start, heads, size // heads)
+                found[name] = HeadProjection(weight, bias, 0, start, heads, size // heads)
     reader, heads = _read_by(p, node), p.spec(node).shape[1]
     if reader is not None and isinstance(heads, int):
         weight = origin(p, p.operands(reader)[1])
         if weight is not None and p.spec(weight).sizes[1] % heads == 0:
-            found["o"] = HeadProjection("o", weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
+            found["o"] = HeadProjection(weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
     return found
 
 

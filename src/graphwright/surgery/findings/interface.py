@@ -23,7 +23,7 @@ def interface(d: Diagnosis) -> Iterator[Finding]:
     """Shapes and dtypes that do not fit, unknown ops, and missing outputs."""
     p = d.program
     nodes = {p.path(n): n for n in p.nodes()}
-    for m in (m for m in d.assembly.mismatches if m.kind in MISMATCHES):
+    for m in (m for m in d.mismatches if m.kind in MISMATCHES):
         node = nodes.get(m.where)
         if node is not None and m.kind == "spec" and (found := _edge(d, node)) is not None:
             yield _at_edge(d, node, m, *found)

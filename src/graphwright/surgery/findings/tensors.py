@@ -36,7 +36,7 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
         if w.ops[i] in STORED and w.unread(i) and node not in d.claimed:
             yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads the weight", node,
                              fixes=(removed(p, [node], keeps=True),), witness={"key": p.key(node)})  # fmt: skip
-    for mismatch in d.assembly.mismatches:
+    for mismatch in d.mismatches:
         if mismatch.kind == "name":
             yield Finding("tensor", mismatch.where, mismatch.what, severity=Severity.ERROR)
 

@@ -12,9 +12,8 @@ import numpy as np
 from graphwright.graph import NodeId
 from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
-from graphwright.program.kinds import PARAM
 from graphwright.surgery.errors import check_choices
-from graphwright.surgery.matrices import Matrix, find_matrices, selection_of, stored, values
+from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 from graphwright.surgery.orthogonal.methods import polar, second_factor
 
 MAPS = ("cayley", "exp", "householder")
@@ -84,12 +83,6 @@ def make_dense(program: Program, where: str | Selection = "**") -> list[str]:
                 _store(e, base, trainable=True)
             e.remove(_generator(program, base)[::-1])
     return [f"{base}.weight" for base in bases]
-
-
-def parametrized(p: Program) -> list[str]:
-    """Names of the parametrised maps, in order of creation."""
-    ending = ".generator.weight"
-    return [p.path(n).removesuffix(ending) for n in p.of_kind(PARAM) if p.path(n).endswith(ending)]
 
 
 def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
@@ -194,7 +187,7 @@ def _baked(p: Program, base: str) -> bool:
 def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
     """Names of the selected parametrised maps in a state. Raises: EmptySelection if there are none."""
     chosen = selection_of(p, where)
-    bases = [b for b in parametrized(p) if p.node(f"{b}.generator.weight") in chosen]
+    bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
     if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
         raise EmptySelection("no selected map is in the required state", where=str(where),
                              fix="parametrize(program, where)")  # fmt: skip

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-import numpy as np
-
 from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.program import Program
@@ -263,10 +261,8 @@ class PruneReport(ReportBase):
         lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
-        lines.append(
-            f"  {data['tokens']} tokens learned from, {data['held_out_tokens']} held out; {self.seconds:.1f} s{journal}"
-        )
-        return "\n".join(lines)
+        learned = f"{data['tokens']} tokens learned from, {data['held_out_tokens']} held out"
+        return "\n".join([*lines, f"  {learned}; {self.seconds:.1f} s{journal}"])
 
 
 def _number(value: Any) -> str:
@@ -305,8 +301,3 @@ class PrunePlan(ReportBase):
 
     def __str__(self) -> str:
         return "\n".join([f"{i}. {step}" for i, step in enumerate(self.steps)] or ["(nothing to prune)"])
-
-
-def quantiles(scores: np.ndarray) -> tuple[float, ...]:
-    """0, 25, 50, 75 and 100 % quantiles of some scores."""
-    return tuple(float(q) for q in np.quantile(scores, [0, 0.25, 0.5, 0.75, 1])) if len(scores) else ()

@@ -25,6 +25,7 @@ from graphwright.surgery.calibration import Stream, as_float, input_dependent
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.matrices import finite
 from graphwright.surgery.measure import loss
+from graphwright.surgery.walks import flood
 
 NEURONS = ("neurons", "channels", "units")
 """Default kinds: inner units of MLPs, channels between convolutions."""
@@ -251,13 +252,10 @@ def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> l
     """Branches whose nodes are all inside a selection, in the order of the computation."""
     needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
     rank = {n: i for i, n in enumerate(p.order())}
-    for junction in p.junctions():
-        edges = [e for e in p.in_edges(junction) if junction in needed]
-        for edge in edges if len(edges) > 1 else ():
-            nodes = _only_through(p, edge, needed)
-            computed = [n for n in nodes if n in moving and p.op(n) != INPUT]
-            if not computed or not any(p.op(n) == PARAM for n in nodes) or not (inside is None or nodes <= set(inside)):
-                continue
+    for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):
+        nodes = _only_through(p, edge, needed)
+        computed = [n for n in nodes if n in moving]
+        if computed and any(p.op(n) == PARAM for n in nodes) and (inside is None or nodes <= set(inside)):
             kind = "attention" if any(traits(p.op(n)).attention for n in nodes) else "mlp"
             start = min(computed, key=rank.__getitem__)
             found.append(ResidualBranch(p.path(edge), kind, edge, frozenset(nodes), start))
@@ -316,12 +314,7 @@ def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -
 
 def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
     """Nodes that reach an output only through this edge."""
-    junction, seen = p.graph.target(edge), set()
-    stack = [v.node for v in p.outputs()]
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        stack += [p.edge_value(e).node for e in p.in_edges(node) if not (node == junction and e == edge)]
-    return {n for n in needed if n not in seen and p.op(n) != INPUT}
+    others = flood(
+        (v.node for v in p.outputs()), lambda n: [p.graph.source(e) for e in p.graph.in_edges(n) if e != edge]
+    )
+    return {n for n in set(needed).difference(others) if p.op(n) != INPUT}

@@ -28,7 +28,7 @@ from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, St
 from graphwright.surgery.measure import figures, loss, scores_tokens
 from graphwright.surgery.pruning import prunable as pr
 from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest, unit_cost
-from graphwright.surgery.pruning.plan import TOOL, PruneOptions, PruneStep, quantiles
+from graphwright.surgery.pruning.plan import TOOL, PruneOptions, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
 from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
@@ -39,12 +39,9 @@ SHARES = (0.0, 0.25, 0.5)
 
 @dataclass(slots=True)
 class Attempt:
-    """One way to meet the budget.
+    """A pruned copy and its steps, with a share of the removal as whole modules.
 
     Attributes:
-        share: of the removal that whole modules should cover.
-        program: a pruned copy.
-        steps: of its pruning.
         loss: on the calibration data, nats per token (or drift); None if the attempt was given up.
         why: it was given up.
     """
@@ -76,7 +73,7 @@ class Pruner:
         report: Report | None,
     ) -> None:  # fmt: skip
         self.p, self.calibration, self.goal, self.options = p, calibration, goal, options
-        self.nodes, self.report = nodes, report
+        self.nodes, self.report = nodes, report or (lambda progress: None)
         self.feeds, self.held = calibration.feeds(p), calibration.feeds(p, held=True)
         self.reference = None if scores_tokens(p) else list(Stream(p, self.feeds).outputs())
         self.warnings: list[str] = []
@@ -127,7 +124,8 @@ class Pruner:
             branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
             attempt.steps.append(remove_module(p, branch, value, after))
             value = after
-            self._progress("modules", len(attempt.steps), len(found) + len(attempt.steps), loss=value)
+            done = len(attempt.steps)
+            self.report(Progress("modules", done, len(found) + done, {"loss": value}))
         if not attempt.steps and not whole:
             attempt.why = "no module fits into this share"
         elif best is not None and best.loss is not None and value >= best.loss:
@@ -163,12 +161,11 @@ class Pruner:
             weighed = importance(p, axes, self.feeds)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
-            self._progress("scoring", i, len(axes))
+            self.report(Progress("scoring", i, len(axes)))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
             if not data_free and o.method != "taylor":
-                stream.advance(axis.start)
-                moments = grams(p, axis.consumers, stream)
+                moments = grams(p, axis.consumers, stream.advance(axis.start))
                 scales = error_scales(p, axis, moments, weighed if by_loss else None)
             made = removal_order(p, axis, moments, o.method, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
@@ -186,12 +183,10 @@ class Pruner:
         cut = [a for a in axes if a.name in names]
         weighed = importance(p, cut, self.feeds) if o.method == "taylor" else None
         for i, name in enumerate(names):
-            self._progress("restoring" if o.restore else "cutting", i, len(names))
+            self.report(Progress("restoring" if o.restore else "cutting", i, len(names)))
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
-            for stream in (learn, held):
-                stream.advance(axis.start)
-            moments: Sequence[Gram] = grams(source, axis.consumers, learn)
+            moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
             most = axis.size - kept[name]
             made = removal_order(p, axis, moments, o.method, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
@@ -210,9 +205,10 @@ class Pruner:
                 weights |= cut.set_weights(e, fit) if fit is not None else {}
             return weights
 
-        step = cut_units(p, axis, removed, cuts, (moments, grams(held.p, axis.consumers, held)), restore)
+        sides = moments, grams(held.p, axis.consumers, held.advance(axis.start))
+        step = cut_units(p, axis, removed, cuts, sides, restore)
         return replace(step, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
-                       quantiles=quantiles(scored))  # fmt: skip
+                       quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
 
     def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
         """Least squares for one product; None if it is switched off or does not help."""
@@ -231,10 +227,6 @@ class Pruner:
         if found.ridge > RIDGE and ridge is None:
             self.warnings.append(f"{axis.name}: its inputs are nearly dependent; ridge {found.ridge:g} was used")
         return found if found.improves else None
-
-    def _progress(self, what: str, done: int, total: int, **facts: float) -> None:
-        if self.report is not None:
-            self.report(Progress(what, done, total, facts))
 
 
 def optimise_report(
@@ -297,9 +289,7 @@ def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> lis
         else:
             axis = pr.prunable_axis(p.axes()[step.name])
             assert axis is not None
-            for stream in streams:
-                stream.advance(axis.start)
-            moments = [grams(p, axis.consumers, stream) for stream in streams]
+            moments = [grams(p, axis.consumers, stream.advance(axis.start)) for stream in streams]
             cuts = product_cuts(p, axis, step.units)
             made = cut_units(p, axis, step.units, cuts, moments, step.restore)
         rows.append(made.figures())

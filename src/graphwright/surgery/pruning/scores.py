@@ -222,7 +222,8 @@ def scores(
             need_tokens(p, "method='taylor'")
             weighed = importance(p, [found], calibration.feeds(p))
         else:
-            moments = calibration.cached((p.hash(), axis.name), lambda: _moments(p, found, calibration))
+            moments = calibration.cached((p.hash(), axis.name), lambda: grams(
+                p, found.consumers, Stream(p, calibration.feeds(p)).advance(found.start)))  # fmt: skip
     made = removal_order(p, found, moments, method, weighed=weighed, ridge=ridge, seed=seed)
     if method != "greedy" or len(found.consumers) > 1:
         return made.scores
@@ -236,9 +237,3 @@ def need_tokens(p: Program, what: str) -> None:
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
                                  expected="an input `ids` and an output `logits`")  # fmt: skip
-
-
-def _moments(p: Program, axis: PrunableAxis, calibration: Calibration) -> list[Gram]:
-    stream = Stream(p, calibration.feeds(p))
-    stream.advance(axis.start)
-    return grams(p, axis.consumers, stream)
