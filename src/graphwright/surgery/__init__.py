@@ -38,8 +38,7 @@ from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeOptions, O
 from graphwright.surgery.orthogonal.parametrize import bake, make_dense, parametrize, unbake
 from graphwright.surgery.pruning.heal import Healing, heal
 from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
-from graphwright.surgery.pruning.prune import PruneOptions, prune
-from graphwright.surgery.pruning.recipe import optimise_report
+from graphwright.surgery.pruning.prune import PruneOptions, optimise_report, prune
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
 from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve

@@ -139,14 +139,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """The product of the running value with one core.
-
-    Attributes:
-        core: its number.
-        kept: labels of the running value that remain, in their order.
-        summed: labels that the product sums over.
-        free: labels of the core that are added.
-    """
+    """The product of the running value with a core: labels that remain, are summed over, and are added by the core."""
 
     core: int
     kept: tuple[str, ...]

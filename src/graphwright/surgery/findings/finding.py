@@ -69,14 +69,10 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Finding(Mismatch):
-    """One defect.
+    """One defect: a `Mismatch` with evidence and fixes.
 
     Attributes:
         kind: name of the rule that found it.
-        where: path of the affected node, or a checkpoint key.
-        what: one sentence.
-        axis, expected, got: as in `Mismatch`.
-        severity: see `Severity`.
         nodes, edges: handles of the elements.
         paths: of the nodes, then of the edges, at the time of the diagnosis.
         witness: evidence: paths, keys, indices, numbers.

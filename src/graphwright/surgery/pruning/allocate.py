@@ -30,12 +30,9 @@ SCOPES = ("loss", "global", "kind", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The error of removing units of an axis one by one.
+    """The error of removing units of an axis one by one; axes of the same kind and size are treated as equal.
 
     Attributes:
-        axis: its name.
-        kind: axes of the same kind and size are treated as equal.
-        size: current number of units.
         growth: [size] squared error that each removal adds, in the order of removal; the last unit stays.
         cost: of one unit, in what the budget counts.
     """

@@ -137,11 +137,9 @@ def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> n
 
 @dataclass(frozen=True, slots=True)
 class PrunableAxis:
-    """An axis that can be pruned.
+    """An axis that can be pruned, and the products that sum over it.
 
     Attributes:
-        group: the axis.
-        consumers: the products that sum over it.
         start: the first node that computes along it; no node before it depends on the units.
     """
 
@@ -231,12 +229,11 @@ SHORTLIST = 8
 
 @dataclass(frozen=True, slots=True)
 class ResidualBranch:
-    """A branch into a junction.
+    """A branch into a junction, named by the ends of its last edge.
 
     Attributes:
-        name: of the edge into the junction, by its ends.
         kind: `attention` if it mixes positions, else `mlp`.
-        edge: its handle.
+        edge: the edge into the junction.
         nodes: nodes that no output needs without it.
         start: the first of them that depends on an input.
     """

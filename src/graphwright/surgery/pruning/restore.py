@@ -203,14 +203,7 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product around a cut: its weights before, and the columns that remain.
-
-    Attributes:
-        consumer: the product.
-        matrix: [out, columns] before.
-        bias: [out] before; zeros without a bias.
-        columns: remaining ones.
-    """
+    """A product around a cut: its matrix [out, columns] and bias [out] (or zeros) before, and the remaining columns."""
 
     consumer: Consumer
     matrix: np.ndarray

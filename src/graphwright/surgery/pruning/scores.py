@@ -100,13 +100,7 @@ def unit_scores(
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """Units of an axis in the order of their removal.
-
-    Attributes:
-        order: unit numbers.
-        growth: of the error, by each removal.
-        scores: [units], of the unpruned axis.
-    """
+    """Units of an axis in the `order` of their removal, the `growth` of the error by each, and all `scores` before."""
 
     order: np.ndarray
     growth: np.ndarray
