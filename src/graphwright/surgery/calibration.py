@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -34,15 +34,6 @@ class CalibrationTooSmall(UsageError):
 
 class CalibrationLeak(UsageError):
     """Some windows to measure on were also used to learn from."""
-
-
-class Windows(TypedDict, total=False):
-    """Keywords of `Calibration`."""
-
-    max_tokens: int
-    context: int
-    seed: int
-    held_out: Any
 
 
 class Calibration:
@@ -90,7 +81,10 @@ class Calibration:
         self._cached: tuple[Any, Any] | None = None
 
     @staticmethod
-    def of(model: Model, text: str | None = None, **options: Unpack[Windows]) -> Calibration:
+    def of(
+        model: Model, text: str | None = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
+        held_out: Any = None,
+    ) -> Calibration:  # fmt: skip
         """Calibration of a model on a text; by default on the bundled text, whose second half is held out.
 
         Raises: UsageError for a model without a tokenizer.
@@ -99,10 +93,10 @@ class Calibration:
         from graphwright.models.tokenizer import need_tokenizer
 
         tokenizer = need_tokenizer(model)
-        if text is not None:
-            return Calibration(text, tokenizer=tokenizer, **options)
-        learned, held = pydoc_split()
-        return Calibration(learned, **{"held_out": held, **options}, tokenizer=tokenizer)
+        if text is None:
+            text, held = pydoc_split()
+            held_out = held if held_out is None else held_out
+        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=tokenizer)
 
     @property
     def tokens(self) -> int:

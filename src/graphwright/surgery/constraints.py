@@ -198,7 +198,10 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
         return ()
 
     def apply(e: Transaction) -> None:
-        junction = target if e.program.is_junction(target) else _sum_after(e, target)
+        junction = target
+        if not e.program.is_junction(target):  # all its readers read the new sum
+            junction = e.add("junction", target, name=e.program.free_name(f"{e.program.path(target)}.sum"))
+            redirect(e, {Value(target): Value(junction)})
         if fits or sizes is None:
             gated(e, Value(source), junction)
         else:
@@ -209,23 +212,14 @@ def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
                 1 if fits else prod(sizes or ()), keeps_function=True),)  # fmt: skip
 
 
-def _sum_after(e: Transaction, node: NodeId) -> NodeId:
-    """A junction that all readers of a node read instead of the node."""
-    junction = e.add("junction", node, name=e.program.free_name(f"{e.program.path(node)}.sum"))
-    redirect(e, {Value(node): Value(junction)})
-    return junction
-
-
 def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
     """Whether a linear map of the source with a param enters a sum."""
     if p.specs(source)[0] == p.spec(junction):
         return False
-    for node in p.consumers(source):
-        if traits(p.op(node)).contracts == "out_in" and p.operands(node)[0].node == source:
-            weight = origin(p, p.operands(node)[1])
-            if weight is not None and p.op(weight) == PARAM and carried(p, node, junction):
-                return True
-    return False
+    maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
+    weights = [origin(p, p.operands(n)[1]) for n in maps]
+    return any(w is not None and p.op(w) == PARAM and carried(p, n, junction)
+               for n, w in zip(maps, weights, strict=True))  # fmt: skip
 
 
 def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:

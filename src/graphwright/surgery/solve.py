@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.program import Entry, Program
 from graphwright.program.constraints import Constraint
-from graphwright.report import ReportBase, plain
+from graphwright.report import ReportBase
 from graphwright.surgery.findings.diagnose import diagnose, rules
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 
@@ -27,10 +27,6 @@ class Unsatisfied(ReportBase):
 
     violation: Finding
     tried: tuple[tuple[str, str], ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"violation": self.violation.to_json(), "tried": plain(self.tried)}
 
     def __str__(self) -> str:
         lines = [f"{self.violation.kind}: {self.violation}"]

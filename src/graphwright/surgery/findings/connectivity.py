@@ -78,20 +78,17 @@ def components(d: Diagnosis) -> Iterator[Finding]:
         if not w.outputs.intersection(part) and not any(s.dtype.is_float for n in nodes for s in p.specs(n)):
             continue  # for example a counter of batches
         outputs = [name for name, v in zip(p.output_names(), p.outputs(), strict=True) if v.node in nodes]
+
+        def apply(e: Transaction, nodes: list[NodeId] = nodes, outputs: list[str] = outputs) -> None:
+            if outputs:
+                rest = zip(e.program.output_names(), e.program.outputs(), strict=True)
+                e.set_outputs(**{name: v for name, v in rest if name not in outputs})
+            remove(e, nodes)
+
+        what = f"remove the {len(nodes)} nodes connected to {p.path(nodes[0])}"
         yield Finding.of(p, "components", Severity.ERROR, "this part is not connected to the main network", *nodes,
                          witness={"nodes": len(nodes), "outputs": outputs},
-                         fixes=(_remove(p, nodes, outputs),))  # fmt: skip
-
-
-def _remove(p: Program, nodes: list[NodeId], outputs: list[str]) -> Fix:
-    def apply(e: Transaction) -> None:
-        if outputs:
-            rest = zip(e.program.output_names(), e.program.outputs(), strict=True)
-            e.set_outputs(**{name: v for name, v in rest if name not in outputs})
-        remove(e, nodes)
-
-    what = f"remove the {len(nodes)} nodes connected to {p.path(nodes[0])}"
-    return Fix(what, apply, edges=1, keeps_function=not outputs)
+                         fixes=(Fix(what, apply, edges=1, keeps_function=not outputs),))  # fmt: skip
 
 
 def unreachable(d: Diagnosis) -> Iterator[Finding]:

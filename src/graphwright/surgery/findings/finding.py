@@ -22,7 +22,7 @@ from graphwright.program.draw import NodeNote
 from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STORED
-from graphwright.report import plain
+from graphwright.report import ReportBase, plain
 from graphwright.surgery.findings.wiring import Wiring
 
 
@@ -68,7 +68,7 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding(Mismatch):
+class Finding(Mismatch, ReportBase):
     """One defect: a `Mismatch` with evidence and fixes.
 
     Attributes:
@@ -274,12 +274,15 @@ class Findings(Sequence[Finding]):
         if not self.found:
             return f"{self.program.name}: no defects ({len(self.asked)} kinds)"
         counts = ", ".join(f"{n} {name}" for name, n in self.counts().items() if n)
-        rows = [(str(f.severity), f.kind, f.where, _sentence(f), _offer(f)) for f in self.found]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        rows = [(str(f.severity), f.kind, f.where) for f in self.found]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [f"{self.program.name}: {len(self.found)} finding{'s'[: len(self.found) > 1]} ({counts})"]
-        for severity, kind, where, what, offer in rows:
-            lines.append(f"  {severity:<{widths[0]}}  {kind:<{widths[1]}}  {where:<{widths[2]}}  {what}")
-            lines.append(f"  {'':<{widths[0]}}  {'':<{widths[1]}}  {'':<{widths[2]}}  {offer}")
+        for f, row in zip(self.found, rows, strict=True):
+            known = [f"{name} {value}" for name, value in (("expected", f.expected), ("got", f.got)) if value]
+            fix, facts = f.cheapest(), f" ({', '.join(known)})" if known else ""
+            keeps = " (keeps the function)" if fix is not None and fix.keeps_function else ""
+            lines.append("".join(f"  {c:<{w}}" for c, w in zip(row, widths, strict=True)) + f"  {f.what}{facts}")
+            lines.append(" " * (sum(widths) + 8) + ("no fix" if fix is None else f"fix: {fix.what}{keeps}"))
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -337,15 +340,3 @@ class Findings(Sequence[Finding]):
         with p.edit(why, tool=TOOL, check=p.valid) as e:
             for _, fix in pairs:
                 fix.apply(e)
-
-
-def _sentence(f: Finding) -> str:
-    known = [f"{name} {value}" for name, value in (("expected", f.expected), ("got", f.got)) if value]
-    return f.what + (f" ({', '.join(known)})" if known else "")
-
-
-def _offer(f: Finding) -> str:
-    fix = f.cheapest()
-    if fix is None:
-        return "no fix"
-    return f"fix: {fix.what}" + (" (keeps the function)" if fix.keeps_function else "")

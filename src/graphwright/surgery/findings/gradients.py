@@ -148,8 +148,9 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
         if norm > 0 and not norm < d.limits.gradient * median and np.isfinite(norm):
             continue
         if np.isfinite(norm):
-            if at not in now or _meets_state(p, node):
-                continue  # it acts through a state, which a first step does not show
+            meets_state = any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
+            if at not in now or meets_state:
+                continue  # it acts through a state, which a first step does not show: it is often zero
             if _cancelled(p, node) or silent.keys() & flood([at], w.after.__getitem__):
                 continue
             what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
@@ -160,11 +161,6 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
     for i, units in silent.items():
         what = f"{len(units)} units are inactive on all rows of the probe"
         yield Finding.of(p, KIND, Severity.WARNING, what, w.nodes[i], witness={"units": units})
-
-
-def _meets_state(p: Program, node: NodeId) -> bool:
-    """Whether a param multiplies a state, which is often zero before the first step."""
-    return any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
 
 
 def _role(p: Program, node: NodeId) -> str:
