@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from graphwright.program.validate import Mismatch
 
 
-class Constraint(Protocol):
+class ConstraintLike(Protocol):
     """A condition on a program."""
 
     def violations(self, p: Program) -> Sequence[Mismatch]:
@@ -32,21 +32,21 @@ class Constraints:
     """The constraints of one program, in the order of adding; the journal does not record them."""
 
     def __init__(self) -> None:
-        self._held: dict[Constraint, bool] = {}
+        self._held: dict[ConstraintLike, bool] = {}
 
-    def add(self, constraint: Constraint, enforce: bool = False) -> None:
+    def add(self, constraint: ConstraintLike, enforce: bool = False) -> None:
         """Attach a constraint; with `enforce`, an edit that violates it is rolled back."""
         if not callable(getattr(constraint, "violations", None)):
             raise UsageError("not a constraint", got=repr(constraint)[:80], expected="one of graphwright.surgery")
         self._held[constraint] = enforce
 
-    def remove(self, constraint: Constraint) -> None:
+    def remove(self, constraint: ConstraintLike) -> None:
         """Detach a constraint. Raises: UsageError if it is not attached."""
         if constraint not in self._held:
             raise UsageError("the constraint is not attached", got=repr(constraint)[:80])
         del self._held[constraint]
 
-    def enforced(self, constraint: Constraint) -> bool:
+    def enforced(self, constraint: ConstraintLike) -> bool:
         """Return True if commits check the constraint."""
         return self._held.get(constraint, False)
 
@@ -75,7 +75,7 @@ class Constraints:
         """Return all constraints for a saved program."""
         return [{"constraint": c.to_json(), "enforce": enforce} for c, enforce in self._held.items()]
 
-    def __iter__(self) -> Iterator[Constraint]:
+    def __iter__(self) -> Iterator[ConstraintLike]:
         return iter(self._held)
 
     def __len__(self) -> int:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.program import Entry, Program
-from graphwright.program.constraints import Constraint
+from graphwright.program.constraints import ConstraintLike
 from graphwright.report import ReportBase
 from graphwright.surgery.findings.diagnose import diagnose, rules
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
@@ -59,7 +59,7 @@ class ConstraintSolution(ReportBase):
         return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))
 
 
-def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
+def solve(program: Program, constraints: Sequence[ConstraintLike] | None = None, max_edits: int = 64) -> ConstraintSolution:
     """Satisfy constraints by repairs that create no new finding or violation; deterministic.
 
     Args:
@@ -95,7 +95,7 @@ def solve(program: Program, constraints: Sequence[Constraint] | None = None, max
 
 
 def _step(
-    trial: Program, wanted: Sequence[Constraint], left: list[Finding], known: set[tuple[str, str]],
+    trial: Program, wanted: Sequence[ConstraintLike], left: list[Finding], known: set[tuple[str, str]],
     tried: dict[tuple[str, str], dict[str, str]],
 ) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
     """The first repair, by cost, kind and location, that leaves fewer violations and adds no finding."""
@@ -123,7 +123,7 @@ def _step(
     return None
 
 
-def _violations(p: Program, wanted: Sequence[Constraint]) -> list[Finding]:
+def _violations(p: Program, wanted: Sequence[ConstraintLike]) -> list[Finding]:
     return [v if isinstance(v, Finding) else Finding(v.kind, v.where, v.what) for c in wanted for v in c.violations(p)]
 
 
