@@ -9,6 +9,7 @@ from graphwright.surgery.compare import ComparisonReport, ErrorReport, compare
 from graphwright.surgery.constraints import (
     Budget,
     Constraint,
+    ConstraintSolution,
     Custom,
     EqualSizes,
     GradientFlow,
@@ -18,8 +19,10 @@ from graphwright.surgery.constraints import (
     NoPath,
     Reachable,
     ResidualPath,
+    Unsatisfied,
     constraint,
-)  # fmt: skip
+    solve,
+)
 from graphwright.surgery.errors import CompressionWouldGrow, NotAbsorbable, NotFactorable, NotRotation
 from graphwright.surgery.factorise.chain import densify
 from graphwright.surgery.factorise.compress import CompressOptions, compress, curve
@@ -41,7 +44,6 @@ from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
 from graphwright.surgery.pruning.prune import PruneOptions, optimise_report, prune
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
-from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
     "Budget", "BudgetUnreachable", "Bytes", "Calibration", "CalibrationLeak", "CalibrationTooSmall", "ComparisonReport",
