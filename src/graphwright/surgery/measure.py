@@ -100,11 +100,8 @@ def figures(
 
 
 def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
-    """Bytes of the arena that a run of these inputs needs for its activations.
+    """Bytes of the arena that a run of these inputs, arrays by input name, needs for its activations.
 
-    Args:
-        program: before or after an operation.
-        inputs: arrays by input name, as for a run.
     Raises: as `Program.compile`.
     """
     return program.compile(inputs).arena_bytes

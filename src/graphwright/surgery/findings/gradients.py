@@ -145,17 +145,16 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
     silent, now = _silent(d), set(flood(roots(d), w.before.__getitem__))
     for node, norm in norms.items():
         median, at = float(np.median(same_kind[_role(p, node)])), w.at[node]
-        if norm > 0 and not norm < d.limits.gradient * median and np.isfinite(norm):
-            continue
-        if np.isfinite(norm):
-            meets_state = any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
-            if at not in now or meets_state:
+        if not np.isfinite(norm):
+            what = "the gradient is not finite"
+        elif norm == 0 or norm < d.limits.gradient * median:
+            if at not in now or any(p.op(v.node) == STATE for n in p.consumers(node) for v in p.operands(n)):
                 continue  # it acts through a state, which a first step does not show: it is often zero
             if _cancelled(p, node) or silent.keys() & flood([at], w.after.__getitem__):
                 continue
             what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
         else:
-            what = "the gradient is not finite"
+            continue
         witness = {"norm": norm if np.isfinite(norm) else str(norm), "median": median}
         yield Finding.of(p, KIND, Severity.WARNING, what, node, witness=witness)
     for i, units in silent.items():

@@ -142,25 +142,20 @@ class PruneStep(ReportBase):
     quantiles: tuple[float, ...] = ()
     ragged: bool = False
 
-    def check(self, p: Program) -> None:
-        """Raises: StaleStep if a weight of the group changed after planning."""
-        changed = [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]
-        if changed:
+    def make(self, e: Transaction) -> None:
+        """Apply inside an open edit. Raises: StaleStep if a weight of the group changed after planning."""
+        p = e.program
+        if changed := [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]:
             raise StaleStep("weights of this group changed after the plan was made", where=self.name,
                             got=", ".join(changed[:4]), fix="plan again: prune(..., dry_run=True)")  # fmt: skip
-
-    def make(self, e: Transaction) -> None:
-        """Apply inside an open edit. Raises: StaleStep."""
-        p = e.program
-        self.check(p)
-        if self.what == "module":
-            found = [b for b in residual_branches(p) if b.name == self.name]
-            if not found:
-                raise StaleStep("the module no longer exists", where=self.name)
-            remove_branch(e, found[0])
+        if self.what == "units":
+            e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
+            self.restore(e)
             return
-        e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
-        self.restore(e)
+        branch = next((b for b in residual_branches(p) if b.name == self.name), None)
+        if branch is None:
+            raise StaleStep("the module no longer exists", where=self.name)
+        remove_branch(e, branch)
 
     def restore(self, e: Transaction) -> Mapping[str, NDArray]:
         """Set the restored weights, inside an open edit."""

@@ -58,10 +58,6 @@ class Consumer:
         w = p.weights.array(self.key).to_numpy(dtype)
         return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
-    def stored(self, p: Program) -> np.ndarray:
-        """The weights as [out, columns], float32 (float64 if stored so), mostly without a copy."""
-        return self.matrix(p, "float64" if p.spec(self.weight).dtype.name == "float64" else "float32")
-
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
         """A matrix [out, columns] in the shape in which this product's weights are stored."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))

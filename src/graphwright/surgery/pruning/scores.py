@@ -168,8 +168,9 @@ def removal_order(
     def score(c: Consumer, gram: Gram | None) -> np.ndarray:
         if method == "taylor" and weighed is not None:
             return weighed.effect[c.node][c.columns].sum(axis=1) ** 2
-        matrix, own = c.stored(p) if gram is None else c.matrix(p), (seed, *axis.name.encode())
-        return unit_scores(matrix, c.columns, gram, method, bias=c.bias is not None, ridge=ridge, seed=own)
+        wide = gram is not None or p.spec(c.weight).dtype.name == "float64"  # float32 is read mostly without a copy
+        return unit_scores(c.matrix(p, "float64" if wide else "float32"), c.columns, gram, method,
+                           bias=c.bias is not None, ridge=ridge, seed=(seed, *axis.name.encode()))  # fmt: skip
 
     scored = np.sum([weight * score(c, gram) for c, gram, weight in parts], axis=0)
     order = np.argsort(scored, kind="stable")[: axis.size - 1 if most is None else most]
