@@ -281,12 +281,7 @@ def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool
 
 # -- without changing anything -----------------------------------------------------------------------------------------
 class CurvePoint(NamedTuple):
-    """One size of one matrix.
-
-    Attributes:
-        ratio: parameters before / after.
-        error: relative; of the outputs for `asvd`, else of the weights.
-    """
+    """Parameters of a matrix before / after, and the relative error: of the outputs for `asvd`, else of the weights."""
 
     ratio: float
     error: float

@@ -30,11 +30,9 @@ READS = ("structure", "weights", "probe")
 
 @dataclass(frozen=True, slots=True)
 class FindingRule:
-    """A registered rule.
+    """A registered rule: its function, and the name, which is the kind of its findings.
 
     Attributes:
-        name: kind of its findings.
-        rule: the function.
         reads: `structure`; `weights` if it reads values of weights; `probe` if it needs a batch to run.
     """
 

@@ -7,7 +7,6 @@ of their own. The program itself is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -73,11 +72,11 @@ class Diagnosis:
             return
         if self.program is self.original:
             self.program = self.original.fork()
-        with (
-            suppress(GraphwrightError),
-            self.program.edit(finding.what, author="pass", check=self.program.valid, keep_undo=False) as e,
-        ):
-            finding.fixes[0].apply(e)
+        try:
+            with self.program.edit(finding.what, author="pass", check=self.program.valid, keep_undo=False) as e:
+                finding.fixes[0].apply(e)
+        except GraphwrightError:
+            return
 
 
 class DiagnosisCancelled(Exception):

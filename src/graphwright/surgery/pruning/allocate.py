@@ -104,12 +104,7 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
 
 
 class Footprint:
-    """Parameters, bytes and operations of a program for any numbers of units.
-
-    Args:
-        p: the current program.
-        nodes: whose parameters and operations count; by default all.
-    """
+    """Parameters, bytes and operations of some nodes of a program (by default all) for any numbers of units."""
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()

@@ -266,13 +266,7 @@ def _number(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrunePlan(ReportBase):
-    """Steps of a pruning, in the order in which they are applied.
-
-    Attributes:
-        program: the program that the plan is for.
-        steps: see `PruneStep`.
-        report: measured on a pruned copy of the program.
-    """
+    """Steps of a pruning of a program, in order, and the report measured on a pruned copy."""
 
     program: Program
     steps: tuple[PruneStep, ...]

@@ -34,13 +34,10 @@ Where = str | Selection | Iterable[NodeId]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A product with a trained matrix that sums over all units of an axis.
+    """A product of a value x with a trained matrix that sums over all units of an axis.
 
     Attributes:
-        node, x: the product, and the value it reads.
-        weight, key: the trained matrix.
         bias: key of the trained bias, if there is one.
-        op, attrs: of the product.
         columns: [units, k] columns of each unit.
     """
 

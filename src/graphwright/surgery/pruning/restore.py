@@ -84,13 +84,7 @@ RIDGE, MOST_RIDGE = 1e-4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Σ a aᵀ / N of inputs a, and their mean.
-
-    Attributes:
-        second: [m, m] float64.
-        mean: [m] float64.
-        rows: N.
-    """
+    """Second moment Σ a aᵀ / N [m, m] and mean [m] of N inputs a (`rows`), float64."""
 
     second: np.ndarray
     mean: np.ndarray
