@@ -461,7 +461,7 @@ def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
 
 
 def test_a_gap_among_ports_is_no_operand():
-    """What stands behind an empty port does not move up into it: the spec of the node stays as it was."""
+    """The operand after an empty port does not move up into it: the spec of the node stays the same."""
     p = gpt2()
     spec = p.spec("h.1.ln_2")
     with p.edit("cut x", check=False) as e:
