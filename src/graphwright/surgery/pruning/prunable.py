@@ -73,19 +73,6 @@ class Consumer:
         return np.flatnonzero(stays)
 
 
-def consumers(group: AxisGroup) -> list[Consumer] | None:
-    """All sums over an axis, or None if one of them is no product with a trained matrix."""
-    p, found = group.axes.program, {}
-    for atom in group.atoms:
-        known = group.axes.solution.notes.get(atom)
-        for node, ends in known.summed if known is not None else ():
-            made = _consumer(p, group, node, ends)
-            if made is None:
-                return None
-            found[node] = made
-    return list(found.values()) or None
-
-
 def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int, int], ...]) -> Consumer | None:
     op, operands, attrs = p.op(node), p.operands(node), dict(p.attrs(node))
     if not traits(op).contracts or [port for port, _ in ends] != [0, 1] or attrs.get("groups", 1) != 1:
@@ -117,9 +104,8 @@ def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
 def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> np.ndarray:
     """Windows of [N, C, spatial...] as rows [N · positions, C · kernel], zero-padded (im2col)."""
     n = len(kernel)
-    stride, padding, dilation = (
-        (v,) * n if isinstance(v := attrs[name], int) else tuple(v) for name in ("stride", "padding", "dilation")
-    )
+    settings = (attrs[name] for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = ((v,) * n if isinstance(v, int) else tuple(v) for v in settings)
     wide = np.pad(x, [(0, 0), (0, 0), *((q, q) for q in padding)])
     spans = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     view = np.lib.stride_tricks.sliding_window_view(wide, spans, axis=tuple(range(2, 2 + n)))
@@ -200,12 +186,16 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
     """One axis; None if it is frozen, not exact, or summed over by something else than a trained product."""
-    ends = consumers(group) if not group.frozen and group.exact else None
-    if ends is None:
+    if group.frozen or not group.exact:
         return None
-    moving = input_dependent(group.axes.program) if moving is None else moving
+    p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
+    sums = {node: _consumer(p, group, node, ends) for note in notes for node, ends in note.summed}
+    consumers = [c for c in sums.values() if c is not None]
+    if not sums or len(consumers) < len(sums):
+        return None
+    moving = input_dependent(p) if moving is None else moving
     nodes = [m.value.node for m in group.members if m.value.node in moving]
-    return PrunableAxis(group, tuple(ends), min(nodes, key=group.axes.rank.__getitem__))
+    return PrunableAxis(group, tuple(consumers), min(nodes, key=group.axes.rank.__getitem__))
 
 
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
