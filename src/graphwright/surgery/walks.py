@@ -43,8 +43,10 @@ def shortest_path(p: Program, source: NodeId, target: NodeId, usable: Callable[[
     return path
 
 
-def next_reader(p: Program, node: NodeId, passes: Callable[[NodeId, int], bool]) -> tuple[NodeId, int] | None:
-    """The nearest node after a node that is not passed, and the port at which it reads; None without a single reader.
+def next_reader(p: Program, node: NodeId, passes: Callable[[NodeId, int], bool]) -> tuple[NodeId, int | None]:
+    """The nearest node after a node that is not passed, and the port at which it reads.
+
+    If a value on the way has not exactly one reader, the node of that value and None.
 
     Args:
         passes: whether the walk goes on through a reader that reads at a port.
@@ -53,4 +55,4 @@ def next_reader(p: Program, node: NodeId, passes: Callable[[NodeId, int], bool])
         node, port = p.graph.target(edges[0]), p.edge_port(edges[0])
         if not passes(node, port):
             return node, port
-    return None
+    return node, None

@@ -198,11 +198,9 @@ def _cancelled(p: Program, node: NodeId) -> bool:
         bias = row.traits.addend == port or (row.traits.contracts == "window" and port == 2)
         return row.view is not None or row.traits.convert or bias or row.traits.sums
 
-    end = next_reader(p, node, passes)
-    if end is None:
-        return False
-    row = traits(p.op(end[0]))
-    return (row.attention and end[1] == 1) or (row.batch_statistics and end[1] == 0)
+    end, port = next_reader(p, node, passes)
+    row = traits(p.op(end))
+    return (row.attention and port == 1) or (row.batch_statistics and port == 0)
 
 
 _LEAST_ROWS = 8
@@ -297,8 +295,8 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
         plain = row is not None and row.arity == 1 and (row.traits.elementwise or row.view is not None)
         return plain and not row.traits.normalises and row.traits.contracts != "out_in"
 
-    end = next_reader(p, node, passes)
-    return end[0] if end and traits(p.op(end[0])).contracts == "out_in" and end[1] == 0 else None
+    end, port = next_reader(p, node, passes)
+    return end if port == 0 and traits(p.op(end)).contracts == "out_in" else None
 
 
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:

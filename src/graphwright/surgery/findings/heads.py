@@ -126,8 +126,8 @@ def _read_by(p: Program, node: NodeId) -> NodeId | None:
         row = OPS.get(p.op(reader))
         return row is not None and (row.view is not None or row.traits.convert) and not row.traits.slices
 
-    end = next_reader(p, node, passes)
-    return end[0] if end is not None and traits(p.op(end[0])).contracts == "out_in" else None
+    end, _ = next_reader(p, node, passes)
+    return end if traits(p.op(end)).contracts == "out_in" else None
 
 
 def _within(d: Diagnosis, ratio: float) -> bool:

@@ -102,7 +102,8 @@ def neighbour(p: Program, matrix: Matrix) -> Neighbour:
         return traits(p.op(node)).rearranges or traits(p.op(node)).casts
 
     def after(node: NodeId) -> tuple[NodeId, int]:
-        return next_reader(p, node, rearranges) or refuse(f"several readers of {p.path(node)}")
+        end, port = next_reader(p, node, rearranges)
+        return (end, port) if port is not None else refuse(f"several readers of {p.path(end)}")
 
     def read_by(node: NodeId) -> Matrix:
         return find_matrices(p, p.select(where=lambda n: n == node))[0][0]
