@@ -196,7 +196,7 @@ def _cancelled(p: Program, node: NodeId) -> bool:
         if row is None or row.traits.attention or row.traits.batch_statistics:
             return False
         bias = row.traits.addend == port or (row.traits.contracts == "window" and port == 2)
-        return row.view is not None or row.traits.convert or bias or row.traits.sums
+        return row.view is not None or row.traits.convert or bias or row.traits.sums or row.traits.nary
 
     end, port = next_reader(p, node, passes)
     row = traits(p.op(end))
