@@ -219,7 +219,7 @@ def _check_nodes(p: Program) -> None:
 def _load_constraints(p: Program, data: list[Any]) -> None:
     """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
     if data:
-        from graphwright.surgery.constraints.constraint import from_json
+        from graphwright.surgery.constraints import from_json
 
         for row in map(forms.table, data):
             p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
