@@ -10,7 +10,7 @@ import pytest
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
 LEVELS = [
     {"errors", "native", "progress", "report"},
-    {"files"},
+    {"files", "settings"},
     {"safetensors"},
     {"graph"},
     {"array"},
