@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from edits import (
 import graphwright as gw
 from graphwright.models import ExportLevelImpossible
 from graphwright.models.codegen.source import emittable, generate
+from graphwright.ops import OPS
 from seeds import deep
 
 LAYERS = 6
@@ -313,6 +315,13 @@ def test_an_op_without_text_is_named(made):
     assert error.value.where == "layers.1.padded"
     assert error.value.got == "pad_slice"
     assert m.export_plan().level is None
+
+
+def test_an_op_without_text_is_written_by_its_expansion(made, monkeypatch):
+    monkeypatch.setitem(OPS, "silu", replace(OPS["silu"], emit=None))
+    m = gw.open(made("llama").path)
+    assert m.export_plan().levels[-1].possible
+    assert "silu" not in text_of(m)
 
 
 def test_attention_that_sees_the_future_is_refused(made):

@@ -156,7 +156,9 @@ class _Matcher:
     def __init__(self, model: Model) -> None:
         self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
-        self.branches = tuple(self._branches())
+        t = self.t
+        junctions = [(n, t.operands(n)) for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
+        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, (s, b) in junctions)
         self.names = {key: path for path, key in model.keys.items()}
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
         self.unmatched: dict[NodeId, str] = {}
@@ -165,13 +167,6 @@ class _Matcher:
         self.shared: dict[Value, Value] = {}
         self.trunk = MatchedPart("")
         self.parts: list[MatchedPart | None] = [None] * len(self.branches)
-
-    def _branches(self) -> Iterator[TemplateBranch]:
-        """Junctions of the template: operand 0 is the stream, operand 1 the branch."""
-        t = self.t
-        for node in t.order():
-            if t.is_junction(node) and len(operands := t.operands(node)) == 2:
-                yield TemplateBranch(t.path(operands[1]).rpartition(".")[0], Value(node), *operands)
 
     # -- the residual stream -----------------------------------------------------------------------------------------
     def run(self) -> TemplateMatch:
@@ -236,9 +231,8 @@ class _Matcher:
             return at, None
         self.skipped.add(v.node)
         stream = streams[0]
-        entering = list(operands)
-        entering.remove(stream)
-        for k, branch in enumerate(entering):
+        operands.remove(stream)
+        for k, branch in enumerate(operands):
             number = self._match_branch(branch, stream, at) if k == 0 else None
             if number is None:
                 self._reject(v, branch, stream)
@@ -249,10 +243,7 @@ class _Matcher:
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
         """Match a branch with its own number if that is still free, else with the nearest number that fits."""
         own = self._own_number(branch, stream)
-        order = list(range(at, -1, -1))
-        if own in order:
-            order.remove(own)
-            order.insert(0, own)
+        order = sorted(range(at, -1, -1), key=lambda i: i != own)
         first: _Mismatch | None = None
         for i in order:
             part = MatchedPart(self.branches[i].name)
@@ -275,12 +266,9 @@ class _Matcher:
         """Number of the template branch whose weights a branch reads."""
         p = self.p
         nodes = p.reachable([branch], beyond={stream.node})
-        names = [self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED]
-        names.append(p.path(branch))
-        for i, known in enumerate(self.branches):
-            if any(name.startswith(f"{known.name}.") for name in names):
-                return i
-        return None
+        names = [p.path(branch), *(self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED)]
+        having = (i for i, b in enumerate(self.branches) if any(name.startswith(f"{b.name}.") for name in names))
+        return next(having, None)
 
     def _reject(self, junction: Value, branch: Value, stream: Value) -> None:
         """Mark a branch that no branch of the template matches."""

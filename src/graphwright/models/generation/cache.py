@@ -81,7 +81,6 @@ class KVCache:
         stream: number of the random stream that `Model.decode` draws from.
     """
 
-    batch: int
     stream: int = 0
 
     def __init__(self, program: Program, batch: int, watch: FingerprintWatch) -> None:
@@ -375,9 +374,6 @@ def check_cache_of(program: Program, cache: object) -> None:
         raise StaleCache("the cache belongs to another model", where=cache.program.name, fix="model.new_cache(tokens)")
 
 
-_ALIGNED = 64
-
-
 def fill(array: NDArray, value: float) -> None:
     """Fill an array with one number."""
     if array.size:
@@ -386,9 +382,9 @@ def fill(array: NDArray, value: float) -> None:
 
 def filled(spec: Spec, value: float, device: Device) -> NDArray:
     """A new array filled with one number. Raises: MemoryError."""
-    if device == CPU and not value:  # unwritten pages take no memory; alignment decides last bits of products
-        block = np.zeros(spec.nbytes + _ALIGNED, np.uint8)
-        start = -block.ctypes.data % _ALIGNED
+    if device == CPU and not value:  # unwritten pages take no memory; alignment to 64 decides last bits of products
+        block = np.zeros(spec.nbytes + 64, np.uint8)
+        start = -block.ctypes.data % 64
         host = block[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.sizes)
         return from_numpy(host, bits=spec.dtype)
     made = empty(spec.sizes, spec.dtype, device)
@@ -457,9 +453,6 @@ class StaticCache(KVCache):
 
     def _fits(self) -> bool:
         return all(k in self.variables and self.variables[k].spec == spec for k, spec in self._specs().items())
-
-    def _specs(self) -> dict[str, Spec]:
-        return {k: s.bind({"B": self.batch}) for k, s in self.steps.derived().states.items()}
 
     def _specs(self) -> dict[str, Spec]:
         return {k: s.bind({"B": self.batch}) for k, s in self.steps.derived().states.items()}

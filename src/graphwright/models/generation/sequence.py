@@ -106,7 +106,6 @@ class Sequence(KVCache):
             self._busy.release()
 
     # -- filling -----------------------------------------------------------------------------------------------------
-
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """As `KVCache.prefill`; the first `reused` entries were found in the cache."""
         with self.exclusive():
@@ -195,9 +194,8 @@ class Sequence(KVCache):
         self._length += count
 
     def record(
-        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
-        sampled: np.ndarray | None = None,
-    ) -> None:  # fmt: skip
+        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (), sampled: np.ndarray | None = None
+    ) -> None:
         """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
         block = self.cache.block
