@@ -49,7 +49,7 @@ def decompositions() -> list[Figure]:
         )
         add_rounds(figure, rounds(calls, n=15, warm=1), note=notes)
         took = [row.value for row in figure.rows]
-        figure.says.append(f"tensorly / ours: train {took[1] / took[0]:.2f}, ring {took[3] / took[2]:.2f}, "
+        figure.notes.append(f"tensorly / ours: train {took[1] / took[0]:.2f}, ring {took[3] / took[2]:.2f}, "
                            f"sweeps {took[5] / took[4]:.2f}")  # fmt: skip
         figures.append(figure)
     return figures

@@ -72,7 +72,7 @@ def run() -> list[Figure]:
             gw.open(place)
             opens.append((perf_counter() - started) * 1e3)
     figure = Figure(
-        "Looking at a model", "whole processes, 9 interleaved rounds; the payload is a hole of 2.2 GB that nobody reads"
+        "Looking at a model", "whole processes, 9 interleaved rounds; a sparse payload of 2.2 GB that is never read"
     )
     bare = median(taken["bare interpreter"])
     for who, samples in taken.items():

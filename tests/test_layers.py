@@ -85,7 +85,7 @@ def problems(path: Path, found: list[tuple[int, str]]) -> list[str]:
         top, _, rest = name.partition(".")
         if top in ONLY_IN and where not in ONLY_IN[top]:
             wrong.append(
-                f"{path.relative_to(SRC)}:{line} imports {top}, which belongs to {sorted(ONLY_IN[top]) or 'nobody'}"
+                f"{path.relative_to(SRC)}:{line} imports {top}, which belongs to {sorted(ONLY_IN[top]) or 'no folder'}"
             )
         if top != "graphwright":
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,9 @@ SAME = {
         "matmul",
         "vjp: `-1` without its sign in `db = call('reshape', db, shape=db.shape[:-1])`",
     ): "the gradient of a column has two axes",
-    ("linear", "_swap: `rank - 1` without its left side"): "linear has flattened all but two axes",
-    ("linear_int8", "_swap: `rank - 1` without its left side"): "linear_int8 has flattened all but two axes",
+    ("linear", "transposed: `rank - 1` without its left side"): "linear has flattened all but two axes",
+    ("linear_int8", "transposed: `rank - 1` without its left side"): "linear_int8 has flattened all but two axes",
+    ("solve", "transposed: `rank - 1` without its left side"): "solve takes matrices only",
 }
 """Mutants that compute the same, or the same where there is a derivative, with the reason."""
 
@@ -53,7 +54,7 @@ def wrapped(row: Op, change: Callable[[list[Any]], list[Any]]) -> Op:
 
     def vjp(g, ins, outs, attrs, needs):
         grads = change(list(right(g, ins, outs, attrs, (True,) * len(needs))))
-        return tuple(x if need else None for x, need in zip(grads, needs, strict=True))
+        return tuple(x if need else None for x, need in zip_longest(grads, needs))
 
     return replace(row, vjp=vjp)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from graphwright.array.backend import Backend, Call, Fresh, backend
 from graphwright.array.device import CPU, DeviceMismatch
+from graphwright.array.dtype import DType
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
@@ -93,6 +94,11 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
             return handler(row, operands, row.complete(attrs), outs)
     results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
+
+
+def as_dtype(x: Any, dtype: DType) -> Any:
+    """Cast an operand of any kind, unless it has the dtype."""
+    return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
 def compute(

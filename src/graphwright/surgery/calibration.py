@@ -14,7 +14,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.program.kinds import INPUT
-from graphwright.program.run import run
+from graphwright.program.run import run_nodes
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -185,7 +185,7 @@ class Stream:
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
         """The values of each chunk in turn, computed from the stream's position."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
-            yield run(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
+            yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
         """An output of each chunk, by default the first one; see `as_float`."""

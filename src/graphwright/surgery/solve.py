@@ -19,7 +19,7 @@ from graphwright.surgery.findings.kinds import rules
 
 if TYPE_CHECKING:
     from graphwright.program import Entry, Program
-    from graphwright.program.constraints import Constraint
+    from graphwright.surgery.constraints.constraint import Constraint
 
 TOOL = "graphwright solve"
 

@@ -59,7 +59,7 @@ def restore(opt: Optimizer, state: Moments) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class CompiledStep:
+class CachedStep:
     """A program, its optimizer, and the compiled training step that updates both."""
 
     program: Program
@@ -76,9 +76,9 @@ class StepCache:
 
     def __init__(self, most: int = 16) -> None:
         self._most, self.planned = most, 0
-        self._steps: dict[tuple[str, str, str], CompiledStep] = {}
+        self._steps: dict[tuple[str, str, str], CachedStep] = {}
 
-    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CachedStep:
         """Return the compiled step for a candidate, with its weights and moments loaded."""
         key = (program.structure_hash(), training.optimizer, training.loss)
         slot = self._steps.pop(key, None)
@@ -94,7 +94,7 @@ class StepCache:
         return slot
 
 
-def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CachedStep:
     slot, name, answer = program.fork("compiled step"), program.input_names()[0], program.output_names()[0]
     opt = optimizer(slot, training)
 
@@ -117,7 +117,7 @@ def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float
         opt.step()
         return loss
 
-    return CompiledStep(slot, opt, compile(step))
+    return CachedStep(slot, opt, compile(step))
 
 
 def fit(

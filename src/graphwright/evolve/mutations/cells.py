@@ -17,9 +17,9 @@ from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import output_sum
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
 from graphwright.ops import traits
+from graphwright.program.builder import record
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.trace import record
 
 if TYPE_CHECKING:
     from graphwright.graph import NodeId

@@ -20,7 +20,9 @@ from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
+from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.fields import each
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 Numbers = tuple[int, ...]
 New = Callable[[str, NDArray, Mapping[int, np.ndarray]], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
+_DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
@@ -69,8 +72,13 @@ class ResizeAxis(Edit):
         inputs: inputs of the program whose spec changes, with the new one.
     """
 
-    packed = {"axes": "axes", "weights": "resized_weights", "attrs": "node_attrs", "correct": "flag",
-              "inputs": "node_specs"}  # fmt: skip
+    packed = {
+        "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
+        "weights": each(f.row(f.TEXT, f.ARRAY, each(f.row(_DIM, f.INDICES)), make=ResizedWeight)),
+        "attrs": each(f.row(f.NODE, f.ATTRS)),
+        "correct": f.FLAG,
+        "inputs": each(f.row(f.NODE, f.SPECS)),
+    }
     axes: tuple[ResizedAxis, ...]
     weights: tuple[ResizedWeight, ...]
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from graphwright.autograd import pull_back, scoped
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import MirroredProgram
-from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
+from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, enable_grad, training
 from graphwright.ops import OPS
+from graphwright.program.builder import record
 from graphwright.program.derived.backward import BackwardGraph
 from graphwright.program.derived.retrace import ReusingRecorder, TracedNodes
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.run import evaluate
-from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:

@@ -1,36 +1,79 @@
-"""Loss scaling for float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2).
+"""Autocast and loss scaling.
 
-It is tensor code that reads no value back, so it runs eagerly and, with its state, inside a plan.
+Under autocast ops of casting class `low` run in 16 bits, those of class `f32` in float32; casts are ordinary ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import reduce
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import DType, from_numpy
-from graphwright.autograd import Parameter, Tensor, Variable, no_grad, scoped
+from graphwright.array import DType, bfloat16, from_numpy
+from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, no_grad, scoped
 from graphwright.errors import UsageError
-from graphwright.ops import call
+from graphwright.ops import call, get
+from graphwright.ops.casting import is_cast, low_dtype, target_dtype
+from graphwright.program import Entry, Program, Value
+from graphwright.program.kinds import KINDS
+
+if TYPE_CHECKING:
+    from graphwright.optim import Optimizer
 
 
-class OptimizerLike(Protocol):
-    """An optimizer."""
+@contextmanager
+def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
+    """Run matrix products and attention in `dtype`, losses and sums in float32; norms keep their input's dtype.
 
-    def parameters(self) -> Iterable[Parameter]:
-        """Iterate over the trained parameters."""
-        ...
+    A context manager for eager code and traces. A nested `autocast(enabled=False)` switches it off.
+    Raises: DTypeError unless `dtype` is a 16-bit float.
+    """
+    kind = low_dtype(dtype)
+    with autocast_to(kind if enabled else None):
+        yield
 
-    def step(self, *, found_inf: Tensor | None = None) -> None:
-        """Run one update, skipped if `found_inf` is not 0."""
-        ...
+
+def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry | None:
+    """Insert casts into a program so that it computes in 16 bits where `autocast` would; one edit, which undo reverts.
+
+    A value is cast to a dtype once for all its readers.
+
+    Args:
+        program: a forward pass; gradients derived from it later include the casts.
+        dtype: bfloat16 or float16.
+        why: reason in the journal.
+    Returns: the journal entry; None inside an open edit, which the casts join, or if nothing needs a cast.
+    Raises: DTypeError for another dtype; SpecMismatch if an op takes no 16-bit operands, with nothing changed.
+    """
+    kind, entries = low_dtype(dtype), len(program.journal)
+    with program.edit(why or f"mixed precision in {kind.name}", tool="amp") as e:
+        made: dict[tuple[Value, DType], Value] = {}
+        for node in list(program.order()):
+            op = program.op(node)
+            if op in KINDS:
+                continue
+            row, edges = get(op), program.in_edges(node)
+            values = [program.edge_value(edge) for edge in edges]
+            specs = [e.spec(v) for v in values]
+            target = target_dtype(row, [(s.dtype, "array" if s.shape else "scalar0d") for s in specs], kind)
+            for i, (edge, value, spec) in enumerate(zip(edges, values, specs, strict=True)):
+                if target is None or not is_cast(row, i, spec.dtype, target):
+                    continue
+                if (value, target) not in made:
+                    name = program.free_name(f"{program.path(value)}.{target.name}")
+                    made[value, target] = Value(e.add("cast", value, name=name, dtype=target))
+                e.rewire(edge, made[value, target])
+    return program.journal[-1] if len(program.journal) > entries else None
 
 
 class GradScaler:
     """Scale the loss up and gradients down; skip a step with an infinity or NaN and lower the scale.
+
+    For float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2). It is tensor code that
+    reads no value back, so it runs eagerly and, with its state, inside a plan.
 
         scaler.scale(loss).backward()
         scaler.unscale_(opt)          # only to clip or inspect gradients
@@ -45,20 +88,12 @@ class GradScaler:
     """
 
     def __init__(
-        self,
-        init_scale: float = 65536.0,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        *,
-        enabled: bool = True,
-    ) -> None:
+        self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+        growth_interval: int = 2000, *, enabled: bool = True,
+    ) -> None:  # fmt: skip
         if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
-            raise UsageError(
-                "an argument is out of range",
-                where="GradScaler",
-                expected="init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1",
-            )
+            expected = "init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1"
+            raise UsageError("an argument is out of range", where="GradScaler", expected=expected)
         self.enabled = enabled
         self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self._scale = Variable(from_numpy(np.asarray(init_scale, np.float32)), name="scaler.scale")
@@ -74,7 +109,7 @@ class GradScaler:
         """Return the scale of the next step; 1 if not enabled. Synchronises with the device."""
         return self._scale.item() if self.enabled else 1.0
 
-    def unscale_(self, optimizer: OptimizerLike) -> None:
+    def unscale_(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the scale, once per step, and record whether all are finite.
 
         Raises: UsageError if this was already called since `update`, or no parameter has a gradient.
@@ -98,7 +133,7 @@ class GradScaler:
                     p.grad = g
             self._found[id(optimizer)] = found
 
-    def step(self, optimizer: OptimizerLike, *, waiting: Tensor | None = None) -> None:
+    def step(self, optimizer: Optimizer, *, waiting: Tensor | None = None) -> None:
         """Run the optimizer's step, after `unscale_` if needed; skip it and its count unless all gradients are finite.
 
         Args:
