@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
-from graphwright.array import CPU, Device, NDArray
+from graphwright.array import CPU
 from graphwright.autograd import Parameter, changes
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
@@ -34,6 +34,7 @@ from graphwright.program.weights import Weights
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from graphwright.array import Device, NDArray
     from graphwright.autograd import Tensor, Variable
     from graphwright.files import StrPath
     from graphwright.graph import EdgeId

@@ -390,9 +390,7 @@ class ConstraintSolution(ReportBase):
         return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))
 
 
-def solve(
-    program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64
-) -> ConstraintSolution:
+def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
     """Satisfy constraints by repairs that create no new finding or violation; deterministic.
 
     Args:
