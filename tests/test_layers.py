@@ -43,7 +43,7 @@ ALONE = {
 FACADES_REACH_UP = {
     ("program/program.py", "graphwright.plan"),
     ("program/program.py", "graphwright.models.onnx"),
-    ("program/files/load.py", "graphwright.surgery.constraints.constraint"),
+    ("program/files/load.py", "graphwright.surgery.constraints"),
     ("models/model.py", "graphwright.surgery"),
 }
 """Methods of a facade whose code is in a layer above import it when they are called: (file, module)."""

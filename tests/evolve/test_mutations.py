@@ -10,7 +10,7 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.array.population.deal import Parents
+from graphwright.array.population.species import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.mutations.layers import branches

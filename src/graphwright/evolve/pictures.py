@@ -19,10 +19,21 @@ from graphwright.array import Spec
 from graphwright.evolve.neurons.genomes import Genome
 from graphwright.ops import OPS, traits
 from graphwright.program import Program
-from graphwright.program.draw.charts import COLOURS, STYLE, PlotArea, areas, chart, lines
 from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
 from graphwright.program.draw.scene import SceneNode
-from graphwright.program.draw.shapes import Shape, label, picture, points, shape
+from graphwright.program.draw.shapes import (
+    COLOURS,
+    STYLE,
+    PlotArea,
+    Shape,
+    areas,
+    chart,
+    label,
+    lines,
+    picture,
+    points,
+    shape,
+)
 from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE

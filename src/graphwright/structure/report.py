@@ -11,8 +11,7 @@ import numpy as np
 from graphwright.ops import traits
 from graphwright.program import Entry, Program
 from graphwright.program.cost import ModelSize, size
-from graphwright.program.draw.charts import HEIGHT, chart, legend, lines
-from graphwright.program.draw.shapes import label
+from graphwright.program.draw.shapes import HEIGHT, chart, label, legend, lines
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
 from graphwright.report import ReportBase, plain

@@ -58,7 +58,7 @@ def restore(opt: Optimizer, state: Moments) -> None:
             variable.assign(Tensor(from_numpy(value).to(variable.device)))
 
 
-class CachedStep(NamedTuple):
+class CandidateStep(NamedTuple):
     """A program, its optimizer, and the compiled training step that updates both."""
 
     program: Program
@@ -75,9 +75,9 @@ class StepCache:
 
     def __init__(self, most: int = 16) -> None:
         self._most, self.planned = most, 0
-        self._steps: dict[tuple[str, str, str], CachedStep] = {}
+        self._steps: dict[tuple[str, str, str], CandidateStep] = {}
 
-    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CachedStep:
+    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CandidateStep:
         """Return the compiled step for a candidate, with its weights and moments loaded."""
         key = (program.structure_hash(), training.optimizer, training.loss)
         slot = self._steps.pop(key, None)
@@ -93,7 +93,7 @@ class StepCache:
         return slot
 
 
-def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CachedStep:
+def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CandidateStep:
     slot, name, answer = program.fork("compiled step"), program.input_names()[0], program.output_names()[0]
     opt = optimizer(slot, training)
 
@@ -114,7 +114,7 @@ def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float
         opt.step()
         return loss
 
-    return CachedStep(slot, opt, compile(step))
+    return CandidateStep(slot, opt, compile(step))
 
 
 def fit(

@@ -391,7 +391,7 @@ class NeuronEvolution(EvolutionRun):
         return self._trained if keeps else self.genes
 
     def _reproduce(self) -> None:
-        from graphwright.array.population.deal import representatives
+        from graphwright.array.population.species import representatives
         from graphwright.array.population.table import Past
 
         assert self.fitness is not None
@@ -410,7 +410,7 @@ class NeuronEvolution(EvolutionRun):
         self.fitness = None
 
     def _burst(self, nursery: Breeder) -> None:
-        from graphwright.array.population.deal import Parents
+        from graphwright.array.population.species import Parents
 
         count = self.settings.population
         each = np.arange(count)

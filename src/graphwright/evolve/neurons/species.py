@@ -46,7 +46,7 @@ class Species:
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
         """Update the best fitness of each species, and its generation."""
-        from graphwright.array.population.deal import note
+        from graphwright.array.population.species import note
 
         note(self.of, fitness, generation, self.best, self.gained)
 
@@ -64,10 +64,10 @@ class Species:
             old, representatives: per species of this generation, a genome of `old`.
             genes, generation: the next generation and its number.
         """
-        from graphwright.array.population.deal import survivors
+        from graphwright.array.population.species import survivors
 
         if settings.species:
-            from graphwright.array.population.compare import speciate
+            from graphwright.array.population.species import speciate
 
             of, made = speciate(old, representatives, genes, self.threshold, coefficients(settings))
         else:
@@ -82,14 +82,14 @@ class Species:
 
 def coefficients(settings: NEAT) -> Any:
     """The coefficients of the distance δ in the form that native loops take."""
-    from graphwright.array.population.compare import Coefficients
+    from graphwright.array.population.species import Coefficients
 
     return Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
 
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
     """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
-    from graphwright.array.population.compare import distances
+    from graphwright.array.population.species import distances
 
     return distances(a, b, coefficients(settings))
 
@@ -162,7 +162,7 @@ class Breeder:
             genes, species: the present generation; fitness: float64 [G], -inf for failed genomes.
             registry: innovation numbers; generation: number of the next one; silent: generations without gain.
         """
-        from graphwright.array.population.deal import offspring, parents
+        from graphwright.array.population.species import offspring, parents
 
         s = self.settings
         breeds = breeding(species, s, generation - 1, silent)
