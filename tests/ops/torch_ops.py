@@ -13,7 +13,7 @@ from torch_gates import gate, gate_grad
 from torch_optimizers import adam, columns, lion, muon, optimizer, rmsprop, sgd
 from torch_windows import WINDOWS
 
-from graphwright.array.cpu.kernel import torch_dtype
+from graphwright.array.cpu.kernel import TORCH_DTYPE
 
 
 def _unbroadcastable(name: str) -> Callable:
@@ -310,7 +310,7 @@ TORCH: dict[str, Callable[[Sequence[torch.Tensor], dict], Any]] = {
     "stop_gradient": lambda ins, a: ins[0].detach(),
     "scale_gradient": lambda ins, a: _ScaleGradient.apply(ins[0], a["scale"]),
     "assert_finite": lambda ins, a: ins[0].clone(),
-    "cast": lambda ins, a: ins[0].to(torch_dtype(a["dtype"])),
+    "cast": lambda ins, a: ins[0].to(TORCH_DTYPE[a["dtype"]]),
     "copy": lambda ins, a: ins[0].clone(),
     "full_like": lambda ins, a: torch.full_like(ins[0], a["value"]),
     "junction": lambda ins, a: sum(ins[1:], ins[0]),

@@ -46,10 +46,10 @@ class CachedBindings:
 
     @staticmethod
     def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
-        """True if caching a binding of `calls` calls pays: small operands, which must be contiguous on the CPU."""
+        """True if caching a binding of many calls or buffers pays: small operands, contiguous on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
         reusable = all(a.device is CPU and a.contiguous for a in ins)
-        return calls >= FEWEST_CALLS and nbytes <= MOST_BYTES and reusable
+        return (calls >= FEWEST_CALLS or len(scratch) > 1) and nbytes <= MOST_BYTES and reusable
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
         """Compute new results."""
