@@ -263,7 +263,7 @@ def test_interruption_is_one_json_document(call, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphwright.models.compare.compare_models", lambda *_, **__: stop())
+    monkeypatch.setattr("graphwright.models.open.compare_models", lambda *_, **__: stop())
     said = call("diff", "bundled", "bundled", "--json", code=130)
     facts = json.loads(said[: said.rindex("}") + 1])
     assert (facts["ok"], facts["error"]) == (False, "Interrupted")

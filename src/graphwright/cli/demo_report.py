@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from graphwright.program.draw.charts import chart, lines
+from graphwright.program.draw.shapes import chart, lines
 
 _STYLE = """
 :root{color-scheme:light dark;--line:#8884;--panel:#88888814;--soft:GrayText;--key:light-dark(#1f5fbf,#7db0ff)}

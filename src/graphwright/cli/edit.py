@@ -30,7 +30,7 @@ def edit(
     The edits of one call are one journal entry. Prints version and hashes.
     """
     from graphwright.models import open, resolve
-    from graphwright.models.saved import is_saved
+    from graphwright.models.open import is_saved
     from graphwright.program import apply_recipe
 
     if None not in (target, out) and target != out:

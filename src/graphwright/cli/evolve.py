@@ -98,7 +98,7 @@ def evolve(
 
 def _clear(out: Path, overwrite: bool) -> None:
     """Clear the directory of a run. Raises: DestinationExists if it is in use."""
-    from graphwright.files.directory import check_free
+    from graphwright.files.atomic import check_free
     from graphwright.files.errors import DestinationExists
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):

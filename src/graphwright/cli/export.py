@@ -92,7 +92,7 @@ def diff(
 
     The exit code is 0 if they are equal and 1 if they differ.
     """
-    from graphwright.models.compare import compare_models
+    from graphwright.models.open import compare_models
 
     found = compare_models(left, right, text=logits)
     lines = [f"config {name}: {a} -> {b}" for name, (a, b) in found.config.items()]

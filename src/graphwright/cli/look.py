@@ -29,7 +29,7 @@ def inspect(
     lines = [found.text(depth), *(f"note: {note}" for note in model.notes)]
     if tensors:
         rows = found.tensors
-        lines += ["", *(f"{t.key:<56} {t.dtype:<9} {t.shape!s:<16} {t.nbytes:>12,} B" for t in rows)]
+        lines += ["", *(f"{t.key:<56} {t.dtype:<9} {t.shape!s:<16} {t.bytes:>12,} B" for t in rows)]
     return Output({**found.to_json(), "notes": list(model.notes)}, "\n".join(lines))
 
 
@@ -136,7 +136,7 @@ def diagnose(
 def _open(directory: str) -> Any:
     """A model that may be broken, or a saved program that is no model."""
     from graphwright.models import open, resolve
-    from graphwright.models.saved import FACTS
+    from graphwright.models.open import FACTS
     from graphwright.program import load
 
     place = resolve(directory)

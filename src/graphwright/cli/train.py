@@ -37,7 +37,7 @@ def train(
     """
     from graphwright.files import check_free
     from graphwright.models import open
-    from graphwright.models.architectures.config import Config
+    from graphwright.models.architectures.architecture import Config
     from graphwright.models.open import create
     from graphwright.models.train import Trainer, TrainOptions
 

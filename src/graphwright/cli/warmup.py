@@ -20,7 +20,7 @@ def warmup() -> Output:
     """
     started = perf_counter()
     from graphwright.array.cpu.loops import warmup as gates
-    from graphwright.array.cpu.sampling import build as sampling
+    from graphwright.array.cpu.random import build as sampling
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
