@@ -114,13 +114,9 @@ def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def compare_onnx(
     path: Path, prompts: Sequence[np.ndarray], logits: Sequence[np.ndarray], greedy: Sequence[np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """Compare logits of a file with those of the program; with cache, also the greedy tokens after each prompt.
+    """Compare logits [T, V] of a file with those of the program, for prompts of ids [T].
 
-    Args:
-        path: of the file.
-        prompts: ids [T].
-        logits: of the program, [T, V] each.
-        greedy: for a file with cache, the program's tokens; each must be within `TOLERANCE` of the file's best.
+    For a file with cache, also the `greedy` tokens after each prompt: each must be within `TOLERANCE` of the file's best.
     Raises: VerificationFailed for a difference above `TOLERANCE`.
     """
     if greedy is None:

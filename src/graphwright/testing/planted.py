@@ -129,16 +129,12 @@ def _orthogonal(drawn: np.ndarray) -> np.ndarray:
 
 
 class SkipTeacher:
-    """A chain of six blocks with some of its 15 possible skips.
+    """A chain of six blocks, `program`, with some of its 15 possible skips, `planted`.
 
     Args:
         candidates: `structure.skips(BLOCK_NAMES)`.
         count: number of skips.
         last: show only the last block to students; then the planted set is not the only good one.
-
-    Attributes:
-        program: the teacher.
-        planted: names of its skips.
     """
 
     def __init__(self, seed: int, candidates: Any, count: int = 3, last: bool = False) -> None:

@@ -284,12 +284,7 @@ def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
 
 
 class SimStorage(Storage):
-    """A block of a pool; freed once, by `close()` or with the last array.
-
-    Attributes:
-        block: the block of the pool.
-        written_on: the stream that last wrote it.
-    """
+    """A block of a pool, last written on a stream; freed once, by `close()` or with the last array."""
 
     __slots__ = ("block", "pool", "written_on")
 

@@ -32,9 +32,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 class CodeBlock:
     """The nodes of one layer, or of the trunk between layers (layer None), in order.
 
-    Attributes:
-        nodes: op nodes.
-        enters, leaves: values read from other blocks, and values that other blocks read.
+    `enters` are values read from other blocks; `leaves` are values that other blocks read.
     """
 
     layer: int | None
@@ -123,12 +121,7 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes the nodes that the result of a program needs.
-
-    Attributes:
-        within: nodes to write.
-        pinned: dtypes that weights are cast to; a weight in one of them keeps its dtype.
-    """
+    """Writes the nodes that the result of a program needs; a weight in a dtype that weights are cast to keeps it (`pinned`)."""
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
@@ -177,14 +170,8 @@ class Statements:
     ) -> list[str]:  # fmt: skip
         """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
 
-        Args:
-            nodes: of one block.
-            known: names of values; new names are added.
-            names: source of new names.
-            base: prefix of a key, "" for the model -> name of the module that holds it.
-            layer: number of the block, or None.
-            indent: of each statement.
-            leaves: values that others read.
+        New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module that
+        holds it. `leaves` are values that others read.
         """
         p, lines = self.p, []
         here = set(nodes)
@@ -306,13 +293,9 @@ def _result(p: Program) -> Value:
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
-    """Generate the configuration and modeling files: file name -> text.
+    """Generate the configuration and modeling files: file name -> text. Raises: ExportLevelImpossible.
 
-    Args:
-        p: the program.
-        ident: digits that make the class names unique.
-        edits: journal entries, for the docstring.
-    Raises: ExportLevelImpossible.
+    `ident` are digits that make the class names unique; `edits` are journal entries, for the docstring.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)

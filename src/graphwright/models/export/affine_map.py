@@ -123,10 +123,7 @@ def find_affine_map(
 ) -> AffineMap | None:
     """Find the longest affine map that ends in a value and has one source; None if no such map exists.
 
-    Args:
-        fixed: the program's `constants`.
-        end: where the backward walk starts.
-        stop: returns the source if the walk must stop at a value, else None.
+    `fixed` are the program's `constants`; `stop` returns the source if the walk must stop at a value, else None.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}

@@ -215,13 +215,9 @@ def _rounded(model: Model, dtype: str) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramOutput:
-    """Output of the program for the prompts of the check.
+    """Output of the program, with the weights as they are stored, for the prompts of the check.
 
-    Attributes:
-        model: with the weights as they are stored.
-        prompts: ids.
-        here: logits and greedy tokens; None if NaN weights of the source make the logits NaN.
-        warnings: why `here` is None.
+    `here` has logits and greedy tokens; it is None if NaN weights of the source make the logits NaN: see `warnings`.
     """
 
     model: Model
@@ -248,12 +244,8 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
     """Check the files with transformers; if it is not installed, with this package, unless they hold code.
 
-    Args:
-        run: the reference.
-        folder: directory of the files.
-        level, exact: how they were written.
-        code: final name of the directory, and the source that loads it.
-    Returns: facts for the receipt. Raises: VerificationFailed.
+    `code` is the final name of the directory, and the source that loads it. Returns: facts for the receipt. Raises:
+    VerificationFailed.
     """
     loader = "transformers" if transformers_installed() else "graphwright"
     if loader == "graphwright" and level.runs_code:

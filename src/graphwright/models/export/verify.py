@@ -86,11 +86,9 @@ def compute_there(
     """Load an exported directory and run it in a clean process.
 
     Args:
-        directory: the export.
-        prompts: ids.
+        directory, prompts, tokens: the export, ids, and how many tokens to generate per prompt.
         loader: `transformers`, which then cannot import this package; or `graphwright`.
         trust: let transformers run the directory's own code.
-        tokens: number of tokens to generate per prompt.
         snippet: (name, source) to run with the directory under this name beside it.
     Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
     """
@@ -137,13 +135,8 @@ def compare(
     """Compare logits and greedy tokens; return the largest differences and the agreement.
 
     Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
-    difference the two best logits are closer than twice the largest difference.
-
-    Args:
-        here, there: outputs of the program and of the loader.
-        tolerance: relative.
-        margin: (prompt, position) -> distance of the two best logits; without it any different token fails.
-    Raises: VerificationFailed if logits or tokens differ by more than rounding.
+    difference the two best logits are closer than twice the largest difference: `margin` gives their distance at a (prompt,
+    position). Raises: VerificationFailed if logits or tokens differ by more than rounding.
     """
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:

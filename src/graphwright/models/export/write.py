@@ -113,14 +113,9 @@ def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
     config: bytes | None = None, only: Container[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write config, weights, tokenizer and companions into an existing directory.
+    """Write config (by default the bytes that were read), weights, tokenizer and companions into an existing directory.
 
-    Args:
-        model: to write.
-        directory: exists, without a checkpoint.
-        dtype, max_shard_size: see `export`.
-        config: bytes of config.json; by default those that were read.
-        only: keys of the tensors to write.
+    `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     items, source = tensor_items(model, dtype, only), model.checkpoint

@@ -96,13 +96,8 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
 
     Table and lengths are inputs, not states: sequences own them, and may be in another batch in the next step. The plan
-    owns their memory, so a captured step reads them at fixed addresses.
-
-    Args:
-        p: a model's program.
-        blocks, block: number of blocks in the pool, and of entries per block.
-        last_only: as in `derive`.
-        kind: dtype of the entries; that of the activations by default.
+    owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default that
+    of the activations.
     """
     states: dict[str, Spec] = {}
 
@@ -224,12 +219,7 @@ StepResult = tuple[NDArray, np.ndarray | None]
 
 
 class BoundStep:
-    """A workspace with arrays of its own for the inputs: a step writes into them and allocates nothing.
-
-    Attributes:
-        space: the workspace.
-        hosts: input -> its memory.
-    """
+    """A workspace with arrays of its own for the inputs, `hosts`: a step writes into them and allocates nothing."""
 
     def __init__(self, space: Executable) -> None:
         self.space = space
@@ -257,10 +247,7 @@ class BoundStep:
 class StepPlans:
     """Bound steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
 
-    Args:
-        program: of the model.
-        derive: last logits only -> the program with cache.
-        device: of the steps.
+    `derive` maps (last logits only) to the program with cache.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:

@@ -119,13 +119,9 @@ class _PrefixEntry:
 
 
 class PrefixCache:
-    """Blocks cached for prompts that start with the same tokens, found by a hash chain over their ids.
+    """Blocks cached for prompts that start with the same tokens, found by a hash chain (`digest`) over their ids.
 
-    Args:
-        pool: that owns the blocks.
-        block: tokens per block.
-        most: largest number of cached blocks; 0 caches none.
-        digest: the hash, see `chained`.
+    At most `most` blocks of the pool are cached, of `block` tokens each.
     """
 
     def __init__(
