@@ -123,8 +123,8 @@ def kv_bytes_per_token(p: Program) -> int:
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     """Bytes of weights that decoding one token reads; an embedding counts one row.
 
-    Counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells whether the VM
-    runs, which reads bfloat16 matrices in their stored dtype.
+    Counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells whether the
+    VM runs, which reads bfloat16 matrices in their stored dtype.
     """
     total, needed = 0, p.reachable(p.outputs())
     for node in p.params():

@@ -116,7 +116,8 @@ def compare_onnx(
 ) -> dict[str, Any]:
     """Compare logits [T, V] of a file with those of the program, for prompts of ids [T].
 
-    For a file with cache, also the `greedy` tokens after each prompt: each must be within `TOLERANCE` of the file's best.
+    For a file with cache, also the `greedy` tokens after each prompt: each must be within `TOLERANCE` of the file's
+    best.
     Raises: VerificationFailed for a difference above `TOLERANCE`.
     """
     if greedy is None:

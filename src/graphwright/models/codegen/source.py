@@ -121,7 +121,7 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes the nodes that the result of a program needs; a weight in a dtype that weights are cast to keeps it (`pinned`)."""
+    """Writes the nodes that the result of a program needs; weights in a dtype that weights are cast to keep it."""
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
@@ -170,8 +170,8 @@ class Statements:
     ) -> list[str]:  # fmt: skip
         """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
 
-        New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module that
-        holds it. `leaves` are values that others read.
+        New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module
+        that holds it. `leaves` are values that others read.
         """
         p, lines = self.p, []
         here = set(nodes)

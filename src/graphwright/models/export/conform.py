@@ -154,8 +154,8 @@ def conform(
 ) -> Model:
     """The model as an instance of the original class: the template's program for `dims`, with the program's weights.
 
-    The match has no unmatched nodes, and `index_maps` and `with_eps` accept `dims`. `layers` maps a layer of the result to
-    one of the template; by default to the same.
+    The match has no unmatched nodes, and `index_maps` and `with_eps` accept `dims`. `layers` maps a layer of the result
+    to one of the template; by default to the same.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}

@@ -96,8 +96,8 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
 
     Table and lengths are inputs, not states: sequences own them, and may be in another batch in the next step. The plan
-    owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default that
-    of the activations.
+    owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default
+    that of the activations.
     """
     states: dict[str, Spec] = {}
 

@@ -223,7 +223,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """How to sample the ids of one text: rule, number of the random stream, and how many ids at its start are not output."""
+    """How to sample the ids of one text: rule, number of the random stream, and how many leading ids are no output."""
 
     rule: Sampling = field(default_factory=Sampling)
     stream: int = 0
