@@ -159,10 +159,7 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
 class ModelDiff:
     """Differences of two models.
 
-    Attributes:
-        config: field -> [left, right] for fields that differ; None for an absent field.
-        program: structure and weights.
-        logits: for a given text, the drift of the logits; see `metrics.drift`.
+    `config` maps a field that differs to [left, right], None where it is absent; `logits` is their drift, for a given text.
     """
 
     config: dict[str, list[Any]]

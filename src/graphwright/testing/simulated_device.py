@@ -64,15 +64,9 @@ class _Stream:
 
 
 class SimDriver:
-    """The driver of a device in host memory.
+    """The driver of a device of `capacity` bytes in host memory; it counts its calls by kind.
 
-    Args:
-        device: its name.
-        capacity: size in bytes.
-        fail_at: number of the driver call that raises InjectedFault, counted from 1.
-
-    Attributes:
-        calls, allocs, frees, syncs, launches, replays: number of calls of each kind.
+    The driver call number `fail_at`, counted from 1, raises InjectedFault.
     """
 
     def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
@@ -307,14 +301,9 @@ class SimStorage(Storage):
 
 
 class SimBackend:
-    """The backend of the simulated device.
+    """The backend of the simulated device; work is queued on `stream`, see `on`.
 
-    Attributes:
-        driver, pool: the source of its memory.
-        stream: the stream on which work is queued; see `on`.
-
-    Args:
-        without: kernel name -> dtypes for which the device has no kernel, so that it runs on the host.
+    `without` maps the name of a kernel to dtypes for which the device has none, so that it runs on the host.
     """
 
     def __init__(

@@ -23,15 +23,9 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
-    Attributes:
-        vocab, hidden, layers, heads, kv_heads, head_dim, mlp: sizes; heads·head_dim may differ from hidden.
-        eps: of every RMSNorm.
-        activation: of the MLP's gate.
-        rope: rotary embedding.
-        windows: per layer the number of keys that a query sees, including its own; None for all earlier keys.
-        q_bias, o_bias, mlp_bias, qk_norm: optional parts of the blocks.
-        tied: the head is the embedding.
-        positions: longest input that the config allows.
+    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm; `windows`
+    are per layer the number of keys that a query sees, including its own, or None for all earlier keys; `positions` is the
+    longest input that the config allows.
     """
 
     vocab: int

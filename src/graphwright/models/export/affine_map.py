@@ -24,13 +24,9 @@ from graphwright.program.kinds import CONST, KINDS, PARAM, STORED
 
 @dataclass(frozen=True)
 class AffineMap:
-    """The ops from `source` (excluded) to `end`.
+    """The ops from `source` (excluded) to `end`, in order; `biased` tells whether they may add a bias.
 
-    Attributes:
-        p: the program.
-        source, end: values with features on their sized axes and tokens on their named axes.
-        nodes: the ops between them, in order.
-        biased: whether the map may add a bias.
+    Both values have features on their sized axes and tokens on their named axes.
     """
 
     p: Program

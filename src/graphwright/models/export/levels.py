@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reason(ReportBase):
-    """Why a level cannot carry a program.
+    """Why a level cannot carry a program, at the path of a node or "".
 
-    Attributes:
-        path: of a node, or "".
-        reason: in words.
-        axis, field: units and the config field that counts them, if a size is the reason.
-        branch: number of the template branch; None for the whole program.
+    If a size is the reason, `axis` and `field` are its units and the config field that counts them. `branch` is the number
+    of the template branch, or None for the whole program.
     """
 
     path: str
@@ -61,15 +58,12 @@ class Reason(ReportBase):
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan(ReportBase):
-    """What an export at one level would write.
+    """What an export at one level would write: names of files, and bytes of the weights.
 
     Attributes:
-        level, name: number and name of the level.
         possible: whether it can be requested.
         exact: whether the files compute the program's function, apart from rounding in float32.
         reasons: why it is not possible or not exact; empty and not possible if a lower level carries the model.
-        files: names of the files.
-        bytes: of the weights.
     """
 
     level: int
@@ -120,9 +114,7 @@ class ExportLevel(ABC):
     """One form of export, for one model.
 
     Attributes:
-        number: position on the ladder; stable across versions.
-        name: identifier in options and receipts.
-        summary: one line for people.
+        number, name, summary: position, stable across versions; identifier in options and receipts; line for people.
         true_size: whether removed units take no bytes; `prefer="size"` skips levels where they do.
         runs_code: whether transformers must run code of the directory (`trust_remote_code=True`). Graphwright
             itself can only open directories without such code.
@@ -395,13 +387,11 @@ PREFER = ("original", "size")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportPlan(ReportBase):
-    """Which export levels can carry a model.
+    """Which export levels can carry a model, with its differences from the family's template.
 
     Attributes:
         level: number of the level that `auto` takes, the lowest that is exact; None if no level is.
         prefer: `original`, or `size`, which skips levels that store zeros for removed units.
-        levels: one plan per level.
-        deviations: differences from the family's template.
     """
 
     FIGURES = ("possible", "bytes", "not_better")

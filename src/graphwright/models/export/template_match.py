@@ -46,10 +46,9 @@ class _Mismatch(Exception):
 
 @dataclass(slots=True)
 class MatchedPart:
-    """One branch of the template, or its trunk, with the matching values of the program.
+    """One branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
 
     Attributes:
-        name: of the branch, e.g. `layers.1.attn`; "" for the trunk.
         weights: template path of a weight -> what computes it.
         values: value of the template -> value of the program.
         eps: path of a norm of the template -> its eps in the program.
@@ -86,10 +85,7 @@ class TemplateMatch:
     """A program matched with its family's template.
 
     Attributes:
-        arch, dims: the family, and the dimensions that it reads from the config.
-        program, template: the two programs.
-        branches: branches of the template, in order.
-        parts: the matched part of each branch; None where the program has none.
+        branches, parts: branches of the template, in order, and the matched part of each, or None.
         trunk: embedding, final norm and head.
         sizes: branch number -> dimension name -> size; the trunk is `TRUNK`.
         unmatched: node of the program -> why no node of the template matches it.
@@ -445,19 +441,15 @@ AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One difference from the template.
+    """One difference from the template, at the path of a node.
 
     Attributes:
-        path: of the node.
         kind: one of `KINDS`: a weight of another size or dtype; a node removed or added; a node with other operands; a
             node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
             another op.
-        detail: the difference in words.
-        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all its
-            deviations.
-        axis, field: units and the config field that counts them, if a size differs.
+        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all.
+        axis, field, dimension: units, the config field that counts them, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
-        dimension: name of the dimension that differs.
         matched: whether the template matcher explains the node.
     """
 

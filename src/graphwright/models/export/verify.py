@@ -172,13 +172,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Result of `verify`.
-
-    Attributes:
-        problems: failed checks, each with the file, key or figure.
-        checked: successful checks.
-        unchecked: checks that were not possible, and why.
-    """
+    """Failed checks, each with the file, key or figure; successful ones; and those that were not possible, with the reason."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)

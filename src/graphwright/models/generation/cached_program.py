@@ -34,10 +34,8 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 class Derived:
     """A program with cache, derived from one version of a model's program.
 
-    Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it
-            returns only the last logits, also `CHOICE`, for the output `ids` [B].
-        states: key -> shape and dtype of the cache states.
+    It has the states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it returns only
+    the last logits, also `CHOICE`, for the output `ids` [B].
     """
 
     program: Program

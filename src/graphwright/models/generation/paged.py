@@ -34,12 +34,9 @@ from graphwright.program import Program
 
 
 class BlockPool:
-    """Blocks 0 to cap - 1 with a reference count each; the block freed last is taken first.
+    """Blocks 0 to cap - 1 of `nbytes` with a reference count each; the block freed last is taken first.
 
-    Args:
-        cap: number of blocks.
-        nbytes: of one block, over all layers.
-        freed: called with a block when its count becomes 0.
+    `freed` is called with a block when its count becomes 0.
     """
 
     def __init__(self, cap: int, nbytes: int = 0, freed: Callable[[int], object] | None = None) -> None:

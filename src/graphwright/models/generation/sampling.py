@@ -22,14 +22,7 @@ _END = np.array([[-1, 0]], np.int32)
 
 
 class TokenCounts:
-    """The token ids of a text, and how often each occurs in its output; updated in place.
-
-    Args:
-        prompt: number of ids at the start of the text that are not output.
-
-    Attributes:
-        length: number of ids counted so far.
-    """
+    """The token ids of a text, of which the first `prompt` are not output, and how often each occurs in the output."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0

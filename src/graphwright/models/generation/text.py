@@ -79,11 +79,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one by one, and streams complete text.
-
-    Attributes:
-        text: of the tokens so far, cut before a stop string.
-    """
+    """Decodes tokens one by one, and streams complete text; `text` is cut before a stop string."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], stream: Callable[[str], object] | None
