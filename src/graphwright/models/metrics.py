@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BitsPerByte:
-    """How well a model predicts a text.
+    """How well a model predicts a text: Σ nats / (ln 2 · bytes of the scored tokens), and exp(nats per token).
 
-    Attributes:
-        bits_per_byte: Σ nats / (ln 2 · bytes of the scored tokens).
-        perplexity: exp(nats per token).
-        nats: Σ -ln p of the scored tokens.
-        tokens, bytes: number of scored ones.
+    `nats` is Σ -ln p of the scored tokens; `tokens` and `bytes` are their numbers.
     """
 
     bits_per_byte: float

@@ -44,15 +44,11 @@ def need_onnx() -> None:
 
 
 def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int = OPSET, cache: bool = False) -> Path:
-    """Write a program as an ONNX file; named sizes stay dynamic.
+    """Write a program as an ONNX file, e.g. `model.onnx`; named sizes stay dynamic.
 
-    Args:
-        p: the program.
-        path: e.g. `model.onnx`; weights above 1.5 GB go into `model.onnx.data` beside it.
-        overwrite: replace an existing file.
-        opset, cache: see `to_model`.
-    Raises: MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists;
-        UsageError for another opset.
+    Weights above 1.5 GB go into `model.onnx.data` beside it. See `to_model` for `opset` and `cache`. Raises:
+    MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists; UsageError for
+    another opset.
     """
     need_onnx()
     target = target_path(path)

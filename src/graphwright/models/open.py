@@ -159,7 +159,7 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
 class ModelDiff:
     """Differences of two models.
 
-    `config` maps a field that differs to [left, right], None where it is absent; `logits` is their drift, for a given text.
+    `config` maps a field that differs to [left, right], None where it is absent; `logits` is their drift, for a text.
     """
 
     config: dict[str, list[Any]]

@@ -16,8 +16,8 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 class Edges:
     """y_i = Σ over planted j of M x_j + 0.05 noise; the student has a weight W from every other token into each.
 
-    `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges that
-    carry signal.
+    `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges
+    that carry signal.
     """
 
     def __init__(self, seed: int, kind: str = "float32") -> None:
@@ -64,8 +64,8 @@ class Edges:
 class Sources:
     """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has its own weights W_j.
 
-    `program` has inputs x [batch, sources, 6], y [batch, 4] and the output `loss`, the mean squared error; `planted` names
-    the edges that carry signal. `correlated` is the correlation of the entries of two sources.
+    `program` has inputs x [batch, sources, 6], y [batch, 4] and the output `loss`, the mean squared error; `planted`
+    names the edges that carry signal. `correlated` is the correlation of the entries of two sources.
     """
 
     def __init__(

@@ -23,9 +23,9 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
-    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm; `windows`
-    are per layer the number of keys that a query sees, including its own, or None for all earlier keys; `positions` is the
-    longest input that the config allows.
+    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm;
+    `windows` are per layer the number of keys that a query sees, including its own, or None for all earlier keys;
+    `positions` is the longest input that the config allows.
     """
 
     vocab: int

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class Reason(ReportBase):
     """Why a level cannot carry a program, at the path of a node or "".
 
-    If a size is the reason, `axis` and `field` are its units and the config field that counts them. `branch` is the number
-    of the template branch, or None for the whole program.
+    If a size is the reason, `axis` and `field` are its units and the config field that counts them. `branch` is the
+    number of the template branch, or None for the whole program.
     """
 
     path: str

@@ -448,7 +448,7 @@ class Deviation:
             node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
             another op.
         levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all.
-        axis, field, dimension: units, the config field that counts them, and the name of the dimension, if a size differs.
+        axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
         matched: whether the template matcher explains the node.
     """

@@ -172,7 +172,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Failed checks, each with the file, key or figure; successful ones; and those that were not possible, with the reason."""
+    """Failed checks, each with the file, key or figure; successful ones; and impossible ones, with the reason."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)

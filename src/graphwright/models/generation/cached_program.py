@@ -34,8 +34,8 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 class Derived:
     """A program with cache, derived from one version of a model's program.
 
-    It has the states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it returns only
-    the last logits, also `CHOICE`, for the output `ids` [B].
+    It has the states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it returns
+    only the last logits, also `CHOICE`, for the output `ids` [B].
     """
 
     program: Program
@@ -58,13 +58,12 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
 
 
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
-    """Derive the model's program with a cache at every causal attention.
+    """Derive the model's program with a cache of `capacity` entries at every causal attention.
 
-    Args:
-        p: a model's program.
-        capacity: entries of the cache; a dimension name if it equals the number of tokens.
-        last_only: return logits of the last position only, so that the head runs on one row, and ids sampled from them.
-    Raises: UsageError for an attention that sees later keys or has its own mask: its keys cannot be cached.
+    The capacity is a dimension name if it equals the number of tokens. `last_only` returns logits of the last position
+    only, so that the head runs on one row, and ids sampled from them. Raises: UsageError for an attention that sees
+    later
+    keys or has its own mask: its keys cannot be cached.
     """
     states = {LENGTH: Spec((), int64)}
 
