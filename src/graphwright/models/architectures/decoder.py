@@ -70,21 +70,13 @@ def read_decoder(
                           expected=f"a multiple of {groups}", got=heads)  # fmt: skip
     dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
     return Decoder(
-        vocab=config.size("vocab_size", vocab),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=groups,
-        head_dim=dim,
-        mlp=config.size("intermediate_size"),
-        eps=config.number("rms_norm_eps", 1e-6),
+        vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
+        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6),
         activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
-        rope=read_rope(config, dim, longest=longest),
-        windows=layer_windows(config, layers),
-        tied=config.flag("tie_word_embeddings", False),
-        positions=config.size("max_position_embeddings", longest),
+        rope=read_rope(config, dim, longest=longest), windows=layer_windows(config, layers),
+        tied=config.flag("tie_word_embeddings", False), positions=config.size("max_position_embeddings", longest),
         **flags,
-    )
+    )  # fmt: skip
 
 
 def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:

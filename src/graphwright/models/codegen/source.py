@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.codegen import text as pieces
-from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
@@ -301,7 +300,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
-    helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
+    helpers = [text for name, text in pieces.HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(traits(p.op(n)).attention for n in writer.order)
@@ -315,7 +314,10 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         "forward": forward,
         "cached": "" if cached else "        use_cache = False  # there is no attention\n",
     }
-    return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
+    return {
+        f"modeling_{ident}.py": _fill(pieces.MODELING, values),
+        f"configuration_{ident}.py": _fill(pieces.CONFIGURATION, values),
+    }
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:

@@ -337,21 +337,13 @@ def _receipt(
         probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
     edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(
-        schema=SCHEMA,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        graphwright=__version__,
-        level=level.number,
-        level_name=level.name,
-        prefer=plan.prefer,
-        exact=run.model is model and plan.at(level.number).exact,
-        confirmed=confirmed,
-        not_better=list(plan.why_not(level.number)),
-        source=source,
+        schema=SCHEMA, created=datetime.now(UTC).isoformat(timespec="seconds"), graphwright=__version__,
+        level=level.number, level_name=level.name, prefer=plan.prefer,
+        exact=run.model is model and plan.at(level.number).exact, confirmed=confirmed,
+        not_better=list(plan.why_not(level.number)), source=source,
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
         journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
-        check=facts,
-        drift=moved,
+        check=facts, drift=moved,
         cost={k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()},
-        probe=probe,
-        warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
-    )
+        probe=probe, warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
+    )  # fmt: skip

@@ -362,16 +362,10 @@ class GeneratedCode(ExportLevel):
         needed = p.reachable(p.outputs())
         attentions = sum(traits(p.op(n)).attention for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
-        fields |= {
-            "architectures": ["EditedForCausalLM"],
-            "model_type": f"graphwright-{ident}",
-            "tie_word_embeddings": False,
-            "num_hidden_layers": max(attentions, 1),
-            "auto_map": {
-                "AutoConfig": f"configuration_{ident}.EditedConfig",
-                "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM",
-            },
-        }
+        code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
+        code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
+        fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
+        fields |= {"tie_word_embeddings": False, "num_hidden_layers": max(attentions, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)

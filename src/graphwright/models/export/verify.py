@@ -32,15 +32,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600
 _ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
 _TEXTS = (
-    "The following",
-    "def __init__(self, *args, **kwargs):\n",
-    "In a list of numbers, ",
-    "Once upon a time",
-    "If the two values are not equal, the result",
-    "import os\n\n",
-    "A class",
+    "The following", "def __init__(self, *args, **kwargs):\n", "In a list of numbers, ", "Once upon a time",
+    "If the two values are not equal, the result", "import os\n\n", "A class",
     "The quick brown fox jumps over the lazy dog.",
-)
+)  # fmt: skip
 """Default prompts of the check; short, so that every vocabulary can encode them."""
 
 

@@ -239,17 +239,10 @@ class _Continuation:
         spent, p, length, prompt = perf_counter() - started, self.model.program, self.cache.length, self.request.prompt
         read = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
-        return replace(
-            self.made,
-            text=self.text.text,
-            finish_reason=reason,
-            decode_s=spent,
-            cache_tokens=length,
-            cache_capacity=self.cache.capacity,
-            bytes_per_token=read,
-            fingerprint=blake2b(prints.encode(), digest_size=16).hexdigest(),
-            stale_layers=self.cache.stale_runs,
-        )
+        digest = blake2b(prints.encode(), digest_size=16).hexdigest()
+        return replace(self.made, text=self.text.text, finish_reason=reason, decode_s=spent, cache_tokens=length,
+                       cache_capacity=self.cache.capacity, bytes_per_token=read, fingerprint=digest,
+                       stale_layers=self.cache.stale_runs)  # fmt: skip
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:
         allow_stale, requests, made = self.options.allow_stale, (self.request,), self.made
