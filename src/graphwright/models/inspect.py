@@ -37,7 +37,7 @@ class Inspection(ReportBase):
         family, model: architecture and directory name.
         parameters, nbytes: of all weights; tied weights count once.
         dtypes: dtype -> bytes.
-        tensors: one row per weight.
+
         flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.

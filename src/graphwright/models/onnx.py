@@ -250,7 +250,6 @@ class _OnnxGraph:
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
-        """Write inputs, then nodes in order, then outputs."""
         p, order = self.p, _needed(self.p)
         for node in order:
             if p.op(node) == INPUT:

@@ -386,7 +386,7 @@ class SimBackend:
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
         waits = bool(needs.fallback) or needs.answers  # results that the host reads must follow the queue's order
         if not waits:  # otherwise the caller sees a failure at once
-            calls = [_Kernel(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
+            calls = [_guarded(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
 
         def launch() -> None:
             if waits:
@@ -417,20 +417,17 @@ class SimBackend:
         self.driver.enqueue(self.stream, work, [_range(a) for a in reads], [_range(a) for a in writes])
 
 
-class _Kernel:
-    """The CPU's calls of one kernel; they run when the host waits, and failures use the binder's error."""
+def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> Call:
+    """One call of the CPU's calls of a kernel; it runs when the host waits, and failures use the binder's error."""
 
-    __slots__ = ("calls", "failure")
-
-    def __init__(self, calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> None:
-        self.calls, self.failure = calls, failure
-
-    def __call__(self) -> None:
+    def run() -> None:
         try:
-            for call in self.calls:
+            for call in calls:
                 call()
         except Exception as error:
-            raise self.failure(error) from error
+            raise failure(error) from error
+
+    return run
 
 
 def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:

@@ -314,10 +314,8 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         "forward": forward,
         "cached": "" if cached else "        use_cache = False  # there is no attention\n",
     }
-    return {
-        f"modeling_{ident}.py": _fill(pieces.MODELING, values),
-        f"configuration_{ident}.py": _fill(pieces.CONFIGURATION, values),
-    }
+    templates = {"modeling": pieces.MODELING, "configuration": pieces.CONFIGURATION}
+    return {f"{name}_{ident}.py": _fill(text, values) for name, text in templates.items()}
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -389,7 +387,6 @@ class _ModuleWriter:
         return found
 
     def functions(self) -> list[str]:
-        """One function per distinct block."""
         made = []
         for f in self.made.values():
             about = f"Layer{'s' if len(f.layers) > 1 else ''} {pieces.ranges(sorted(f.layers))}: {f.about}"
@@ -397,7 +394,6 @@ class _ModuleWriter:
         return made
 
     def forward(self) -> str:
-        """The body of the forward pass."""
         lines: list[str] = []
         indent, at = " " * 8, 0
         while at < len(self.blocks):

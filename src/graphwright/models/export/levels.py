@@ -185,7 +185,6 @@ class _TemplateLevel(ExportLevel):
         return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
-        """Write the template's files."""
         assert not isinstance(self.sizes, list)
         made = conform(self.case.model, self.case.match, *self.sizes)
         write_model(made, directory, dtype=dtype, max_shard_size=max_shard_size)

@@ -192,7 +192,6 @@ class _Matcher:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Record a mismatch under its node."""
         try:
             yield
         except _Mismatch as error:
@@ -277,7 +276,6 @@ class _Matcher:
 
     # -- one value ---------------------------------------------------------------------------------------------------
     def canon(self, v: Value) -> Value:
-        """Skip junctions of one edge."""
         while self.p.is_junction(v.node) and len(operands := self.p.operands(v.node)) == 1:
             self.skipped.add(v.node)
             v = operands[0]

@@ -205,7 +205,6 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
 
 
 def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> None:
-    """Compare files by sha256, and tensors by digest."""
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
     for name, wanted in listed.items():

@@ -81,16 +81,14 @@ class GenerationResult:
     """One generated text.
 
     Attributes:
-        ids: new tokens, without the prompt.
-        text: their text, cut before a stop string; "" without a tokenizer.
+        ids, text: new tokens, without the prompt; their text, cut before a stop string; "" without a tokenizer.
         finish_reason: `eos`, `stop`, `length` or `cancelled`.
         prompt_tokens: length of the prompt.
         logprobs: log-probability of each token under the model without sampling rules, if requested.
         top: per token the requested number of (id, log-probability), largest first.
         prefill_s, decode_s: seconds for the prompt, and for the tokens.
         token_s: seconds per token: sampling it, and running it if another follows.
-        sampling: the rules as applied.
-        stream: number of the random stream.
+        sampling, stream: the rules as applied, and number of the random stream.
         reused_tokens: prompt tokens that a given cache already held.
         cache_tokens, cache_capacity: entries filled at the end, and available.
         bytes_per_token: weights, and on average KV entries, read for one token; memory bandwidth bounds this.
@@ -226,7 +224,6 @@ class _Continuation:
     made: GenerationResult
 
     def run(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> GenerationResult:
-        """Sample tokens until the text ends."""
         started = perf_counter()
         try:
             reason = self._loop(logits, limit, cancel)
