@@ -94,11 +94,8 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
     la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
     la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
     divergence = float((np.exp(la) * (la - lb)).sum(-1).mean())
-    return {
-        "max_abs_dlogits": float(np.abs(a - b).max()),
-        "mean_kl_nats": max(divergence, 0.0),
-        "top1_agreement": float((a.argmax(-1) == b.argmax(-1)).mean()),
-    }
+    same = float((a.argmax(-1) == b.argmax(-1)).mean())
+    return {"max_abs_dlogits": float(np.abs(a - b).max()), "mean_kl_nats": max(divergence, 0.0), "top1_agreement": same}
 
 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:

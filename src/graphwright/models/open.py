@@ -170,13 +170,10 @@ class ModelDiff:
         return {"identical": self.identical, **facts}
 
 
-_NOT_COMPARED = ("_name_or_path", "transformers_version")
-
-
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
     """Compare two models, or the models in two directories."""
     a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
-    fields = sorted((a.config.keys() | b.config.keys()) - set(_NOT_COMPARED))
+    fields = sorted((a.config.keys() | b.config.keys()) - {"_name_or_path", "transformers_version"})
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:

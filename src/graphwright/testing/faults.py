@@ -238,14 +238,7 @@ Tree = dict[str, bytes | None]
 
 def snapshot(root: Path) -> Tree:
     """Read the files and directories under `root`."""
-    tree: Tree = {}
-    for folder, folders, files in os.walk(root):
-        for name in folders:
-            tree[os.path.relpath(os.path.join(folder, name), root)] = None
-        for name in files:
-            path = Path(folder, name)
-            tree[os.path.relpath(path, root)] = path.read_bytes()
-    return tree
+    return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
 
 
 def materialise(tree: Tree, root: Path) -> None:

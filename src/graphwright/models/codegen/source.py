@@ -189,14 +189,9 @@ class Statements:
         for n in nodes:
             operands = p.operands(n)
             appended = bool(operands) and operands[0] in pending
-            texts = [
-                self._weight(v.node, base, layer)
-                if self.inline(v.node)
-                else pending[v]
-                if appended and v == operands[0]
-                else name_pending(v)
-                for v in operands
-            ]
+            kept = {operands[0]} if appended else set()
+            texts = [self._weight(v.node, base, layer) if self.inline(v.node)
+                     else pending[v] if v in kept else name_pending(v) for v in operands]  # fmt: skip
             text = self._expression(n, texts)
             value = Value(n)
             if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > pieces.WIDTH:

@@ -478,10 +478,7 @@ class Ladder:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
         what = "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this"
-        raise ExportLevelImpossible(
-            what,
-            where=reasons[0].path or None if reasons else None,
-            got=reasons[0].reason if reasons else "a lower level carries this",
-            expected=f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-            fix=f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure",
-        )
+        first = reasons[0] if reasons else Reason("", "a lower level carries this")
+        expected = f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None
+        fix = f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure"
+        raise ExportLevelImpossible(what, where=first.path or None, got=first.reason, expected=expected, fix=fix)

@@ -503,11 +503,8 @@ def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
     return next((n for n in names if here.get(n, getattr(match.dims, n)) != getattr(match.dims, n)), "")
 
 
-Difference = tuple[Deviation, "NodeId | None", "NodeId | None"]
-"""A deviation with its node of the program and of the template."""
-
-
-def _differences(ours: Program, theirs: Program) -> Iterator[Difference]:
+def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:
+    """Deviations with their nodes of the program and of the template."""
     pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())
