@@ -188,15 +188,15 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
         trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
             sandbox. Without it such an export is not loaded, which counts as unchecked.
     """
-    place, found = Path(directory), Verification()
+    folder, found = Path(directory), Verification()
     try:
-        receipt = Receipt.read(place)
+        receipt = Receipt.read(folder)
         found.checked.append("receipt.json: sha256 of its own text")
-        _compare_files(place, receipt.result, found)
+        _compare_files(folder, receipt.result, found)
         if against is not None:
             _compare_source(Path(against), receipt.source, found)
         if not found.problems:
-            _probe(place, receipt, trust_code, found)
+            _probe(folder, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
@@ -204,11 +204,11 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
     return found
 
 
-def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> None:
+def _compare_files(folder: Path, result: dict[str, Any], found: Verification) -> None:
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
     for name, wanted in listed.items():
-        path = place / name
+        path = folder / name
         if path.name != name:
             found.problems.append(f"{name!r}: not a plain file name")
         elif not path.is_file():
@@ -218,9 +218,9 @@ def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> 
         else:
             found.checked.append(f"{name}: sha256")
     own = ("receipt.json", "README.md")  # written last, so the receipt does not list them
-    present = (f.name for f in sorted(place.iterdir()) if not f.name.startswith("."))
+    present = (f.name for f in sorted(folder.iterdir()) if not f.name.startswith("."))
     found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in own]
-    now, then = tensor_digests(place), result.get("tensors", {})
+    now, then = tensor_digests(folder), result.get("tensors", {})
     if len(found.problems) == before:
         found.checked.append(f"{len(now)} tensor headers")
     for key in dict.fromkeys([*then, *now]):
@@ -240,7 +240,7 @@ def _compare_source(source: Path, facts: dict[str, Any], found: Verification) ->
         found.unchecked.append("the source: the receipt lists no source files")
 
 
-def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
+def _probe(folder: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
     if not receipt.probe:
         found.unchecked.append("the probe: the receipt has none")
         return
@@ -251,11 +251,11 @@ def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification)
         return
     runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
     if runs_code and not trust_code:
-        code = f"runs {' and '.join(f.name for f in sorted(place.glob('*.py')))}; read the code"
+        code = f"runs {' and '.join(f.name for f in sorted(folder.glob('*.py')))}; read the code"
         found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")
         return
     try:
-        there = compute_there(place, [ids], trust=runs_code, tokens=max(len(wanted), 1))
+        there = compute_there(folder, [ids], trust=runs_code, tokens=max(len(wanted), 1))
     except VerificationFailed as error:
         found.problems.append(str(error))
         return
