@@ -88,7 +88,9 @@ class SimDriver:
             raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
-        self._memory[address] = _filled(nbytes)
+        block = np.full(nbytes + 64, 0xFF, np.uint8)  # aligned to 64, as kernels of the CPU may rely on
+        start = -block.ctypes.data % 64
+        self._memory[address] = block[start : start + nbytes]
         insort(self._starts, address)
         self._used += nbytes
         self.allocs += 1
@@ -264,13 +266,6 @@ class SimDriver:
                 s.queue.clear()  # work after a failed kernel never runs
                 s.ran = s.issued
                 raise
-
-
-def _filled(nbytes: int) -> np.ndarray:
-    """Return 0xff bytes aligned to 64, like memory of the CPU backend, on which kernels may rely."""
-    block = np.full(nbytes + 64, 0xFF, np.uint8)
-    start = -block.ctypes.data % 64
-    return block[start : start + nbytes]
 
 
 def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:

@@ -134,7 +134,8 @@ def find_affine_map(
         elif value.node not in inside:
             inside[value.node] = None
             stack += varying
-            biased |= _adds(p, value.node, len(varying))
+            row, operands = traits(p.op(value.node)), len(p.operands(value.node))  # does the op add a constant?
+            biased |= operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > len(varying)
     if len(sources) != 1 or not inside:
         return None
     nodes = tuple(sorted(inside, key=p.order_labels.key))
@@ -168,8 +169,3 @@ def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
     if row.contracts == "in_out":  # rows of the varying side are tokens
         return first == p.operands(node)[0] and not isinstance(shape[-1], str)
     return True
-
-
-def _adds(p: Program, node: NodeId, varying: int) -> bool:
-    operands, row = len(p.operands(node)), traits(p.op(node))
-    return operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > varying

@@ -389,8 +389,9 @@ class _Matcher:
         """Dimension name -> size in the program; the vocabulary and the entries of a head may not change."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
-            node = source.node if isinstance(source, Value) else source.end.node
-            for term, size in zip(self.terms[path], shape_of(self.p, source, len(self.terms[path])), strict=True):
+            node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
+            shape = self.p.spec(source).sizes if isinstance(source, Value) else source.shape[: len(terms)]
+            for term, size in zip(terms, shape, strict=True):
                 name, unit = unit_of(term, self.dims)
                 if size % unit or found.setdefault(name, size // unit) != size // unit:
                     self.unmatched[node] = f"{size} along {term} of {path}"
@@ -416,13 +417,6 @@ def uncast(p: Program, value: Value) -> Value:
     while traits(p.op(value.node)).casts:
         value = p.operands(value.node)[0]
     return value
-
-
-def shape_of(p: Program, source: WeightSource, rank: int) -> tuple[int, ...]:
-    """Shape of the weight that a value or an affine map computes."""
-    if isinstance(source, Value):
-        return p.spec(source).sizes
-    return source.shape if rank == 2 else source.shape[:1]
 
 
 def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
