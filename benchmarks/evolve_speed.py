@@ -22,9 +22,9 @@ import torch
 import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
-from graphwright.array.population.deal import Parents
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
-from graphwright.array.population.table import Past
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.species import Parents
+from graphwright.array.population.table import Past, tabulate
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.genomes import columns_of, genome, with_room
 from graphwright.evolve.neurons.species import Breeder

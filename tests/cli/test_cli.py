@@ -80,7 +80,7 @@ def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
 
 
 def test_missing_vm_is_reported_on_stderr(monkeypatch):
-    from graphwright.plan.planning import executors as executor
+    from graphwright.plan.planning import lowering as executor
 
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
     for quiet in ((), ("--quiet",)):

@@ -7,7 +7,7 @@ import numpy as np
 from edits import edge
 
 import graphwright as gw
-from graphwright.cli.diff import folded
+from graphwright.cli.export import folded
 from graphwright.models.open import compare_models
 
 

@@ -1,7 +1,7 @@
 """Weight-only quantisation as an edit: matrices become int8 with a scale per group, and their products say so.
 
 What changes is each weight by at most half a step: max |w| of its group / 254. Activations are float32; where few rows
-are multiplied the VM rounds them to 16 bits, by max |x| of their group / 65534 (`array/vm/gemv.py`).
+are multiplied the VM rounds them to 16 bits, by max |x| of their group / 65534 (`array/vm/products.py`).
 """
 
 from __future__ import annotations

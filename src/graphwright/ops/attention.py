@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import attention as attention_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
 from graphwright.ops.call import as_dtype, call
@@ -48,7 +48,7 @@ class RopeTable(Row):
     positions need its digits.
     """
 
-    arity, attrs, traits, vm = 2, {"scale": 1.0}, Traits(float32_constants=True), moves_forms.ROPE_TABLE
+    arity, attrs, traits, vm = 2, {"scale": 1.0}, Traits(float32_constants=True), row_forms.ROPE_TABLE
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
     emit, results = "rope_table({all}, {scale})", ("cos", "sin")
     sample = lambda rng: ([rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5})
@@ -148,7 +148,7 @@ class Rope(Row):
     """
 
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
-    vm, onnx_23 = moves_forms.ROPE, WholeNode(all_float32, _rope_node)
+    vm, onnx_23 = row_forms.ROPE, WholeNode(all_float32, _rope_node)
     vjp = lambda g, ins, outs, attrs, needs: (call("rope", g, ins[1], -ins[2], **attrs), None, None)
     cost = lambda ins, outs, attrs: Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
     emit = lambda i, a: f"{('rope' if a['style'] == 'half' else 'rope_pairs')}({', '.join(i)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphwright.array.dtype import dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
 from graphwright.ops.registry import Row, Traits, free_cost, op
@@ -19,7 +19,7 @@ class Cast(Row):
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
     emit = "{0}.to({dtype})"
-    vm = moves_forms.CAST
+    vm = row_forms.CAST
     infer = lambda x, dtype: Spec(x.shape, dtype)
     vjp = lambda g, ins, outs, attrs, needs: (call("cast", g, dtype=ins[0].dtype),)
     sample = lambda rng: ([rng.normal(size=(3, 4))], {"dtype": dtype("float64")})
@@ -34,7 +34,7 @@ class Copy(Row):
     axes = identity
     onnx = "Identity"
     emit = "{0}.clone()"
-    vm = moves_forms.COPY
+    vm = row_forms.COPY
     vjp = lambda g, ins, outs, attrs, needs: (g,)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
-from graphwright.array.vm.encode import moves as forms
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, Dims, Term, axis_of, broadcast_dims, indexed, size
 from graphwright.ops.call import call

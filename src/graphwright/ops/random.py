@@ -10,7 +10,7 @@ import numpy as np
 
 from graphwright.array.dtype import DType, bfloat16, float32, int64
 from graphwright.array.spec import Spec
-from graphwright.array.vm.encode import sampling as forms
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, Dims
 from graphwright.ops.call import call

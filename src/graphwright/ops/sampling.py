@@ -9,7 +9,7 @@ import numpy as np
 
 from graphwright.array.dtype import float32, int32, int64
 from graphwright.array.spec import Spec
-from graphwright.array.vm.encode import sampling as forms
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import AxesUse
 from graphwright.ops.registry import Cost, Row, Traits, op

@@ -25,6 +25,7 @@ from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program import FeedError, Program
+from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class CompiledStep:
             if made is not None and made.usable:
                 made.update()
             else:
-                kind = TrainingStepGraph if TrainingStepGraph.follows(self.source) else RetracedStep
+                kind = TrainingStepGraph if updatable(self.source) else RetracedStep
                 with no_grad():
                     made = kind(self.source, self._task)
             self._made, self._known = made, now

@@ -14,7 +14,7 @@ from graphwright.program.errors import ConstraintViolated
 if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.validate import Mismatch
-    from graphwright.surgery.constraints.constraint import Constraint
+    from graphwright.surgery.constraints import Constraint
 
 
 class Constraints:

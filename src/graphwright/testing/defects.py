@@ -23,6 +23,7 @@ from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
 from graphwright.surgery.findings.residuals import around
 from graphwright.surgery.findings.wiring import Wiring, least_arity, siblings
+from graphwright.surgery.walks import flood
 
 T = TypeVar("T")
 
@@ -106,10 +107,9 @@ def _trunk(p: Program) -> list[NodeId]:
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     found = []
     for i in range(len(w.nodes)):
-        if not w.is_op(i) or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
+        if w.ops[i] in KINDS or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
             continue
-        lists = [[j for j in after if j != i] for after in w.after]
-        if not w.outputs.intersection(w.flood(inputs, lists)):
+        if not w.outputs.intersection(flood(inputs, lambda j, i=i: [k for k in w.after[j] if k != i])):
             found.append(w.nodes[i])
     return found
 
@@ -141,7 +141,7 @@ def _components(p: Program, rng: np.random.Generator) -> str | None:
 def _cycle(p: Program, rng: np.random.Generator) -> str | None:
     w = Wiring(p)
     for junction in _shuffled(rng, list(p.junctions()) or [v.node for v in _values(p)]):
-        later = [w.nodes[i] for i in w.flood([w.at[junction]], w.after)]
+        later = [w.nodes[i] for i in flood([w.at[junction]], w.after.__getitem__)]
         same_spec = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
         if p.is_junction(junction) and same_spec and p.graph.in_degree(junction):
             with _edit(p, "cycle") as e:

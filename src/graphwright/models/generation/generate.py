@@ -24,7 +24,7 @@ from graphwright.models.generation.sampling import (
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
-from graphwright.plan.planning.executors import on_vm
+from graphwright.plan.planning.lowering import on_vm
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model

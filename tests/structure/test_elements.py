@@ -16,7 +16,7 @@ from graphwright.autograd import Tensor, grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.program import DeadGate
-from graphwright.structure.relaxation import decision, open_probability
+from graphwright.structure.elements import decision, open_probability
 
 PLAIN = [k for k in KINDS if k != "choice"]
 
