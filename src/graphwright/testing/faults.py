@@ -107,7 +107,7 @@ class Operation:
         return " ".join(filter(None, [self.name, self.path, self.other]))
 
 
-class Interceptor:
+class _Interceptor:
     """Wraps the system's calls. `strike(name)` returns the kind of fault for this call, or "" for none."""
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
@@ -241,7 +241,7 @@ def snapshot(root: Path) -> Tree:
     return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
 
 
-def materialise(tree: Tree, root: Path) -> None:
+def _materialise(tree: Tree, root: Path) -> None:
     """Create the files and directories of `tree` under the new directory `root`."""
     root.mkdir()
     for name in sorted(tree):
@@ -378,7 +378,7 @@ class Survival:
 @contextmanager
 def record(folder: StrPath) -> Iterator[list[Operation]]:
     """Yield the list of file operations under `folder` as it grows. Nothing is really fsynced meanwhile."""
-    with Interceptor(Path(folder), lambda name: "").installed() as log:
+    with _Interceptor(Path(folder), lambda name: "").installed() as log:
         yield log
 
 
@@ -400,7 +400,7 @@ def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
         left -= 1
         return kind if left == -1 else ""
 
-    with Interceptor(Path(folder), strike).installed() as log:
+    with _Interceptor(Path(folder), strike).installed() as log:
         yield log
 
 
@@ -468,7 +468,7 @@ class _Trial:
                 crash = f"power loss after operation {done} ({last}): {story}"
                 self._expect_whole(tree, crash, (self.new,) if returned else (self.old, self.new))
                 folder = self._folder()
-                materialise(tree, folder)
+                _materialise(tree, folder)
                 self._expect_clean_after_next_save(folder, crash)
             if not returned:
                 disk.apply(self.operations[done])
