@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from graphwright.ops import OPS, traits
 from graphwright.program.draw.layout import compose
+from graphwright.program.draw.output import path_data
 from graphwright.program.draw.shapes import Shape, label, shape
 from graphwright.program.draw.shapes import picture as document
 from graphwright.program.draw.style import LINE, count, name_of, short
-from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:

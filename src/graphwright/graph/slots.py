@@ -357,11 +357,8 @@ class ColumnSpec:
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
 
 
-class CellCounter:
-    """Counts the cells that single edits read or write, for `Graph(debug_counters=True)`."""
-
-    def __init__(self) -> None:
-        self.touched = 0
+CellCounter = list[int]
+"""One number: the cells that single edits read or wrote, for `Graph(debug_counters=True)`."""
 
 
 class CountedCells:
@@ -374,12 +371,12 @@ class CountedCells:
 
     def __getitem__(self, key: Any) -> Any:
         value = self._cells[key]
-        self._counter.touched += len(value) if isinstance(key, slice) else 1
+        self._counter[0] += len(value) if isinstance(key, slice) else 1
         return value
 
     def __setitem__(self, key: int, value: Any) -> None:
         self._cells[key] = value
-        self._counter.touched += 1
+        self._counter[0] += 1
 
 
 class Column:

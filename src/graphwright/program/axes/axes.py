@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -374,16 +375,11 @@ def _wanted(group: AxisGroup) -> str:
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]
-    shared = (_shared(modules) or made[0].path.split(".")[:-1]) if made else []
+    alike = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
+    shared = ([column[0] for column in alike] or made[0].path.split(".")[:-1]) if made else []
     return ".".join([*shared, group.kind]) if shared else _fallback(group)
 
 
 def _fallback(group: AxisGroup) -> str:
     first = (_made(group) or _weights(group))[0]
     return f"{first.path}:{first.dim}"
-
-
-def _shared(modules: list[list[str]]) -> list[str]:
-    """The longest common prefix of all paths."""
-    differ = next((i for i, column in enumerate(zip(*modules, strict=False)) if len(set(column)) > 1), None)
-    return min(modules, key=len)[:differ]

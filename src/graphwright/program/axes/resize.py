@@ -182,10 +182,9 @@ class ResizeAxis(Edit):
 def resize(
     found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
 ) -> ResizeAxis:
-    """Return the edit that re-indexes axes.
+    """Return the edit that re-indexes axes of the present state of a program.
 
     Args:
-        found: axes of the program in its present state.
         indices: name of an axis of one atom -> for each new index the old one, or -1.
         correct: keep norms over a resized axis exact where the removed units are zero: scale · √(D/d), eps · D/d.
         new: returns the values at new indices; zeros by default.
@@ -221,12 +220,9 @@ def resize(
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
     axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
-    inputs = {node: solution.dims[Value(node)] for node in p.inputs()}
-    specs = tuple(
-        (node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),))
-        for node, terms in inputs.items()
-        if _along(terms, maps)
-    )
+    inputs = [(node, solution.dims[Value(node)]) for node in p.inputs()]
+    new_specs = {n: Spec(tuple(resized(t, maps) for t in ts), p.spec(n).dtype) for n, ts in inputs if _along(ts, maps)}
+    specs = tuple((node, (spec,)) for node, spec in new_specs.items())
     return ResizeAxis(axes, tuple(made), tuple(attrs.items()), correct, specs)
 
 
@@ -573,11 +569,9 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return numbers of an axis's units spread over a dimension; 1 where the dimension has no unit of the axis.
+    """Return numbers `part` of an axis's units spread over a dimension; 1 where it has no unit of the axis.
 
-    Args:
-        group: the atoms of the axis; several are adjacent in the dimension.
-        part: a number per unit.
+    `group` are the atoms of the axis; several are adjacent in the dimension.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

@@ -121,15 +121,10 @@ def endpoint(p: Program, ref: Ref) -> Value:
 
 
 class GradientGraph:
-    """d Σ roots / d wanted of `source`; `update` follows its edits.
+    """d Σ roots / d wanted of `source`, which is never changed; `update` follows its edits.
 
-    Args:
-        source: the program; it is never changed.
-        roots, wanted: values of it.
-        sizes: numbers for the named sizes of its inputs.
-        seeded: weight each root by an additional input `seed.<path>`.
-
-    Its `program` maps the inputs of the source (and seeds) to `grad.<path>` per wanted value, over the same variables.
+    Its `program` maps the inputs of the source to `grad.<path>` per wanted value, over the same variables. `sizes` are
+    numbers for the named sizes of the inputs; if `seeded`, each root is weighted by an additional input `seed.<path>`.
     """
 
     def __init__(

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 
 class MirroredProgram:
-    """Twins of the needed nodes of `source`, in a program over the same variables.
+    """Twins of the needed nodes of `source`, which is never changed, in a program over the same variables.
 
     A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
     Args:
-        source: the mirrored program; it is never changed.
         sizes: numbers for the named sizes of its inputs.
-        name: name of the derived program.
         low: the 16-bit float of autocast, which casts operands as it would while the source runs; None for no casts.
         on_drop: called with each node that is no longer mirrored.
         on_update: called with each node (and its op) once its twin is up to date; True to visit its readers too.
@@ -73,11 +71,9 @@ class MirroredProgram:
     def usable(self) -> bool:
         """True while `program` was edited by its mirror alone and the source has the inputs it had."""
         p, source = self.program, self.source
-        return (
-            p.version == self.version
-            and source.inputs() == self._inputs
-            and all(p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs)
-        )
+        if p.version != self.version or source.inputs() != self._inputs:
+            return False
+        return all(p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs)
 
     @contextmanager
     def updating(self) -> Iterator[set[NodeId]]:
@@ -98,11 +94,9 @@ class MirroredProgram:
         self.version = self.program.version
 
     def update(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
-        """Update the twins; returns the visited nodes.
+        """Update the twins after edits of the nodes `changed`; returns the visited nodes.
 
-        Args:
-            changed: edited nodes of the source.
-            needed, released: nodes that the owner reads from now on, and those that it no longer reads.
+        `needed` and `released` are the nodes that the owner reads from now on, and those that it no longer reads.
         """
         graph = self.source.graph
         fresh = self._count_readers(changed, needed, released)

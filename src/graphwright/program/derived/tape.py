@@ -28,11 +28,8 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     """
     for t in tensors:
         if not isinstance(t, Tensor) or t.node is None or not isinstance(t.data, NDArray):
-            raise UsageError(
-                "this tensor has no tape: it was not computed from anything that requires a gradient",
-                got=repr(t)[:80],
-                fix="gw.trace(fn, *examples) records any tensor code",
-            )
+            raise UsageError("this tensor has no tape: it was not computed from anything that requires a gradient",
+                             got=repr(t)[:80], fix="gw.trace(fn, *examples) records any tensor code")  # fmt: skip
     nodes = sorted(_ancestors([t.node for t in tensors]), key=lambda node: node.seq)
     made = _TapeProgram(name, _steps(nodes))
     for node in nodes:

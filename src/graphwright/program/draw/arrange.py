@@ -69,12 +69,9 @@ class Arrangement:
 
 
 def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> Arrangement:
-    """Arrange the children of one group.
+    """Arrange the children of one group; `inner` has, per child, its arrangement if it is a group.
 
-    Args:
-        nets: the nets of the group, entries first.
-        inner: per child, its arrangement if it is a group.
-        entries, exits: number of sources that enter and leave.
+    Nets of entries come first. `entries` and `exits` are the numbers of sources that enter and leave.
     """
     router = _Router(nets, inner, entries, exits)
     wires = router.wires()
@@ -322,13 +319,9 @@ def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[i
 def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits: list[int]) -> tuple[int, list[int]]:
     """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
 
-    The main exit is the lowest child that is read outside (else the lowest of all); the main entry starts the longest
-    path to it. In a residual network the trunk consists of the junctions.
-
-    Args:
-        rank, order, after: rows, a topological order, and the readers of each child.
-        entries: per entry, the children that read it.
-        exits: children that are read outside, in order.
+    The main exit is the lowest child of `exits`, which are read outside (else the lowest of all); the main entry starts
+    the longest path to it. In a residual network the trunk consists of the junctions. `entries` lists, per entry, the
+    children that read it.
     """
     if not order:
         return (0 if entries else -1), []
@@ -394,10 +387,7 @@ def lanes(
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
 
-    Args:
-        rank, before, after: rows and neighbours.
-        spine: the trunk, in order.
-        inlet, outlet: whether the main entry feeds the first trunk child, and the last one feeds the exit.
+    `spine` is the trunk; `inlet` and `outlet` tell whether the main entry feeds its first child, and its last the exit.
     """
     lane = [0] * len(rank)
     taken = Occupancy()

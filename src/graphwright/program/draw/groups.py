@@ -247,11 +247,8 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
             nodes.append(replace(node, path=path))
         else:
             nodes[index[i]] = replace(nodes[index[i]], members=nodes[index[i]].members + node.members)
-    edges = {
-        edge._replace(src=index[edge.src], dst=index[edge.dst]): None
-        for edge in scene.edges
-        if not _within_a_run(tree, edge, stands_for)
-    }
+    apart = [e for e in scene.edges if not _within_a_run(tree, e, stands_for)]
+    edges = dict.fromkeys(e._replace(src=index[e.src], dst=index[e.dst]) for e in apart)
     return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port)), repeats)
 
 
@@ -448,12 +445,8 @@ def _within(found: SceneView, expanded: Set[str] | None, level: int | None, fold
         series = runs(found.tree) if not fold else {}
         if any(at in series and (at == ROOT or top[at] < 0) and modules[at].depth == deepest for at in found.open):
             fold = True
-            closed.extend(
-                f"{modules[run[0]].path} … {modules[run[-1]].path}"
-                for at in sorted(series)
-                for run in series[at]
-                if top[run[0]] in (-1, run[0])
-            )
+            folding = [run for at in sorted(series) for run in series[at] if top[run[0]] in (-1, run[0])]
+            closed.extend(f"{modules[run[0]].path} … {modules[run[-1]].path}" for run in folding)
             found = _prepared(folded(found.scene, found.tree))
             found.open = _wanted(found, expanded, level)
             continue

@@ -174,12 +174,9 @@ class PlacedGroup:
 
 
 def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: int) -> PlacedGroup:
-    """Compute the positions of the children of one group.
+    """Compute the positions of the children of one group from their extents.
 
-    Args:
-        group: with its nets and arrangement.
-        sizes: extents of the children.
-        title: width of the group's title; 0 for the whole picture, which has no title.
+    `title` is the width of the group's title; 0 for the whole picture, which has no title.
     """
     arrangement = group.arrangement
     lane_x, track_x, left, right = _columns(arrangement, sizes)

@@ -82,14 +82,9 @@ def drawn_targets(picture: PictureLayout) -> list[ColourTarget]:
 def overlay_of(
     program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, float | NodeNote] | None, scale: str
 ) -> Overlay:
-    """Make the overlay of a picture.
+    """Make the overlay of boxes and frames from numbers by handle, value or path of a node or group, or notes by node.
 
-    Args:
-        program: the program that the keys refer to.
-        targets: the boxes and frames to colour.
-        data: numbers by handle, value, path of a node, or path of a group; or notes by node; or None.
-        scale: `linear` or `log`.
-    Raises: UnknownNode for a key that is neither a node nor a group; UsageError for another scale.
+    Raises: UnknownNode for a key that is neither a node nor a group; UsageError for a scale but `linear` and `log`.
     """
     if data is None:
         return Overlay({}, {})

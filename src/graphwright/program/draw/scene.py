@@ -66,19 +66,13 @@ def read(program: Program) -> Scene:
     graph = program.graph
     handles = sorted(graph.nodes(), key=lambda n: graph.node(n, "seq"))
     index = {n: i for i, n in enumerate(handles)}
-    nodes = [
-        SceneNode(
-            program.path(n), program.op(n), program.attrs(n), program.specs(n), program.is_junction(n), members=(n,)
-        )
-        for n in handles
-    ]
+    p = program
+    nodes = [SceneNode(p.path(n), p.op(n), p.attrs(n), p.specs(n), p.is_junction(n), members=(n,)) for n in handles]
     for name, value in zip(program.output_names(), program.outputs(), strict=True):
         nodes[index[value.node]].outputs += (name,)
-    edges = [
-        SceneEdge(index[graph.source(e)], graph.edge(e, "src_port"), i, graph.edge(e, "dst_port"))
-        for i, n in enumerate(handles)
-        for e in program.in_edges(n)
-    ]
+    ends = [(e, i) for i, n in enumerate(handles) for e in program.in_edges(n)]
+    column = graph.edge
+    edges = [SceneEdge(index[graph.source(e)], column(e, "src_port"), i, column(e, "dst_port")) for e, i in ends]
     return Scene(nodes, edges)
 
 
