@@ -23,8 +23,7 @@ from .views import packed
 # pyright: reportPrivateUsage=false
 # The files of this folder share what a graph keeps.
 
-Lists = Sequence[Sequence[int]]
-"""The successors (or predecessors) of each of 0..n-1."""
+Lists = Sequence[Sequence[int]]  # the successors (or predecessors) of each of 0..n-1
 ENTER, SEEN, LEAVE = range(3)
 
 

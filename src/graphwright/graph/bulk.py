@@ -25,8 +25,7 @@ from .views import Mask, packed, selected
 if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
 
-Handles = HandleArray[Any] | Iterable[int] | Array
-"""Handles in any form: an array of them, a sequence, or packed int64."""
+Handles = HandleArray[Any] | Iterable[int] | Array  # handles in any form: an array of them, a sequence, or packed int64
 
 
 def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:

@@ -20,8 +20,7 @@ from ..errors import UsageError
 from ..files import atomic_write
 from .errors import JournalCorrupt
 
-GENESIS = "0" * 64
-"""The hash before the first entry."""
+GENESIS = "0" * 64  # the hash before the first entry
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
 _TEXT = frozenset({str})

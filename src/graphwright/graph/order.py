@@ -18,8 +18,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from ..errors import CycleError, UsageError
 
 GAP = 1 << 20
-LIMIT = 1 << 62
-"""Labels beyond this are renumbered, so that they always fit int64."""
+LIMIT = 1 << 62  # labels beyond this are renumbered, so that they always fit int64
 _ONCE = 16
 """If more than one node in this many is added or removed, rebuilding the list is cheaper than moving one by one."""
 

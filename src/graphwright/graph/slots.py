@@ -357,8 +357,7 @@ class ColumnSpec:
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
 
 
-CellCounter = list[int]
-"""One number: the cells that single edits read or wrote, for `Graph(debug_counters=True)`."""
+CellCounter = list[int]  # one number: the cells that single edits read or wrote, for `Graph(debug_counters=True)`
 
 
 class CountedCells:

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 Numbers = tuple[int, ...]
-Maps = Mapping[int, np.ndarray]
-"""Dimension -> for each new index the old one, or -1."""
+Maps = Mapping[int, np.ndarray]  # dimension -> for each new index the old one, or -1
 New = Callable[[str, NDArray, Maps], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
 
@@ -516,17 +515,14 @@ class _Growth:
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
-            level = old.mean() if not self.group.mixed or key in self._scales() else 0.0
+            p = self.e.program
+            scales = [origin(p, p.operands(node)[c.port]) for node, c in self.found.solution.corrections]
+            corrected = {p.key(weight) for weight in scales if weight is not None}
+            level = old.mean() if not self.group.mixed or key in corrected else 0.0
             return np.full(shape, level)
         read = self.consumers.get(key, set())
         zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
-
-    def _scales(self) -> set[str]:
-        """Return the keys of the scales of norms that can be corrected."""
-        p = self.e.program
-        operands = [p.operands(node)[c.port] for node, c in self.found.solution.corrections]
-        return {p.key(weight) for v in operands if (weight := origin(p, v)) is not None}
 
     def _changes_zero(self) -> str | None:
         """Return the path of an elementwise op that maps zero units to nonzero values, if there is one."""

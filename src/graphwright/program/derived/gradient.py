@@ -90,7 +90,10 @@ def differentiate(
         states = dict(leaves)
         with enable_grad():
             for t in range(steps - 1):
-                states |= _next_states(p, {name: x[t] for name, x in given.items()}, sizes, states, mode)
+                feeds_now = {name: x[t] for name, x in given.items()}
+                values = tensors(p, feeds_now, dict(sizes), [new for _, new in writes(p)], states)
+                next_states = {p.key(state.node): values[new] for state, new in writes(p)}
+                states |= {k: _leaf(v) for k, v in next_states.items()} if mode == "one_step" else next_states
             last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             seeds = list(feeds[len(given) :]) or [None] * len(roots)
@@ -222,15 +225,6 @@ def _cached_gradient(
         if len(cached) > _CACHED:
             cached.popitem(last=False)
     return found.program
-
-
-def _next_states(
-    p: Program, feeds: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, Tensor], mode: str
-) -> dict[str, Tensor]:
-    """The states after one more run, by key."""
-    values = tensors(p, feeds, dict(sizes), [new for _, new in writes(p)], states)
-    written = {p.key(state.node): values[new] for state, new in writes(p)}
-    return {k: _leaf(v) for k, v in written.items()} if mode == "one_step" else written
 
 
 def _leaf(value: Tensor) -> Tensor:

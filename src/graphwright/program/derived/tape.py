@@ -13,8 +13,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
 
-STEPS = 3
-"""Uses of one parameter from which the tape counts as a loop over steps; a tied weight has two."""
+STEPS = 3  # uses of one parameter from which the tape counts as a loop over steps; a tied weight has two
 
 
 def tape(*tensors: Tensor, name: str = "tape") -> Program:

@@ -151,8 +151,13 @@ class _Router:
         elif net.slot == self.entry:
             own, source = 0, X(LANE, 0, 0)
         else:
-            own, source = self._come_in(net, wires[order[0]], net.targets[order[0]][0])
-            order = order[1:] if source is not None and wires[order[0]].xs else order
+            child, slot = net.targets[order[0]]
+            own, source = lane[child], None
+            if self.taken.free(own, 0, rank[child] - 1):  # enters right above its first reader
+                self.taken.take(own, 0, rank[child] - 1)
+                source = self.ends[IN][net.slot] = X(IN, child, slot)
+                wires[order[0]].xs, wires[order[0]].level = [source], True
+                order = order[1:]
         down = start  # the last row that this net uses in its own lane
         tracked: list[int] = []
         for k in order:
@@ -187,17 +192,6 @@ class _Router:
         if net.child >= 0:
             return (net.child, child) in self.links or (child == OUTSIDE and net.child == self.last)
         return net.slot == self.entry and child == self.first
-
-    def _come_in(self, net: Net, wire: Wire, child: int) -> tuple[int, X | None]:
-        """Put an entry right above its first reader, if the lane there is free."""
-        own = self.lane[child]
-        if not self.taken.free(own, 0, self.rank[child] - 1):
-            return own, None
-        self.taken.take(own, 0, self.rank[child] - 1)
-        pin = X(IN, child, net.targets[wire.target][1])
-        wire.xs, wire.level = [pin], True
-        self.ends[IN][net.slot] = pin
-        return own, pin
 
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool

@@ -190,8 +190,7 @@ def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None
         module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-BUNDLE = "nodes"
-"""Name of the groups made of consecutive nodes where there is no module to close."""
+BUNDLE = "nodes"  # name of the groups made of consecutive nodes where there is no module to close
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
 
@@ -288,17 +287,10 @@ def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
     return Scene(nodes, scene.edges, repeats)
 
 
-SMALL = 24
-"""Number of nodes up to which all groups open; chosen by looking at pictures."""
-
-FLAT = 200
-"""Number of children of the root above which they are bundled by default, into half as many groups at most."""
-
-LONG = 64
-"""Length above which a run of equal groups is folded by default: steps of a loop, not the layers of a decoder."""
-
-ROOMY = 60
-"""Number of boxes up to which groups open by default where no module repeats."""
+SMALL = 24  # number of nodes up to which all groups open; chosen by looking at pictures
+FLAT = 200  # number of children of the root above which they are bundled by default, into half as many groups at most
+LONG = 64  # length above which a run of equal groups is folded by default: steps of a loop, not the layers of a decoder
+ROOMY = 60  # number of boxes up to which groups open by default where no module repeats
 
 
 @dataclass(slots=True)

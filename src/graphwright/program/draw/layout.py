@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
 
-BUDGET = 2000
-"""Default limit on the boxes, frames and edges of a picture."""
+BUDGET = 2000  # default limit on the boxes, frames and edges of a picture
 
 
 @dataclass(frozen=True, slots=True)

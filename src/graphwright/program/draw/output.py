@@ -17,22 +17,34 @@ from graphwright.errors import UsageError
 from graphwright.files import StrPath, atomic_write
 from graphwright.program.draw.groups import ROOT
 from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
-from graphwright.program.draw.overlay import LEVELS, ColourTarget, drawn_targets, overlay_of, shade
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import Shape, clean, escaped, shape
-from graphwright.program.draw.style import EDGES, FAMILIES, FONT, LINE, MARKS, css, short, text_width, tips
+from graphwright.program.draw.style import (
+    EDGES,
+    FAMILIES,
+    FONT,
+    LEVELS,
+    LINE,
+    MARKS,
+    ColourTarget,
+    css,
+    drawn_targets,
+    overlay_of,
+    shade,
+    short,
+    text_width,
+    tips,
+)
 
 if TYPE_CHECKING:
     from graphwright.program.draw.arrange import Arrangement
     from graphwright.program.draw.groups import Net
     from graphwright.program.draw.layout import Box, Composition, DrawnEdge, Group, PictureLayout, PictureOptions
-    from graphwright.program.draw.overlay import NodeNote, Overlay
+    from graphwright.program.draw.style import NodeNote, Overlay
     from graphwright.program.program import Program
 
-ROUND = 5
-"""Radius of the corners of lines, in pixels."""
-CELL = 240
-"""Budget of a picture in a notebook cell: below 200 kB, and at most a few screens."""
+ROUND = 5  # radius of the corners of lines, in pixels
+CELL = 240  # budget of a picture in a notebook cell: below 200 kB, and at most a few screens
 
 
 def to_svg(
@@ -82,7 +94,8 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
     ]
     parts += [frame(group, overlay) for group in made.groups.values()]
     parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges]
-    parts += [heading(group) for group in made.groups.values()]  # above the lines
+    for g in made.groups.values():  # above the lines
+        parts.append(shape("text", g.title, class_="gw-n gw-s gw-h", data_path=g.path, x=g.x + 10, y=g.y + 16))
     parts += [box(b, overlay) for b in made.boxes.values()]
     parts += ["</g>", f'<g class="gw-legend" transform="translate(0 {made.height})">']
     parts += ["".join(map(str, row)) for row in below.rows]
@@ -95,11 +108,6 @@ def frame(group: Group, overlay: Overlay) -> Shape:
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
     rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
     return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
-
-
-def heading(group: Group) -> Shape:
-    """The name on the frame of an open group."""
-    return shape("text", group.title, class_="gw-n gw-s gw-h", data_path=group.path, x=group.x + 10, y=group.y + 16)
 
 
 def box(b: Box, overlay: Overlay) -> Shape:
@@ -430,13 +438,8 @@ def to_dot(
     """
     if isinstance(color, str) and color != "family":
         raise UsageError("unknown colouring of a DOT picture", expected='"family", None or a mapping', got=color)
-    made = compose(program, **options).layout()
-    overlay = overlay_of(program, drawn_targets(made), color if isinstance(color, Mapping) else None, scale)
-    return dot_text(made, program.name, overlay, fill=color == "family")
-
-
-def dot_text(picture: PictureLayout, name: str, overlay: Overlay, fill: bool) -> str:
-    """Write the boxes, groups and edges of a layout as DOT text; Graphviz positions them."""
+    picture = compose(program, **options).layout()
+    overlay = overlay_of(program, drawn_targets(picture), color if isinstance(color, Mapping) else None, scale)
     inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
     for path in sorted(picture.boxes):
         inside[picture.boxes[path].parent].append(path)
@@ -444,7 +447,7 @@ def dot_text(picture: PictureLayout, name: str, overlay: Overlay, fill: bool) ->
     for path in sorted(picture.groups):
         children[picture.groups[path].parent].append(path)
     out = [
-        f"digraph {quoted(name)} {{",
+        f"digraph {quoted(program.name)} {{",
         '  rankdir="TB";',
         '  node [shape="box", fontname="Arial", fontsize="11"];',
         '  edge [fontname="Arial", fontsize="9"];',
@@ -465,7 +468,7 @@ def dot_text(picture: PictureLayout, name: str, overlay: Overlay, fill: bool) ->
             out.append("  " * (depth - 1) + f"subgraph {quoted('cluster_' + path)} {{")
             out += [f"{pad}label={quoted(group.title)};", f"{pad}color={quoted('#b9c0c8')};"]
             stack.append((path, depth, True))
-        out += [pad + _dot_node(picture.boxes[p], overlay, fill) for p in inside[path]]
+        out += [pad + _dot_node(picture.boxes[p], overlay, color == "family") for p in inside[path]]
         stack += [(child, depth + 1, False) for child in reversed(children[path])]
     out += ["  " + _dot_edge(edge) for edge in picture.edges]
     return "\n".join([*out, "}", ""])

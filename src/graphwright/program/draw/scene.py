@@ -23,8 +23,7 @@ from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-"""Marks of a difference between two programs."""
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"  # marks of a difference between two programs
 
 
 @dataclass(slots=True)
@@ -190,8 +189,7 @@ _ATTENDS = frozenset(n for n, row in OPS.items() if row.traits.attention or trai
 _ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
 """Ops that attend, and ops that add two operands as a junction does."""
 
-_FAR = 600
-"""Nodes to visit before an edge is taken for a shortcut without further search."""
+_FAR = 600  # nodes to visit before an edge is taken for a shortcut without further search
 
 
 def data_readers(scene: Scene) -> list[list[int]]:
@@ -261,8 +259,7 @@ def family(node: SceneNode) -> str:
     return "pointwise" if row is not None and row.traits.elementwise else "op"
 
 
-MOST = 1 << 24
-"""Size of the largest weight that `statistics` reads, in elements: a tenth of a second."""
+MOST = 1 << 24  # size of the largest weight that `statistics` reads, in elements: a tenth of a second
 
 
 def statistics(program: Program) -> dict[str, str]:

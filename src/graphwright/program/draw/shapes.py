@@ -72,8 +72,7 @@ def _value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else escaped(str(value))
 
 
-WIDTH, HEIGHT = 640, 240
-"""Pixels of a chart without its legend."""
+WIDTH, HEIGHT = 640, 240  # pixels of a chart without its legend
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"
 )
@@ -81,8 +80,7 @@ COLOURS = (
     "#54aeff", "#fd8c73", "#4ac26b", "#c297ff", "#d4a72c", "#ff80c8", "#39c5cf", "#8c959f", "#e16f24", "#6fdd8b",
 )  # fmt: skip
 """Colours of series that have none of their own, used in turn."""
-Series = Mapping[str, tuple[Sequence[float], str]]
-"""Name -> values and colour."""
+Series = Mapping[str, tuple[Sequence[float], str]]  # name -> values and colour
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 620, 20, 210
 
 

@@ -122,7 +122,11 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    _load_constraints(p, forms.array(body.get("constraints", [])))
+    if rows := forms.array(body.get("constraints", [])):
+        from graphwright.surgery.constraints.constraint import from_json
+
+        for row in map(forms.table, rows):
+            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
     report = validate(p)
     if check:
         report.check(p.name)
@@ -214,15 +218,6 @@ def _check_nodes(p: Program) -> None:
             raise ProgramFileError("wrong number of results: a source has one, an assign node none", where=p.path(node))
     for v in p.outputs():
         forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
-
-
-def _load_constraints(p: Program, data: list[Any]) -> None:
-    """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
-    if data:
-        from graphwright.surgery.constraints.constraint import from_json
-
-        for row in map(forms.table, data):
-            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
 
 
 # -- tensors ----------------------------------------------------------------------------------------
