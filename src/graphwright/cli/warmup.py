@@ -23,7 +23,7 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     from graphwright.array.cpu.sampling import build as sampling
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
-    from graphwright.graph.warmup import warmup as bulk_edits
+    from graphwright.graph.graph import warmup as bulk_edits
     from graphwright.plan.planning import native as planning
 
     process = None  # the VM takes as long as all others together

@@ -482,3 +482,13 @@ class EditLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def warmup() -> None:
+    """Compile the bulk edits ahead of their first use, by running each on a graph large enough; numba caches them."""
+    graph = Graph(edge_columns={"weight": "f4"})
+    nodes = graph.add_nodes(2048)
+    edges = graph.add_edges(nodes[:-1], nodes[1:], weight=0.0)
+    graph.restore_rewires(graph.rewire_edges(edges, dst=nodes[:-1]))
+    graph.restore_edges(graph.remove_edges(edges))
+    graph.remove_nodes(nodes)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # pyright: reportPrivateUsage=false
 # The files of this folder share private attributes of a graph.
 
-
 SCHEMA = 1
 
 

@@ -44,18 +44,12 @@ TOGETHER = frozenset({"heads", "channels"})
 
 
 class AxisMember(NamedTuple):
-    """One dimension of a group.
-
-    Attributes:
-        value, dim: the value, and the number of its dimension.
-        path: of the node, followed by the result number if that is not 0.
-        key: of the weight, if the value is one.
-    """
+    """One dimension of a group."""
 
     value: Value
-    dim: int
-    path: str
-    key: str | None
+    dim: int  # number of the dimension
+    path: str  # of the node, followed by the result number if that is not 0
+    key: str | None  # of the weight, if the value is one
 
     def __str__(self) -> str:
         return f"{self.path}[{self.dim}]"

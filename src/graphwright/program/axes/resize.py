@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -60,23 +61,15 @@ class ResizedWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis(Edit):
-    """Resize axes: set new values of all weights along them, and attributes that are sizes of them.
-
-    Attributes:
-        axes: the resized axes.
-        weights: the values after.
-        attrs: nodes and all their attributes after.
-        correct: True if norms over a resized axis are corrected.
-        inputs: inputs of the program whose spec changes, with the new one.
-    """
+    """Resize axes: set new values of all weights along them, and attributes that are sizes of them."""
 
     packed = {"axes": "axes", "weights": "resized_weights", "attrs": "node_attrs", "correct": "flag",
               "inputs": "node_specs"}  # fmt: skip
     axes: tuple[ResizedAxis, ...]
-    weights: tuple[ResizedWeight, ...]
-    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
-    correct: bool = True
-    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()
+    weights: tuple[ResizedWeight, ...]  # the values after
+    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # nodes and all their attributes after
+    correct: bool = True  # whether norms over a resized axis are corrected
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs of the program whose specs change, with new ones
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -358,8 +351,7 @@ def cut_units(
         group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
             raise StaleSelection("the axis was resized since", where=name, expected=units.sizes[name], got=group.size)
-        keep = np.ones(group.size, bool)
-        keep[list(ids)] = False
+        keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
                             fix="cut the edge from its module into the next junction")  # fmt: skip
@@ -434,9 +426,7 @@ def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
     sides = [np.asarray(grid.any(axis=tuple(d for d in dims if d != axis))) for axis in dims]
-    whole = np.ones((), bool)
-    for side in sides:
-        whole = np.multiply.outer(whole, side)
+    whole = reduce(np.multiply.outer, sides)
     bound = group.kind == "channels" and not all(side.all() for side in sides[:-1])
     return sides if (whole == grid).all() and not bound else None
 

@@ -90,10 +90,10 @@ def differentiate(
         states = dict(leaves)
         with enable_grad():
             for t in range(steps - 1):
-                feeds_now = {name: x[t] for name, x in given.items()}
-                values = tensors(p, feeds_now, dict(sizes), [new for _, new in writes(p)], states)
-                next_states = {p.key(state.node): values[new] for state, new in writes(p)}
-                states |= {k: _leaf(v) for k, v in next_states.items()} if mode == "one_step" else next_states
+                now, written = {name: x[t] for name, x in given.items()}, writes(p)
+                values = tensors(p, now, dict(sizes), [new for _, new in written], states)
+                made = {p.key(state.node): values[new] for state, new in written}
+                states |= {k: _leaf(v) for k, v in made.items()} if mode == "one_step" else made
             last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             seeds = list(feeds[len(given) :]) or [None] * len(roots)
@@ -169,7 +169,6 @@ class GradientGraph:
         return [self._seed(i) for i, root in enumerate(self.roots) if root == value]
 
     def _seed(self, root: int) -> Value:
-        """The weights of a root's elements."""
         seed, mirror = self._seeds[root], self.mirror
         twin = mirror.tensor(mirror.twin(self.roots[root]))
         if seed is None or mirror.spec(seed) != twin.spec:
@@ -199,7 +198,6 @@ class GradientGraph:
             p.set_outputs(outputs)
 
     def _zero(self, value: Value) -> Value:
-        """Zeros of a value's shape."""
         known, like = self._zeros.get(value), self.mirror.twin(value)
         if known is not None:
             if self.program.operands(known.node) == [like]:

@@ -198,7 +198,6 @@ class MirroredProgram:
         return [] if self.source.op(node) in SOURCES else self.source.operands(node)
 
     def _drop(self, node: NodeId) -> None:
-        """Stop mirroring a node."""
         del self._readers[node]
         self.discard(tuple(self.casts.pop(node, {}).values()))
         self._on_drop(node)
@@ -235,21 +234,17 @@ class MirroredProgram:
             same = p.op(old) == op and p.key(old) == key and p.weights[key] is variable
             if same and p.specs(old) == source.specs(node):
                 return old, False
-            self.discard((old,))
-        self._free_name(source.path(node))
+        path = self._fresh_name(node, old)
         p.weights.add(key, variable)
-        return self.recorder.source(op, source.path(node), source.spec(node), dict(source.attrs(node))), True
+        return self.recorder.source(op, path, source.spec(node), dict(source.attrs(node))), True
 
     def _mirror_empty_junction(self, node: NodeId, old: NodeId | None) -> tuple[NodeId, bool]:
         """Mirror a junction without edges as a constant zero."""
         source, p = self.source, self.program
         spec = source.spec(node).bind(self.sizes)
-        if old is not None:
-            if p.op(old) == CONST and p.spec(old) == spec:
-                return old, False
-            self.discard((old,))
-        path = source.path(node)
-        self._free_name(path)
+        if old is not None and p.op(old) == CONST and p.spec(old) == spec:
+            return old, False
+        path = self._fresh_name(node, old)
         key = path if path not in p.weights else f"{path}.zero"
         zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
         p.weights.add(key, Variable(zero, name=key))
@@ -260,10 +255,7 @@ class MirroredProgram:
         operands = self._cast_operands(node, get(op))
         attrs = source.attrs(node)
         if old is None or p.op(old) != op:
-            if old is not None:
-                self.discard((old,))
-            path = source.path(node)
-            self._free_name(path)
+            path = self._fresh_name(node, old)
             return p.add_op(op, operands, attrs, path, self.recorder.after(operands)), True
         if p.operands(old) != operands:
             self.rewire(old, operands)
@@ -294,6 +286,13 @@ class MirroredProgram:
         if casts:
             self.casts[node] = casts
         return operands
+
+    def _fresh_name(self, node: NodeId, old: NodeId | None) -> str:
+        """Discard an old twin of a node, and make the node's name free; returns it."""
+        self.discard(() if old is None else (old,))
+        name = self.source.path(node)
+        self._free_name(name)
+        return name
 
     def _free_name(self, name: str) -> None:
         """Rename the backward node that has this name, if one does."""

@@ -2,7 +2,7 @@
 
 An arrangement depends only on the content of the group, not on which children are open. Opening a child moves its
 neighbours apart and changes no row, lane or track. Children are numbered 0..n-1 in order of creation; edges join
-children. Everything here is deterministic and iterative.
+children.
 """
 
 from __future__ import annotations
@@ -88,10 +88,8 @@ def _steps(positions: list[int], main: int) -> list[int]:
     """Number pins from left to right, 0 for the main pin (else for the middle one)."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
-    steps = [0] * len(positions)
-    for position, k in enumerate(order):
-        steps[k] = position - zero
-    return steps
+    number = {k: place - zero for place, k in enumerate(order)}
+    return [number[k] for k in range(len(positions))]
 
 
 class _Router:

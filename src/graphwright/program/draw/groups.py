@@ -8,9 +8,11 @@ equal nets and equal hashes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
@@ -199,19 +201,14 @@ def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
     """Find per group the runs of two or more equal child groups with consecutive numbers."""
     found: dict[int, list[list[int]]] = {}
     for at, module in enumerate(tree.modules):
-        run: list[int] = []
-        last: tuple[str, int, bytes] | None = None
-        for child in (~c for c in module.children if c < 0):
+        keys: dict[int, tuple[object, ...]] = {}
+        for k, child in enumerate(~c for c in module.children if c < 0):
             inner = tree.modules[child]
             match = _NUMBERED.fullmatch(inner.segment)
-            key = (match[1], int(match[2]), inner.hash) if match and len(match[2]) < 10 else None
-            if key is not None and last is not None and key == (last[0], last[1] + 1, last[2]):
-                run.append(child)
-                if len(run) == 2:
-                    found.setdefault(at, []).append(run)
-            else:
-                run = [child]
-            last = key
+            keys[child] = (match[1], int(match[2]) - k, inner.hash) if match and len(match[2]) < 10 else (child,)
+        series = [list(run) for _, run in groupby(keys, keys.__getitem__)]
+        if any(len(run) > 1 for run in series):
+            found[at] = [run for run in series if len(run) > 1]
     return found
 
 
@@ -368,26 +365,19 @@ def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> s
         return _readable(found) | _marked(found)
     chosen = {ROOT}
     for at, module in enumerate(modules[1:], start=1):
-        if module.parent in chosen and (module.path in expanded or _is_one_node(found, at)):
+        paths = [found.scene.nodes[c].path for c in module.children if c >= 0]
+        one_node = len(paths) == len(module.children) <= 3 and module.path in paths  # `mid` with an inserted `mid.tanh`
+        if module.parent in chosen and (module.path in expanded or one_node):
             chosen.add(at)
     return chosen
-
-
-def _is_one_node(found: SceneView, at: int) -> bool:
-    """Whether a group is little more than the node of the same path, such as `mid` with an inserted `mid.tanh`."""
-    module = found.tree.modules[at]
-    paths = [found.scene.nodes[c].path for c in module.children if c >= 0]
-    return len(paths) == len(module.children) <= 3 and module.path in paths
 
 
 def _marked(found: SceneView) -> set[int]:
     """Groups with a difference between the two programs inside."""
     scene, tree = found.scene, found.tree
-    chosen = {at for i, node in enumerate(scene.nodes) if node.mark for at in tree.chain(i)}
-    for edge in scene.edges:
-        if edge.mark:
-            chosen.update(tree.chain(edge.src), tree.chain(edge.dst))
-    return chosen
+    marked = {i for i, node in enumerate(scene.nodes) if node.mark}
+    marked.update(i for edge in scene.edges if edge.mark for i in (edge.src, edge.dst))
+    return {at for i in marked for at in tree.chain(i)}
 
 
 def _readable(found: SceneView) -> set[int]:
@@ -420,10 +410,10 @@ def _readable(found: SceneView) -> set[int]:
 
 def _numbered_parents(found: SceneView) -> set[int]:
     """Groups with two or more child groups whose names end in a number, such as layers, blocks and experts."""
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     for module in found.tree.modules[1:]:
-        if module.segment[-1:].isdigit() or module.path in found.scene.repeats:
-            counts[module.parent] = counts.get(module.parent, 0) + 1 + (module.path in found.scene.repeats)
+        if module.segment[-1:].isdigit() or module.repeat > 1:
+            counts[module.parent] += 1 + (module.repeat > 1)
     return {at for at, n in counts.items() if n > 1}
 
 

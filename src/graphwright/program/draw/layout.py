@@ -125,10 +125,7 @@ class PictureOptions(TypedDict, total=False):
 
 
 def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout:
-    """Compute the layout of a program.
-
-    Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
-    """
+    """Compute the layout of a program. Raises: UsageError for a budget below 16, or for both `expanded` and `level`."""
     return compose(program, **options).layout()
 
 

@@ -6,6 +6,7 @@ two programs can share one scene.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -125,13 +126,11 @@ def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
     The inputs of a junction are interchangeable, so there the port is the number of equal edges before this one.
     """
-    seen: dict[tuple[int, int, int], int] = {}
+    seen: Counter[tuple[int, int, int]] = Counter()
     found = []
     for src, src_port, dst, dst_port, _ in scene.edges:
-        slot = dst_port
-        if scene.nodes[dst].junction:
-            slot = seen.get((src, src_port, dst), 0)
-            seen[src, src_port, dst] = slot + 1
+        slot = seen[src, src_port, dst] if scene.nodes[dst].junction else dst_port
+        seen[src, src_port, dst] += 1
         found.append((scene.nodes[src].path, src_port, scene.nodes[dst].path, slot))
     return found
 

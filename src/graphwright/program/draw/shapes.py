@@ -37,7 +37,8 @@ class Shape:
     title: str = ""  # text shown while the pointer is over the shape; empty for none
 
     def __str__(self) -> str:
-        values = "".join(f' {name}="{_value(value)}"' for name, value in self.attrs.items())
+        given = {k: f"{v:g}" if isinstance(v, float) else escaped(str(v)) for k, v in self.attrs.items()}
+        values = "".join(f' {name}="{value}"' for name, value in given.items())
         inside = "".join(escaped(part) if isinstance(part, str) else str(part) for part in self.content)
         if self.title:
             inside = "<title>" + "\n".join(map(escaped, self.title.split("\n"))) + f"</title>{inside}"
@@ -66,10 +67,6 @@ def picture(width: float, height: float, shapes: Sequence[Shape], style: str) ->
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img"'
     body = "\n".join(map(str, shapes))
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>\n{body}\n</svg>\n'
-
-
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else escaped(str(value))
 
 
 WIDTH, HEIGHT = 640, 240  # pixels of a chart without its legend
