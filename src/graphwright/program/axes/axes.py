@@ -369,8 +369,8 @@ def _wanted(group: AxisGroup) -> str:
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]
-    alike = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
-    shared = ([column[0] for column in alike] or made[0].path.split(".")[:-1]) if made else []
+    equal = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
+    shared = ([column[0] for column in equal] or made[0].path.split(".")[:-1]) if made else []
     return ".".join([*shared, group.kind]) if shared else _fallback(group)
 
 
