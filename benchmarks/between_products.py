@@ -1,4 +1,4 @@
-"""What lies between the products of a decoding step: all that fusing it with them could gain."""
+"""What runs between the products of a decoding step: the most that fusing it with them could gain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def model(width: int, layers: int, heads: int, kv_heads: int, inner: int, vocabu
 def run() -> list[Figure]:
     figure = Figure(
         "Between the products of a step",
-        "f32, one text behind 32 rows, 1 thread; each op by itself, in order, the best of 9 runs",
+        "f32, one text after 32 cached tokens, 1 thread; each op by itself, in order, the best of 9 runs",
     )
     set_num_threads(1)
     for name, shape in SHAPES.items():

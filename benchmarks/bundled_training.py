@@ -62,7 +62,7 @@ def run() -> list[Figure]:
         "bits per byte",
         f"loss of the last 50 steps {np.mean(losses[-50:]):.4f}",
     )
-    figure.says.append(
+    figure.notes.append(
         f"loss over the first 50 steps differs by at most {np.abs(np.asarray(mine[:50]) - losses[:50]).max():.1e}"
     )
     return [figure]

@@ -197,10 +197,10 @@ def large(place: Path, peer: llama_cpp.Peer | None) -> list[Figure]:
             if other in timed:
                 middle = np.median(timed[other]) / np.median(timed[who])
                 best = min(timed[other]) / min(timed[who])
-                figure.says.append(f"{who}: {middle:.2f} times {other}, {best:.2f} by the best rounds")
+                figure.notes.append(f"{who}: {middle:.2f} times {other}, {best:.2f} by the best rounds")
         busy = f"load average {os.getloadavg()[0]:.1f}: above {threads} others ran, and the ratios are no lead"
-        figure.says.append(f"{busy}; measured bandwidth {reached / 1e9:.1f} GB/s; {quantised}")
-        figure.says.append(llama_cpp.ABSENT if peer is None else peer.about)
+        figure.notes.append(f"{busy}; measured bandwidth {reached / 1e9:.1f} GB/s; {quantised}")
+        figure.notes.append(llama_cpp.ABSENT if peer is None else peer.about)
         figures.append(figure)
     return figures
 
@@ -246,7 +246,7 @@ def small() -> Figure:
                     1e6 * high,
                 )
             ratio = np.median(times["transformers eager"]) / np.median(times["graphwright"])
-            figure.says.append(f"width {width}: {ratio:.1f} times eager")
+            figure.notes.append(f"width {width}: {ratio:.1f} times eager")
     return figure
 
 
@@ -340,9 +340,7 @@ def forks() -> Figure:
 
 
 def prefixes() -> Figure:
-    figure = Figure(
-        "To the first token behind a beginning that was there before", "1024 + 32 tokens, 4 layers, 1 thread"
-    )
+    figure = Figure("Time to the first token after a cached prefix", "1024 + 32 tokens, 4 layers, 1 thread")
     set_num_threads(1)
     m, rng = wide(), np.random.default_rng(0)
     whole = rng.integers(0, 512, (1, 1056))
@@ -362,7 +360,7 @@ def prefixes() -> Figure:
 
 def host() -> Figure:
     """What a step takes beside its kernels: checks, tables, copying ids in and logits out."""
-    figure = Figure("Host's share of a step", "4 layers, f32, behind 128 rows, 1 thread; median of 60 steps")
+    figure = Figure("Host's share of a step", "4 layers, f32, after 128 cached tokens, 1 thread; median of 60 steps")
     set_num_threads(1)
     m, rng = wide(), np.random.default_rng(0)
     for count in (1, 8):

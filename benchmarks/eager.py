@@ -43,9 +43,9 @@ def small_op() -> Figure:
                 close = None if ours >= CLOSE * theirs else close or n
                 if n in SHOWN:
                     add_rounds(figure, {who: t for who, t in taken.items() if who != "A/A"}, "us")
-                    figure.says.append(f"{what}: {ours / theirs:.1f} times torch")
+                    figure.notes.append(f"{what}: {ours / theirs:.1f} times torch")
             least = "no size measured" if close is None else f"{close:,} elements"
-            figure.says.append(f"{'taped' if taped else 'no gradient'}: below {CLOSE} times torch from {least} on")
+            figure.notes.append(f"{'taped' if taped else 'no gradient'}: below {CLOSE} times torch from {least} on")
     finally:
         torch.set_num_threads(threads)
     return figure
@@ -99,7 +99,7 @@ def training(name: str, make: Callable[[Any], Any], batch: int = 64) -> Figure:
     figure = Figure(f"Training step of a {name}, batch {batch}", "f32, cross entropy, AdamW; first losses agree")
     add_rounds(figure, taken, "us")
     eager, torchs, fast = (float(np.median(taken[who])) for who in calls)
-    figure.says.append(f"eager takes {eager / torchs:.1f} times torch's time, compiled {fast / torchs:.2f} times")
+    figure.notes.append(f"eager takes {eager / torchs:.1f} times torch's time, compiled {fast / torchs:.2f} times")
     return figure
 
 
@@ -113,5 +113,5 @@ def batches(batch: int = 64) -> Figure:
     figure = Figure(f"Forward of an MLP, {batch} rows", "f32, eager, no gradient")
     add_rounds(figure, {who: t for who, t in taken.items() if who != "A/A"}, "us")
     one, loop = (float(np.median(taken[who])) for who in ("one batch", "a loop over its rows"))
-    figure.says.append(f"the batch is {loop / one:.1f} times faster")
+    figure.notes.append(f"the batch is {loop / one:.1f} times faster")
     return figure

@@ -241,7 +241,7 @@ def run() -> list[Figure]:
         mine, mine_steady = (float(np.median(peers["graphwright"][f"{kind}: {p}"])) for p in STAGES[2:])
         for who in list(peers)[1:]:
             first, steady = (float(np.median(peers[who][f"{kind}: {p}"])) for p in STAGES[2:])
-            figure.says.append(f"beside {who}: {ahead(mine, mine_steady, first, steady)}")
+            figure.notes.append(f"beside {who}: {ahead(mine, mine_steady, first, steady)}")
         figures.append(figure)
     return figures
 
@@ -251,6 +251,6 @@ def ahead(first: float, steady: float, other_first: float, other_steady: float) 
     if first < other_first and steady <= other_steady:
         return "ahead at any number of steps"
     if first >= other_first and steady >= other_steady:
-        return "behind at any number of steps"
+        return "slower at any number of steps"
     steps = 1 + (other_first - first) / (steady - other_steady)
     return f"ahead up to {steps:,.0f} steps" if first < other_first else f"ahead from {steps:,.0f} steps on"

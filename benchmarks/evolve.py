@@ -51,7 +51,7 @@ def xor() -> Figure:
     figure = Figure("XOR by NEAT, 100 seeds", "population 150, at most 300 generations; all four answers right")
     for who, settings in (("defaults", ev.NEAT()), ("NEAT.paper2002()", ev.NEAT.paper2002())):
         add_runs(figure, who, solve(lambda s: ev.tasks.xor(), settings, 100, max_generations=300))
-    figure.says.append("NEAT 2002 reports 4755 evaluations on average (standard deviation 2553), no failures.")
+    figure.notes.append("NEAT 2002 reports 4755 evaluations on average (standard deviation 2553), no failures.")
     return figure
 
 
@@ -71,8 +71,8 @@ def ablation(seeds: int = 100) -> Figure:
         "no growth": {"growth": False},
     }
     ablated(figure, rows, lambda s: ev.tasks.xor(), seeds, {"max_generations": 300})
-    figure.says.append("p: Fisher's exact test, one-sided, that all of it solves so many more seeds by chance.")
-    figure.says.append("The paper took its parts out on two poles, not on XOR: see the next table.")
+    figure.notes.append("p: Fisher's exact test, one-sided, that all of it solves so many more seeds by chance.")
+    figure.notes.append("The paper took its parts out on two poles, not on XOR: see the next table.")
     return figure
 
 
@@ -90,7 +90,7 @@ def ablation_poles(seeds: int = 20) -> Figure:
         "no growth, ten hidden nodes (30,239, 20 %)": {"growth": False, **layer},
     }
     ablated(figure, rows, lambda s: ev.tasks.double_pole(), seeds, {"max_evaluations": 30_000})
-    figure.says.append(
+    figure.notes.append(
         "In brackets what Stanley and Miikkulainen 2002 report in their table of ablations: evaluations on average of "
         "the runs that solved, and how many did."
     )
@@ -106,7 +106,7 @@ def ablated(figure: Figure, rows: dict[str, dict[str, Any]], task: Any, seeds: i
 
 
 def fisher(more: int, fewer: int, seeds: int) -> float:
-    """Chance that the first of two samples has at least `more` of all hits, if both are alike."""
+    """Probability that the first of two samples has at least `more` of all hits, if both have the same distribution."""
     hits, ways = more + fewer, math.comb(2 * seeds, more + fewer)
     return sum(math.comb(seeds, k) * math.comb(seeds, hits - k) for k in range(more, min(seeds, hits) + 1)) / ways
 
@@ -120,8 +120,8 @@ def hybrid() -> Figure:
     settings = ev.Hybrid(delays=0.5, train=ev.Train(steps=100))
     found = solve(lambda s: ev.tasks.parity(8, seed=s), settings, 10, max_generations=30)
     add_runs(figure, "parity of 8 bits by delays", found)
-    told = solve(lambda s: at_the_end(8, s), settings, 10, max_generations=30)
-    for who, runs in (("parity", found), ("parity, told the last step alone", told)):
+    last_only = solve(lambda s: at_the_end(8, s), settings, 10, max_generations=30)
+    for who, runs in (("parity", found), ("parity, fitness of the last step alone", last_only)):
         tests = [100 * r.test() for r in runs]
         note = f"95 % or more in {sum(t >= 95 for t in tests)} of 10 seeds"
         figure.add(f"{who}: median test accuracy", median(tests), "%", note, seeds=tests)
@@ -134,7 +134,7 @@ def passes(found: list[ev.Result]) -> str:
 
 
 def at_the_end(bits: int, seed: int) -> ev.Task:
-    """Parity with one label per string: nothing says on the way what to keep."""
+    """Parity with one label per string: no step says on the way what to keep."""
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
     return ev.Task(x[..., None], x.sum(1) % 2, "bce", split=(0.5, 0.25, 0.25), target=1.0, seed=seed)
 
@@ -178,7 +178,7 @@ def cart() -> Figure:
     low, high = (100 * v for v in wilson(well, 20))
     figure.add(f"475 on average over unseen starts, {well} of 20 seeds", 5 * well, "%", "", low, high, tests)
     figure.add("mean return of the champion, worst seed", min(tests), "steps", f"median {median(tests):.0f} of 500")
-    figure.says.append(f"{steps:,} steps of environments, which took {100 * share:.0f} % of the time.")
+    figure.notes.append(f"{steps:,} steps of environments, which took {100 * share:.0f} % of the time.")
     return figure
 
 
@@ -204,12 +204,12 @@ def double_pole() -> Figure:
         "velocities in sight, at most 30 000 evaluations; solved: the champion balances for 100 000 steps",
     )
     add_runs(figure, "solved", solve(lambda s: ev.tasks.double_pole(), ev.NEAT(), 20, max_evaluations=30_000))
-    figure.says.append("Published for NEAT: 3600 evaluations.")
+    figure.notes.append("Published for NEAT: 3600 evaluations.")
     return figure
 
 
 def inherited() -> Figure:
-    """What a child gains by its mother's weights: steps to a target, beside the same child with weights drawn anew."""
+    """What a child gains by inheriting weights: steps to a target, beside the same child with fresh weights."""
     figure = Figure("Steps to a target with inherited and with fresh weights, 20 seeds",
                     "the same child; p: Wilcoxon's signed-rank test, one-sided, over pairs")  # fmt: skip
     pairs = np.array([widened(seed) for seed in range(20)], float)
@@ -256,7 +256,7 @@ def widened(seed: int, most: int = 1000, every: int = 5) -> tuple[int, int]:
         with child.edit("widen") as e:
             ev.mutations.widen(e, ev.mutations.widths(child)[0], np.random.default_rng(seed), 8)
         if fresh:
-            with child.edit("draw anew") as e:
+            with child.edit("initialise weights") as e:
                 for key in list(child.weights):
                     shape = child.weights[key].shape
                     e.set_weight(key, drawn(rng, *shape) if len(shape) == 2 else np.zeros(shape, np.float32))

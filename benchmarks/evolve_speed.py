@@ -22,9 +22,9 @@ import torch
 import graphwright as gw
 from benchmarks.harness import Figure
 from graphwright import evolve as ev
-from graphwright.array.population.deal import Parents
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
-from graphwright.array.population.table import Past
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.species import Parents
+from graphwright.array.population.table import Past, tabulate
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.genomes import columns_of, genome, with_room
 from graphwright.evolve.neurons.species import Breeder
@@ -140,8 +140,8 @@ def evaluations() -> Figure:
         calls = {
             "graphwright": lambda t=table, g=genes, c=cases: outputs(t, g, c),
             "graphwright again": lambda t=table, g=genes, c=cases: outputs(t, g, c),
-            "PopulationPlan, cases given anew": lambda p=plan, x=x: p(x),
-            "with the table written anew": lambda g=genes, c=cases: outputs(tabulate(g, 2, 1), g, c),
+            "PopulationPlan, new cases each time": lambda p=plan, x=x: p(x),
+            "with a new table each time": lambda g=genes, c=cases: outputs(tabulate(g, 2, 1), g, c),
             "plain Python loop": lambda n=nets, r=rows: plain(n, r, 3),
         }
         if neat is not None:
@@ -156,7 +156,7 @@ def evaluations() -> Figure:
             note = times(seconds, taken["graphwright"]) if slow else size if who == "graphwright" else ""
             figure.add(f"{label}: {who}", 150 * len(x) / median(seconds) / 1e6, "M/s", note)
     if neat is None:
-        figure.says.append(ABSENT)
+        figure.notes.append(ABSENT)
     return figure
 
 
@@ -190,7 +190,7 @@ def generations() -> Figure:
             figure.add(f"{label}: neat-python, ParallelEvaluator(2)", 1 / median(two), "/s", times(two, walls),
                        1 / max(two), 1 / min(two))  # fmt: skip
     if neat is None:
-        figure.says.append(ABSENT)
+        figure.notes.append(ABSENT)
     return figure
 
 
@@ -236,7 +236,7 @@ def carts() -> Figure:
         "graphwright", scores.passes / median(taken) / 1e6, "M/s", f"the environment is about {share:.0f} % of it"
     )
     if neat is None:
-        figure.says.append(ABSENT)
+        figure.notes.append(ABSENT)
         return figure
     nets = [node_evals(genome(run.genes, g, 4, 1)) for g in range(150)]
     made = [
@@ -383,7 +383,7 @@ def training(steps: int = 60, widths: tuple[int, ...] = (4, 16, 64)) -> Figure:
     for who in ("torch, one by one", "torch.vmap"):
         size = crossover(list(widths), times[who])
         where = f"from {size:.0f} hidden neurons on" if size else f"at none of {widths} hidden neurons"
-        figure.says.append(f"{who} is quicker {where}.")
+        figure.notes.append(f"{who} is quicker {where}.")
     return figure
 
 
@@ -414,7 +414,7 @@ def vmapped(own: list[Any], points: Any, wanted: Any, steps: int, rate: float) -
 
 
 def mutation() -> Figure:
-    """A structural mutation of one genome in ten, and the first result; beside everything made anew."""
+    """A structural mutation of one genome in ten, and the first result; beside rebuilding everything."""
     figure = Figure(
         "From mutations to first results, 150 genomes",
         "CPU time of one thread; one genome in ten splits a link, 4 cases",
@@ -436,7 +436,7 @@ def mutation() -> Figure:
         taken = per_call({
             "children": breed,
             "table, patched": lambda c=child, p=past: tabulate(c, 8, 1, p),
-            "table, anew": lambda c=child: tabulate(c, 8, 1),
+            "new table": lambda c=child: tabulate(c, 8, 1),
             "answers": lambda c=child, t=made: outputs(t, c, cases),
         }, rounds=7)  # fmt: skip
         parts = [taken[who] for who in ("children", "table, patched", "answers")]

@@ -17,12 +17,12 @@ def run() -> list[Figure]:
     figure = Figure("ATen beside the VM, one op a plan", "f32, all threads for ATen, one for the VM; bound calls")
     for op in ("add", "tanh", "gelu"):
         crossing = [n for n in SIZES if measure(figure, op, *elementwise(op, n), f"{n:,} elements") > 1]
-        figure.says.append(f"{op}: the VM is ahead up to {max(crossing, default=0):,} elements of those measured")
+        figure.notes.append(f"{op}: the VM is ahead up to {max(crossing, default=0):,} elements of those measured")
     crossing = [n for n in SIDES if measure(figure, "linear", *product(n), f"{n} x {n} x {n}") > 1]
-    figure.says.append(f"linear: the VM is ahead up to {max(crossing, default=0)} on a side of those measured")
+    figure.notes.append(f"linear: the VM is ahead up to {max(crossing, default=0)} on a side of those measured")
     for m in FEW:
         ahead = [n for n in (64, 256, 1024, 2048) if measure(figure, "linear", *product(n, m), f"{m} x {n} x {n}") > 1]
-        figure.says.append(
+        figure.notes.append(
             f"linear of {m} rows: the VM is ahead at {', '.join(map(str, ahead)) or 'none'} of those measured"
         )
     return [figure]

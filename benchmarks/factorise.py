@@ -10,10 +10,18 @@ import tensorly.decomposition as tl
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
-from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
 from graphwright.surgery.factorise.compress import CompressOptions
 from graphwright.surgery.factorise.factors import compression_ratio, reconstruct
-from graphwright.surgery.factorise.methods import METHODS, Unfolding, ring, train
+from graphwright.surgery.factorise.methods import (
+    METHODS,
+    Unfolding,
+    contract,
+    recover,
+    refine,
+    relative_error,
+    ring,
+    train,
+)
 from graphwright.surgery.factorise.report import milliseconds
 from graphwright.surgery.matrices import find_matrices, values
 from graphwright.surgery.measure import input_grams, output_error
@@ -49,7 +57,7 @@ def decompositions() -> list[Figure]:
         )
         add_rounds(figure, rounds(calls, n=15, warm=1), note=notes)
         took = [row.value for row in figure.rows]
-        figure.says.append(f"tensorly / ours: train {took[1] / took[0]:.2f}, ring {took[3] / took[2]:.2f}, "
+        figure.notes.append(f"tensorly / ours: train {took[1] / took[0]:.2f}, ring {took[3] / took[2]:.2f}, "
                            f"sweeps {took[5] / took[4]:.2f}")  # fmt: skip
         figures.append(figure)
     return figures

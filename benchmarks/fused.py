@@ -49,7 +49,7 @@ def cases(rows: int, cols: int) -> dict[str, Case]:
     angle = rng.uniform(-3, 3, (4, rows // 32, cols // 16))
     cos, sin = np.cos(angle).astype("f4"), np.sin(angle).astype("f4")
 
-    def turned(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    def rotated(q: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         a, b = q.chunk(2, -1)
         c, s = cos[:, None], sin[:, None]
         return torch.cat([a * c - b * s, b * c + a * s], -1)
@@ -66,7 +66,7 @@ def cases(rows: int, cols: int) -> dict[str, Case]:
             lambda a, b, w: F.rms_norm(a + b, w, 1e-6),
             lambda a, b, w: T.rms_norm(a + b, (cols,), w, 1e-6),
         ),
-        "rope": ((q, cos, sin), lambda q, c, s: call("rope", q, c, s), turned),
+        "rope": ((q, cos, sin), lambda q, c, s: call("rope", q, c, s), rotated),
         "softmax and cross entropy": ((x,), lambda x: F.cross_entropy(x, gw.tensor(targets)), theirs_loss),
     }
     found = {}
@@ -133,7 +133,7 @@ def timed(made: Figure, name: str, calls: dict[str, Callable[[], Any]]) -> None:
         low, high = (1e6 * v for v in interval(taken[who]))
         made.add(f"{name}: {who}", value, "us", low=low, high=high)
     best = min(value for who, value in medians.items() if who != "graphwright")
-    made.says.append(f"{name}: {best / medians['graphwright']:.2f} times the best peer")
+    made.notes.append(f"{name}: {best / medians['graphwright']:.2f} times the best peer")
 
 
 def adamw(made: Figure, size: int) -> None:

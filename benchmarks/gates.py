@@ -17,7 +17,7 @@ from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import structure as st
 from graphwright.nn import functional
 from graphwright.optim import AdamW
-from graphwright.plan.profile import Timing
+from graphwright.plan.describe import Timing
 from graphwright.program.cost import flops as program_flops
 from graphwright.testing.planted import Edges, Sources
 
@@ -50,7 +50,7 @@ def bundled() -> Figure:
         taken = rounds(calls)
     add_rounds(figure, taken)
     ratio = np.median(np.asarray(taken["gated"]) / np.asarray(taken["no gates"]))
-    figure.says.append(f"{count} gates cost {100 * (ratio - 1):.1f} % of a step (median of paired rounds)")
+    figure.notes.append(f"{count} gates cost {100 * (ratio - 1):.1f} % of a step (median of paired rounds)")
     return figure
 
 
@@ -227,13 +227,13 @@ def hardened(targets: tuple[float, ...] = (0.7, 0.5), steps: int = 60) -> Figure
     for name in list(flops)[1:]:
         gone = 1 - flops[name] / flops[whole]
         saved = 1 - np.median(np.asarray(taken[name]) / np.asarray(taken[whole]))
-        figure.says.append(
+        figure.notes.append(
             f"{name}: {gone:.0%} fewer operations, {saved:.0%} less time, {saved / gone:.2f} of the share"
         )
     timings = plans[whole].profile(feeds).timings
     products = [t for t in timings if t.op == "linear"]
     share = [sum(f(t) for t in products) / sum(f(t) for t in timings) for f in (_flops, _seconds)]
-    figure.says.append(
+    figure.notes.append(
         f"linear maps, which cutting makes smaller: {share[0]:.0%} of the operations, {share[1]:.0%} of the time"
     )
     return figure

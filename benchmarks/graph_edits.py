@@ -67,7 +67,7 @@ def bulk_figure(n_edges: int) -> Figure:
             best[f"{what} {who}"] = median(samples)
     for what in ("insert", "delete"):
         ratio = min(best[f"{what} rustworkx"], best[f"{what} networkx"]) / best[f"{what} graphwright"]
-        figure.says.append(f"{what}: {ratio:.1f}x the best peer")
+        figure.notes.append(f"{what}: {ratio:.1f}x the best peer")
     return figure
 
 
@@ -89,7 +89,7 @@ def hub_figure() -> Figure:
         points.append((np.log(degree), np.log(each)))
         figure.add(f"degree {degree:,}", each, "us per deletion")
     x, y = np.asarray(points).T
-    figure.says.append(f"slope of log time on log degree: {np.polyfit(x, y, 1)[0]:+.3f} (flat is 0, linear is 1)")
+    figure.notes.append(f"slope of log time on log degree: {np.polyfit(x, y, 1)[0]:+.3f} (flat is 0, linear is 1)")
     return figure
 
 

@@ -49,7 +49,7 @@ class Figure:
     title: str
     conditions: str
     rows: list[Row] = field(default_factory=list)
-    says: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def add(
         self, who: str, value: float, unit: str, note: str = "", low: float | None = None, high: float | None = None,
@@ -123,7 +123,7 @@ def show(figure: Figure) -> str:
     for r in figure.rows:
         span = f"  [{r.low:,.4g} .. {r.high:,.4g}]" if r.low is not None and r.high is not None else ""
         lines.append(f"  {r.who:<{width}}  {r.value:>12,.4g} {r.unit}{span}  {r.note}".rstrip())
-    return "\n".join([*lines, *(f"  {s}" for s in figure.says)])
+    return "\n".join([*lines, *(f"  {s}" for s in figure.notes)])
 
 
 def write(name: str, figures: list[Figure]) -> None:
@@ -132,7 +132,7 @@ def write(name: str, figures: list[Figure]) -> None:
 
 
 def write_part(name: str, part: str, figure: Figure, parts: Sequence[str]) -> None:
-    """Store one part of a benchmark in the place of its former self; those that did not run stay as they are.
+    """Store one part of a benchmark over its earlier result; parts that did not run stay as they are.
 
     Args:
         parts: all that the benchmark has, in the order of the page.

@@ -46,7 +46,7 @@ def learned() -> Figure:
         for who, before, after, gone in rows:
             figure.add(f"{target:.0%}  {who}", before, "bits", f"healed {after:.4f}; {gone:,} parameters gone")
         ours, theirs = rows[0], rows[1]
-        figure.says.append(
+        figure.notes.append(
             f"{target:.0%}: gates are {abs(ours[1] - theirs[1]):.4f} bits {side(ours[1], theirs[1])} the "
             f"activation-aware recipe, {abs(ours[2] - theirs[2]):.4f} {side(ours[2], theirs[2])} it after healing"
         )
@@ -54,7 +54,7 @@ def learned() -> Figure:
 
 
 def side(ours: float, theirs: float) -> str:
-    return "ahead of" if ours < theirs else "behind"
+    return "better than" if ours < theirs else "worse than"
 
 
 def at(target: float) -> list[tuple[str, float, float, int]]:

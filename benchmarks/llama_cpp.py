@@ -25,7 +25,7 @@ KINDS = "bf16", "q8_0"
 
 # -- asked ------------------------------------------------------------------------------------------------------------
 class Peer:
-    """The process; `about` says which version it is and what of the machine it uses."""
+    """The process; `about` names its version and the instruction sets it uses."""
 
     def __init__(self, checkpoint: Path) -> None:
         own = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}  # llama.cpp's own defaults
@@ -114,7 +114,7 @@ def say(**answer: Any) -> None:
 
 
 class Sequence:
-    """A model, its context, and the first token behind the prompt."""
+    """A model, its context, and the first token after the prompt."""
 
     def __init__(self, file: Path, prompt: list[int], threads: int) -> None:
         import llama_cpp as c  # pyright: ignore
@@ -139,7 +139,7 @@ class Sequence:
         return made
 
     def logits(self, ids: list[int]) -> np.ndarray:
-        """Behind the last of `ids`; [vocabulary], valid until the next call."""
+        """Logits after the last of `ids`; [vocabulary], valid until the next call."""
         held = (self.c.llama_token * len(ids))(*ids)  # a batch only points at it
         assert not self.c.llama_decode(self.context, self.c.llama_batch_get_one(held, len(ids)))
         return np.ctypeslib.as_array(self.c.llama_get_logits_ith(self.context, -1), (self.vocabulary,))

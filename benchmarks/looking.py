@@ -29,8 +29,8 @@ _FIELDS = {
 
 def sparse_checkpoint(place: Path) -> None:
     """A TinyLlama-shaped directory whose payload is a hole in the file."""
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.llama import LLAMA
+    from graphwright.models.architectures.architecture import Config
+    from graphwright.models.architectures.families import LLAMA
 
     (place / "config.json").write_text(json.dumps(_FIELDS))
     infos, at = [], 0
@@ -72,7 +72,7 @@ def run() -> list[Figure]:
             gw.open(place)
             opens.append((perf_counter() - started) * 1e3)
     figure = Figure(
-        "Looking at a model", "whole processes, 9 interleaved rounds; the payload is a hole of 2.2 GB that nobody reads"
+        "Looking at a model", "whole processes, 9 interleaved rounds; a sparse payload of 2.2 GB that is never read"
     )
     bare = median(taken["bare interpreter"])
     for who, samples in taken.items():

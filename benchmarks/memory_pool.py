@@ -1,6 +1,6 @@
 """Memory: what the pool asks its driver for beside no pool at all, and what a planned step asks the allocator for.
 
-Requests of an eager loop are those that torch's allocator really got, taken down by its profiler and made again of the
+Requests of an eager loop are those that torch's allocator really got, recorded by its profiler and made again of the
 pool. Allocations are counted where they arrive: at the driver, or by the profiler, not by the pool itself.
 """
 
@@ -22,7 +22,7 @@ SHAPES = tuple(int(2**e) for e in np.linspace(10, 22, 12))
 """Bytes, 1 KiB to 4 MiB."""
 ROUNDS, NODES, EDGES, WIDTH, STEPS = 20, 10_000, 80_000, 64, 100
 Trace = list[tuple[int, int]]
-"""(address, bytes) of each request, with bytes below 0 for what is given back."""
+"""(address, bytes) of each request, with negative bytes where memory is freed."""
 
 
 class Counting(SimDriver):
@@ -103,7 +103,7 @@ def pooled(name: str, trace: Trace) -> Figure:
         figure.add(f"{who}, asked of the driver", driver.fresh, "", f"reuse {1 - driver.fresh / requests:.1%}")
         figure.add(f"{who}, most in use", peak / 2**20, "MiB")
     assert found["pool"][0] == found["no pool"][0], "the same live set and bytes"
-    figure.says.append(f"{1 - found['pool'][1] / found['no pool'][1]:.1%} fewer allocations")
+    figure.notes.append(f"{1 - found['pool'][1] / found['no pool'][1]:.1%} fewer allocations")
     return figure
 
 

@@ -78,7 +78,7 @@ def run() -> list[Figure]:
         fastest = min(("SVD (numpy)", "QR, positive diagonal", "Newton-Schulz"), key=lambda name: took[name])
         alone = took["eigenvectors of the Gram matrix alone"]
         others = min(took["SVD (numpy)"], took["Newton-Schulz"])
-        figure.says += [
+        figure.notes += [
             f"polar takes {took['polar'] / took[fastest]:.2f} x the time of {fastest}, of which the eigenvectors alone "
             f"take {alone / took[fastest]:.2f}",
             f"SVD and Newton-Schulz, which give the nearest factor too, take {others / took['polar']:.2f} x its time",

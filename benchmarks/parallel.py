@@ -28,8 +28,8 @@ def run() -> list[Figure]:
         medians = {name: 1e6 * float(np.median(taken[name])) for name in taken}
         for name, value in medians.items():
             figure.add(f"{side} x {side}: {name}", value, "us")
-        figure.says.append(f"{side} x {side}: {medians['in order'] / medians['2 threads']:.2f}x the run in order")
-    figure.says.append("products let go of Python's lock; small ops do not gain")
+        figure.notes.append(f"{side} x {side}: {medians['in order'] / medians['2 threads']:.2f}x the run in order")
+    figure.notes.append("matrix products release the GIL; small ops do not gain")
     return [figure]
 
 

@@ -270,7 +270,7 @@ def first_token() -> Figure:
     figure.add("  of which the run itself: a second one", float(np.median(again)) * 1e3, "ms")
     figure.add("Torch-Pruning: trace, group, prune, run", float(np.median(theirs)) * 1e3, "ms")
     figure.add("transformers: a new module, sliced weights, run", float(np.median(loaded)) * 1e3, "ms")
-    figure.says += [
+    figure.notes += [
         f"{np.median(theirs) / np.median(ours):.1f} times as fast as Torch-Pruning",
         f"the run itself is {np.median(again) / np.median(theirs):.2f} of Torch-Pruning's time, which bounds the lead",
     ]
@@ -312,7 +312,7 @@ def speed_up() -> Figure:
     """Decoding and prefill of the pruned model beside the share of operations that went."""
     figure = Figure(
         "measured speed beside the share of operations that went: 22 layers, width 1024, random float32 weights",
-        "neurons by magnitude, the same share of every layer, multiples of 16; decode behind 128, prefill of 256",
+        "neurons by magnitude, the same share of every layer, multiples of 16; decode after 128 tokens, prefill of 256",
     )
     with tempfile.TemporaryDirectory() as place:
         deep(Path(place))
@@ -329,7 +329,7 @@ def speed_up() -> Figure:
                 taken = rounds(calls, n=61 if what == "decode" else 15)  # a step is short, and bound by memory
                 add_rounds(figure, taken)
                 a, b = (float(np.median(taken[name])) for name in list(taken)[:2])
-                figure.says.append(
+                figure.notes.append(
                     f"{what} {100 * share:.0f} %: {a / b:.2f} times as fast; operations {flops[0] / flops[1]:.2f} "
                     f"times as few; {(1 - b / a) / (1 - flops[1] / flops[0]):.2f} of their share"
                 )
@@ -337,7 +337,7 @@ def speed_up() -> Figure:
 
 
 def decoding(model: Any) -> Callable[[], Any]:
-    """One token behind 128; rounds go on in the same cache."""
+    """One token after 128; rounds go on in the same cache."""
     cache = model.new_cache(256, kind="static")
     cache.step(np.zeros((1, 128), np.int64))
     token = np.zeros((1, 1), np.int64)

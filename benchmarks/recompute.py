@@ -31,7 +31,7 @@ def run() -> list[Figure]:
         try:
             plan = planned(p, remat=budget)
         except BudgetImpossible as error:
-            figure.says.append(f"{share:.0%}: not found, {error.best / plain.arena_bytes:.0%} at best")
+            figure.notes.append(f"{share:.0%}: not found, {error.best / plain.arena_bytes:.0%} at best")
             continue
         spaces[f"{share:.0%}"] = Executable(plan)
         figure.add(f"{share:.0%}: budget", operations(plan) / operations(plain), "x operations")
@@ -64,7 +64,7 @@ def planned(p: gw.Program, remat: int | None = None) -> gw.Plan:
 
 
 def marked(p: gw.Program, cuts: list[int] | tuple[int, ...]) -> gw.Plan:
-    """With a block ending behind each layer that is cut."""
+    """With a block ending after each layer that is cut."""
     ends = [0, *(k + 1 for k, cut in enumerate(cuts) if cut), LAYERS]
     p.checkpoint(None)
     for start, stop in pairwise(ends):

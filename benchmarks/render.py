@@ -98,7 +98,7 @@ def _tables(data: dict[str, Any]) -> list[str]:
         for r in figure["rows"]:
             span = f"{r['low']:,.4g} to {r['high']:,.4g}" if r["low"] is not None else ""
             lines.append(f"| {r['who']} | {r['value']:,.4g} {r['unit']} | {span} | {r['note']} |")
-        lines += ["", *(f"{s}\n" for s in figure["says"])]
+        lines += ["", *(f"{s}\n" for s in figure["notes"])]
         if "part" in figure:
             lines += [f"`{data['command']}:{figure['part']}`, commit {figure['commit']}.", ""]
     made = f"{m['cores']} cores of {m['cpu']}, Python {m['python']}, {versions}, commit {m['commit']}"

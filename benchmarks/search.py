@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.harness import Figure
 from graphwright import structure as st
 from graphwright.structure import searching as ss
-from graphwright.structure.searching.trial import Trials
+from graphwright.structure.searching.methods import Trials
 from graphwright.testing.planted import BLOCK_NAMES, SkipTeacher, chain
 
 CANDIDATES = st.skips(BLOCK_NAMES)
@@ -26,7 +26,7 @@ def trials(teacher: SkipTeacher, seed: int, budget: int) -> Trials:
 
 
 def given(teacher: SkipTeacher, seed: int, steps: int, chosen: tuple[str, ...] | set[str]) -> float:
-    """Validation loss of a student that is told its skips."""
+    """Validation loss of a student whose skips are given."""
     t = trials(teacher, seed, steps)
     return t.score(t.fit(t.structure(chosen), steps))
 
@@ -35,7 +35,7 @@ def found_again(seeds: int = 10, steps: int = 2000) -> Figure:
     """Every block's output is shown: the planted set is the only one that fits."""
     figure = Figure(
         "Planted skips found by gates",
-        f"3 of 15 skips, {steps} steps of search and {steps} of training anew, batch 128; {seeds} seeds",
+        f"3 of 15 skips, {steps} steps of search and {steps} of retraining, batch 128; {seeds} seeds",
     )
     right = 0
     for seed in range(seeds):
@@ -45,7 +45,7 @@ def found_again(seeds: int = 10, steps: int = 2000) -> Figure:
         exact = set(found.chosen) == teacher.planted
         right += exact and ratio <= 1.1
         figure.add(f"seed {seed}", ratio, "of the loss with the structure given", "exact" if exact else "other skips")
-    figure.says.append(f"exact, and within 1.1 of a student that was given the structure: {right} of {seeds} seeds")
+    figure.notes.append(f"exact, and within 1.1 of a student that was given the structure: {right} of {seeds} seeds")
     return figure
 
 
@@ -53,7 +53,7 @@ def grown(seeds: int = 10, trial: int = 700, retrain: int = 2000) -> Figure:
     """Only the last block's output is shown: several sets fit, and what counts is the loss."""
     figure = Figure(
         "Growing skips beside skips by chance, the last block shown alone",
-        f"at most 3 additions, trials of {trial} steps, {retrain} of training anew; 8 structures by chance as large",
+        f"at most 3 additions, trials of {trial} steps, {retrain} of retraining; 8 structures by chance as large",
     )
     ratios = []
     for seed in range(seeds):
@@ -70,7 +70,7 @@ def grown(seeds: int = 10, trial: int = 700, retrain: int = 2000) -> Figure:
         figure.add(f"seed {seed}", ratios[-1][0], "of the median by chance",
                    f"{loss / min(others):.2f} of the best of 8, {ratios[-1][1]:.2f} of none")  # fmt: skip
     chance, none = np.median([r for r, _ in ratios]), max(r for _, r in ratios)
-    figure.says.append(f"median {chance:.2f} of the median by chance; at most {none:.2f} of the chain without skips")
+    figure.notes.append(f"median {chance:.2f} of the median by chance; at most {none:.2f} of the chain without skips")
     return figure
 
 

@@ -57,7 +57,7 @@ def compare(title: str, conditions: str, steps: dict[str, Callable[[], Any]], in
         if not who.startswith("graphwright"):
             peer = np.median(taken[who])
             low, high = interval(taken[who])
-            figure.says.append(
+            figure.notes.append(
                 f"{who}: {peer / mine:.1f} times the call, {peer / bound:.1f} times bound memory "
                 f"(peer {1e6 * low:.4g} to {1e6 * high:.4g} us)"
             )

@@ -163,8 +163,8 @@ def _measured(name: str, threads: int) -> Figure:
     tokens = batch * window
     add_rounds(figure, taken, "ms", {who: f"{tokens / np.median(t):,.0f} token/s" for who, t in taken.items()})
     f32, low = (median(taken[who]) for who in own)
-    figure.says.append(f"bf16 autocast takes 1/{f32 / low:.2f} of the time of f32")
-    figure.says.append(f"an operation inserted between two steps costs {1e3 * edit_cost(compiled, own):.0f} ms once")
+    figure.notes.append(f"bf16 autocast takes 1/{f32 / low:.2f} of the time of f32")
+    figure.notes.append(f"an operation inserted between two steps costs {1e3 * edit_cost(compiled, own):.0f} ms once")
     return figure
 
 

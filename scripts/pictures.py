@@ -111,7 +111,7 @@ def prune() -> str:
 
 
 def orthogonalize() -> str:
-    """The queries' matrix as an orthonormal one and, before it, its stretch."""
+    """The queries' matrix as an orthonormal one and, before it, the symmetric factor."""
     p = gw.open("bundled").program
     sg.orthogonalize(p, "layers.1.attn.q", fold="insert")
     return _change(p, "layers.1.attn", "layers.1.attn.q")
@@ -178,7 +178,7 @@ def house() -> str:
         **{"plan": "tables, executors", "program": "graph of ops and weights, edits, undo, axes, pictures"},
         **{"autograd": "tensors, tape, backward", "ops": "one class per op"},
         **{"array": "memory, ATen, VM, formulas", "graph": "handles, bulk edits, order"},
-        **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON"},
+        **{"safetensors": "checkpoint files", "files": "atomic writes, strict JSON", "settings": "ranges"},
         **dict.fromkeys(("errors", "progress", "report", "native"), ""),
     }
     rows = [sorted(names) for names in reversed(levels) if "__init__" not in names]
@@ -216,9 +216,9 @@ def _ladder(rows: dict[str, Any]) -> str:
                          f'fill="{colours[kind]}"{ring}/><text x="{x + wide / 2:g}" y="{y + 20}" text-anchor="middle" '
                          f'style="fill:{ink}">{said}</text></g>')  # fmt: skip
     y = 62 + high * len(rows)
-    told = (("taken", "taken by itself", 6), ("exact", "exact too", 140), ("inexact", "if asked for: rounds", 245),
+    legend = (("taken", "taken by itself", 6), ("exact", "exact too", 140), ("inexact", "if asked for: rounds", 245),
             ("not", "no", 410))  # fmt: skip
-    for kind, text, x in told:
+    for kind, text, x in legend:
         parts.append(f'<rect x="{x}" y="{y - 11}" width="14" height="14" rx="3" fill="{colours[kind]}"/>'
                      f'<text x="{x + 20}" y="{y}">{text}</text>')  # fmt: skip
     parts.append(f'<rect x="472" y="{y - 11}" width="13" height="13" rx="3" fill="none" stroke="#0969da" '

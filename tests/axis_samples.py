@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import graphwright as gw
-import graphwright.plan  # registers the planner behind Program.compile
+import graphwright.plan  # the planner that Program.compile calls
 from graphwright.array import from_numpy
 from graphwright.program import Builder, Program
 from graphwright.program.axes.units import Units
@@ -71,7 +71,7 @@ def said(found: Any, atom: Any) -> list[tuple[Any, int, int]]:
 
 
 def marks(term: Any, atoms: tuple[Any, ...], gone: np.ndarray) -> np.ndarray:
-    """Places of a dimension that belong to units that go, by walking over the places one by one: the slow way."""
+    """Indices of a dimension that belong to removed units, found by visiting every index: slow and obvious."""
     grid = gone.reshape([int(a.size) for a in atoms])
     result = []
     for place in range(int(size(term))):
@@ -89,7 +89,7 @@ def size(term: Any) -> int:
 
 
 def locate(term: Any, place: int, at: dict[Any, int]) -> None:
-    """Coordinates of a place on the axes that a dimension is made of."""
+    """Coordinates of an index on the axes that a dimension is made of."""
     if hasattr(term, "factors"):
         for factor in reversed(term.factors):
             place, here = divmod(place, size(factor))
@@ -124,7 +124,7 @@ def agree(p: Program, units: Units, feeds: dict[str, Any], tolerance: float, **o
 
 
 class RandomNet:
-    """A random program over rows [B, n]: what is joined, split, turned, tied and normed on the way to one output."""
+    """A random program over rows [B, n]: what is joined, split, rotated, tied and normed on the way to one output."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.b, self.count = np.random.default_rng(seed), Builder(f"net_{seed}"), 0
@@ -137,7 +137,7 @@ class RandomNet:
             self.branches,
             self.glu,
             self.heads,
-            self.turned,
+            self.rotated,
             self.square,
             self.norm,
             self.conv,
@@ -197,7 +197,7 @@ class RandomNet:
         self.put(self.b.mul(a, self.b.sigmoid(g, name=self.name("gate")), name=self.name("glu")), m)
 
     def heads(self) -> None:
-        """[B, n] as one sequence of B places: heads × (part of a head), fused or apart, then attention by hand."""
+        """[B, n] as one sequence of B positions: heads × (part of a head), fused or separate, then plain attention."""
         h, n = self.rows[-1]
         count, dim, b = int(self.rng.choice([2, 3])), 2, self.b
         both = self.linear(h, n, 3 * count * dim)
@@ -211,11 +211,11 @@ class RandomNet:
         back = b.permute(rows, axes=(1, 0, 2), name=self.name("back"))
         self.put(b.reshape(back, shape=(4, count * dim), name=self.name("merged")), count * dim)
 
-    def turned(self) -> None:
-        """Halves of an axis swap places and are added: i and i + n/2 go together."""
+    def rotated(self) -> None:
+        """Halves of an axis are swapped and added: i and i + n/2 go together."""
         h, n = self.rows[-1]
         a, c = (self.b.slice(h, axis=1, start=s, size=n // 2, name=self.name("half")) for s in (0, n // 2))
-        other = self.b.concat(self.b.neg(c, name=self.name("neg")), a, axis=1, name=self.name("turned"))
+        other = self.b.concat(self.b.neg(c, name=self.name("neg")), a, axis=1, name=self.name("rotated"))
         self.put(self.b.add(h, other, name=self.name("sum")), n)
 
     def square(self) -> None:
@@ -231,7 +231,7 @@ class RandomNet:
         self.put(self.b.rms_norm(h, self.weight(n), name=self.name("norm")), n)
 
     def conv(self) -> None:
-        """Rows as channels of 1 place, grouped convolution, batch norm, and back."""
+        """Rows as channels of 1 pixel, grouped convolution, batch norm, and back."""
         h, n = self.rows[-1]
         groups, m, b = int(self.rng.choice([1, 2, n])), 0, self.b
         m = 2 * n if self.rng.random() < 0.5 else n

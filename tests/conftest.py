@@ -25,7 +25,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 
 
 def _open_at_all(fd: Any) -> None:
-    """In the place of `os.fsync`, which costs some ms and shows nothing: no test cuts the power.
+    """Replaces `os.fsync`, which costs some ms and shows nothing: no test cuts the power.
 
     What is synced, and when, is checked on the disk that `graphwright.testing.faults` plays; processes that tests start
     sync for real.
@@ -69,7 +69,7 @@ def sim():
 
 @pytest.fixture(scope="module")
 def young_heap():
-    """For tests that collect garbage: what others left behind is not looked through each time."""
+    """For tests that collect garbage: freeze the objects of other tests, so that they are not scanned each time."""
     gc.freeze()
     yield
     gc.unfreeze()
@@ -79,7 +79,7 @@ def young_heap():
 def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
     """What stands for a new Python in tests that are not about one: a fork of a process that has imported transformers.
 
-    Give it the place of `clean_process._start`.
+    It replaces `clean_process._start`.
     """
     server: list[Any] = []
 
@@ -103,7 +103,7 @@ def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
 @pytest.fixture
 def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports and verifications of this test fork their clean processes."""
-    from graphwright.models.export import clean_process
+    from graphwright.models.export import verify as clean_process
 
     monkeypatch.setattr(clean_process, "_start", warm_process)
 

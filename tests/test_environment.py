@@ -1,4 +1,4 @@
-"""The scripts behind `make`: one clear line when they cannot work, nothing installed twice, pins without addresses."""
+"""The scripts that `make` calls: one clear line if they fail, nothing installed twice, pins without addresses."""
 
 from __future__ import annotations
 
@@ -80,9 +80,7 @@ def installs(place: Path) -> list[str]:
         ({"no_venv": 1}, None, "venv module is missing"),
     ],
 )
-def test_a_python_that_will_not_do_is_told_in_one_line(
-    place: Path, facts: dict, python: str | None, words: str
-) -> None:
+def test_an_unusable_python_is_reported_in_one_line(place: Path, facts: dict, python: str | None, words: str) -> None:
     fake(place, **facts)
     done = script(place, "scripts/environment.sh", "hf", python=python)
     assert (done.returncode, done.stdout) == (2, "")

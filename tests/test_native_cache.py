@@ -16,7 +16,7 @@ SOURCE = "from graphwright.native import njit\n\n@njit(cache=True)\ndef twice(x)
 
 @pytest.fixture
 def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Load a package of one function anew, and call it; gives its dispatcher."""
+    """Reload a package of one function and call it; returns its dispatcher."""
     source = tmp_path / "package" / "code.py"
     source.parent.mkdir()
     source.write_text(SOURCE)
@@ -53,7 +53,7 @@ def test_what_a_read_only_installation_was_built_with_is_used(
     (tmp_path / "package" / "__pycache__" / "code-1.built").touch()
     monkeypatch.setattr(InTreeCacheLocator, "ensure_cache_path", refuse)
     if not home:
-        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # nobody writes there
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")  # not writable
     function = twice()
     assert counts(function) == (1, 0)
     place = Path(function.stats.cache_path)

@@ -138,7 +138,7 @@ def test_5_orthogonalise() -> None:
     moved = np.linalg.norm(logits(p, ids) - logits(before, ids)) / np.linalg.norm(logits(before, ids))
     assert report.drift is not None
     assert report.drift.relative == pytest.approx(moved, rel=1e-6)
-    assert moved > 0.1  # the stretch was thrown away, and the report says so
+    assert moved > 0.1  # the symmetric factor was dropped, and the report says so
 
 
 def test_6_compress() -> None:
@@ -175,9 +175,9 @@ def test_7_prune_and_10_export(tmp_path: Path) -> None:
     assert off(theirs(tmp_path / "stock"), logits(p)) <= 1e-5  # what went is zero there: masked is smaller
     sizes = [sum(f.stat().st_size for f in (tmp_path / name).glob("*.safetensors")) for name in ("size", "stock")]
     assert sizes[0] < sizes[1]
-    told = json.loads(json.dumps(sg.optimise_report(p, cal)))
+    recomputed = json.loads(json.dumps(sg.optimise_report(p, cal)))
     for when in ("before", "after"):
-        assert told[when] == pytest.approx({k: getattr(report, when)[k] for k in told[when]})
+        assert recomputed[when] == pytest.approx({k: getattr(report, when)[k] for k in recomputed[when]})
     old, new = (set(q.to_dot().splitlines()) for q in (before, p))
     assert old != new
     p.undo()

@@ -9,7 +9,8 @@ from test_population import ACT
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.names import ACTIVATIONS
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.table import tabulate
 from graphwright.evolve.gradient_paths import FLAT
 from graphwright.evolve.neurons.genomes import columns_of
 from graphwright.evolve.neurons.program import founder

@@ -9,7 +9,8 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.array.population.runner import fit, tabulate
+from graphwright.array.population.runner import fit
+from graphwright.array.population.table import tabulate
 from graphwright.evolve.errors import TaskError
 
 rng = np.random.default_rng(0)

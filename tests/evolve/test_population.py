@@ -9,9 +9,10 @@ import pytest
 import slow_neat as slow
 
 from graphwright.array.population.breed import Rates
-from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import ACTIVATIONS, MUTATIONS
-from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs
+from graphwright.array.population.species import Parents
+from graphwright.array.population.table import tabulate
 from graphwright.evolve import tasks
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons.genomes import columns_of, genome, join, minimal, take, with_room

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import graphwright as gw
 from graphwright import evolve as ev
 from graphwright.array.population.names import ACTIVATIONS
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.table import tabulate
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons import program
 from graphwright.evolve.neurons.genomes import columns_of, genome, take
@@ -175,7 +176,7 @@ def test_growth_learns():
     """XOR of one tanh unit, trained, grown to four, trained on: the grown part is used. 50 seeds at once."""
     task = ev.tasks.xor()
     run = Evolution(task, None, ev.Hybrid(population=50, grow=1.0, tournament=1, champions=9), seed=0)
-    from graphwright.array.population.deal import Parents
+    from graphwright.array.population.species import Parents
     from graphwright.evolve.neurons.species import Breeder
 
     def grow(generation):

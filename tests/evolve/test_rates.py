@@ -10,8 +10,8 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.array.population.deal import Parents
 from graphwright.array.population.names import MUTATIONS as SCALAR
+from graphwright.array.population.species import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
 from graphwright.evolve.layers.candidate import GENES

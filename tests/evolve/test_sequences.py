@@ -9,7 +9,8 @@ import pytest
 
 import graphwright as gw
 from graphwright import evolve as ev
-from graphwright.array.population.runner import Cases, Lesson, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, fit, outputs
+from graphwright.array.population.table import tabulate
 from graphwright.evolve.evolution import Evolution
 from graphwright.evolve.neurons.genomes import genome, take
 from graphwright.evolve.neurons.program import founder

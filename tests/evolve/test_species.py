@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from test_population import evolved
 
-from graphwright.array.population.deal import offspring, parents, representatives
+from graphwright.array.population.species import offspring, parents, representatives
 from graphwright.evolve.neurons.genomes import genome
 from graphwright.evolve.neurons.species import Breeder, Species, breeding
 from graphwright.evolve.settings import NEAT

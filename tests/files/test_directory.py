@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write, directory
-from graphwright.testing._disk import snapshot
-from graphwright.testing.faults import check_atomic, inject
+from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write
+from graphwright.files import atomic as directory
+from graphwright.testing.faults import check_atomic, inject, snapshot
 
 OLD = {"out": None, "out/config.json": b"{}", "out/sub": None, "out/sub/a": b"1"}
 NEW = {"out": None, "out/weights": b"w" * 100, "out/deep": None, "out/deep/er": None, "out/deep/er/b": b"2"}
@@ -169,7 +169,7 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
         assert os.listdir(tmp_path / "a") == ["x"]
 
 
-def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
+def test_a_full_disk_inside_the_block_names_the_target(tmp_path):
     def fill_by_hand(folder: Path) -> None:
         with atomic_directory(folder / "out") as place:
             (place / "a").write_text("x")
@@ -188,7 +188,7 @@ def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
     assert failed > 5
 
 
-def test_a_file_that_cannot_be_saved_inside_is_told_of_the_target(tmp_path):
+def test_a_failed_save_inside_the_block_names_the_target(tmp_path):
     """The name of the folder that it is built in means nothing to anybody."""
     with (
         inject(tmp_path, "ENOSPC", 4),

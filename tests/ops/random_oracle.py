@@ -11,7 +11,7 @@ import torch
 
 from choosing import chosen
 from graphwright.array import random
-from graphwright.array.cpu.kernel import torch_dtype
+from graphwright.array.cpu.kernel import TORCH_DTYPE
 
 Tensors = Sequence[torch.Tensor]
 
@@ -23,7 +23,7 @@ def source(key: torch.Tensor, a: dict) -> dict[str, int]:
 def noise(make: Callable[..., np.ndarray]) -> Callable[[Tensors, dict], torch.Tensor]:
     def drawn(ins: Tensors, a: dict) -> torch.Tensor:
         numbers = make(prod(a["shape"]), **source(ins[0], a)).reshape(a["shape"])
-        return torch.from_numpy(numbers).to(torch_dtype(a["dtype"]))
+        return torch.from_numpy(numbers).to(TORCH_DTYPE[a["dtype"]])
 
     return drawn
 

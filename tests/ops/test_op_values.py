@@ -13,7 +13,7 @@ from op_cases import draws
 from torch_ops import TORCH
 
 from graphwright.array import NDArray, bfloat16, dtype, float16, float32, float64, from_numpy
-from graphwright.array.cpu.kernel import torch_dtype
+from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.ops import OPS, call, compute
 from graphwright.testing.oracle import as_numpy, assert_bits, assert_close, strided
 
@@ -38,7 +38,7 @@ def _reference(name: str, arrays: list[NDArray], attrs: dict) -> tuple[torch.Ten
 def _check(name: str, arrays: list[NDArray], attrs: dict[str, Any], kind) -> None:
     ours = compute(OPS[name], arrays, attrs)
     for mine, other in zip(ours, _reference(name, arrays, attrs), strict=True):
-        assert torch_dtype(mine.dtype) == other.dtype
+        assert TORCH_DTYPE[mine.dtype] == other.dtype
         theirs = (other.float() if other.dtype == torch.bfloat16 else other).detach().numpy()
         largest = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0)) if theirs.dtype.kind == "f" else 0.0
         assert_close(mine, theirs, rtol=RTOL[kind], atol=RTOL[kind] * largest, what=f"{name} {kind}")
@@ -77,8 +77,8 @@ def test_operands_may_lie_strided(name: str, how: str) -> None:
         arrays = [strided(x, how) for x in inputs]
         plain = [from_numpy(np.array(a.to_numpy(), order="C")) for a in arrays]
         for mine, other in zip(compute(OPS[name], arrays, attrs), compute(OPS[name], plain, attrs), strict=True):
-            loose = 1e-6 if mine.dtype is float32 else 1e-12
-            assert_close(mine, as_numpy(other), rtol=loose, atol=loose, what=f"{name} {how}")
+            tolerance = 1e-6 if mine.dtype is float32 else 1e-12
+            assert_close(mine, as_numpy(other), rtol=tolerance, atol=tolerance, what=f"{name} {how}")
 
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)
@@ -157,7 +157,7 @@ def test_a_mean_of_low_precision_neither_overflows_nor_rounds_twice(kind, count:
 
 
 def _rounded(wide: torch.Tensor, kind) -> np.ndarray:
-    low = wide.float().to(torch_dtype(kind))
+    low = wide.float().to(TORCH_DTYPE[kind])
     return low.float().numpy() if kind is bfloat16 else low.numpy()
 
 
@@ -187,7 +187,7 @@ def test_a_junction_sums_in_port_order_and_rounds_once(count: int, kind) -> None
     for p in parts[1:]:
         wide = wide + p.impl.float()
     ours = call("junction", *parts)
-    theirs = wide.to(torch_dtype(kind))
+    theirs = wide.to(TORCH_DTYPE[kind])
     assert_bits(ours, theirs.float().numpy() if kind is bfloat16 else theirs.numpy())
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
-from graphwright.array.vm import machine
+from graphwright.array.vm import vector
 from graphwright.plan import CompileOptions, Executable, Plan, make_plan
-from graphwright.plan.planning import executors as executor
+from graphwright.plan.planning import lowering as executor
 from graphwright.program import Builder, Program
 
 RNG = np.random.default_rng(0)
@@ -133,7 +133,7 @@ def test_patched_plans_follow_the_conversion() -> None:
 def test_narrow_weight_of_any_size_runs_on_the_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "FLOPS_LIMIT", 0)
     monkeypatch.setattr(executor, "_DENSE", 0)
-    monkeypatch.setattr(machine, "wide_vectors", lambda: False)
+    monkeypatch.setattr(vector, "WIDE", False)
     p = product()
     x = RNG.normal(size=(40, 6)).astype("f4")
     for freeze, kind in ((True, "vm"), (False, "aten")):

@@ -82,7 +82,7 @@ def test_recurrence_over_twenty_thousand_steps_is_no_recursion():
     assert p.to_svg().count("<rect") < 2_000
 
 
-def test_unregistered_op_is_drawn_and_described():
+def test_an_unregistered_op_is_drawn_and_reported():
     a = gw.tensor(np.ones(3, "f4"), requires_grad=True)
     b = a.exp()
 

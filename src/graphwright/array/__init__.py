@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from graphwright.array import random
 from graphwright.array.backend import Backend, MissingKernel, backend
-from graphwright.array.changes import changes
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable, names_device
 from graphwright.array.dtype import (
     BY_TAG,
@@ -30,49 +29,12 @@ from graphwright.array.layout import Layout
 from graphwright.array.memory_pool import upload
 from graphwright.array.ndarray import NDArray, ReadOnlyArray, empty, from_dlpack, from_numpy
 from graphwright.array.spec import Dim, Spec, UnboundDim, broadcast_shapes
-from graphwright.array.storage import Storage, StorageClosed, WriteCount
+from graphwright.array.storage import Storage, StorageClosed, WriteCount, changes
 
 __all__ = [
-    "BY_TAG",
-    "CPU",
-    "DTYPES",
-    "Backend",
-    "DType",
-    "Device",
-    "DeviceMismatch",
-    "DeviceUnavailable",
-    "Dim",
-    "Layout",
-    "MissingKernel",
-    "NDArray",
-    "ReadOnlyArray",
-    "Spec",
-    "Storage",
-    "StorageClosed",
-    "UnboundDim",
-    "WriteCount",
-    "backend",
-    "bfloat16",
-    "bool_",
-    "broadcast_shapes",
-    "changes",
-    "dtype",
-    "empty",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float16",
-    "float32",
-    "float64",
-    "from_dlpack",
-    "from_numpy",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "names_device",
-    "promote",
-    "random",
-    "result_type",
-    "uint8",
-    "upload",
-]
+    "BY_TAG", "CPU", "DTYPES", "Backend", "DType", "Device", "DeviceMismatch", "DeviceUnavailable", "Dim", "Layout",
+    "MissingKernel", "NDArray", "ReadOnlyArray", "Spec", "Storage", "StorageClosed", "UnboundDim", "WriteCount",
+    "backend", "bfloat16", "bool_", "broadcast_shapes", "changes", "dtype", "empty", "float8_e4m3fn", "float8_e5m2",
+    "float16", "float32", "float64", "from_dlpack", "from_numpy", "int8", "int16", "int32", "int64", "names_device",
+    "promote", "random", "result_type", "uint8", "upload",
+]  # fmt: skip

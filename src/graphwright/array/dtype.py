@@ -53,11 +53,15 @@ class DType:
         return dtype, (self.name,)
 
 
+DTYPES: dict[str, DType] = {}
+
+
 def _row(name: str, size: int, kind: str, rank: int, host: str, tag: str, code: int, triton: str, onnx: int) -> DType:
     numpy, is_float = np.dtype(host), kind == "float"
     as_bits = kind.startswith("float") and numpy.kind == "u"
     facts = (name, size, kind, rank, numpy, tag, (code, 8 * size), triton, onnx)
-    return DType(*facts, as_bits=as_bits, is_float=is_float, is_low=is_float and size == 2)
+    made = DTYPES[name] = DType(*facts, as_bits=as_bits, is_float=is_float, is_low=is_float and size == 2)
+    return made
 
 
 float64 = _row("float64", 8, "float", 3, "f8", "F64", 2, "float64", 11)
@@ -73,13 +77,6 @@ int8 = _row("int8", 1, "int", 1, "i1", "I8", 0, "int8", 3)
 uint8 = _row("uint8", 1, "uint", 1, "u1", "U8", 1, "uint8", 2)
 bool_ = _row("bool", 1, "bool", 0, "?", "BOOL", 6, "int1", 9)
 
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        *(float64, float32, bfloat16, float16, float8_e4m3fn, float8_e5m2),
-        *(int64, int32, int16, int8, uint8, bool_),
-    )
-}
 BY_TAG: dict[str, DType] = {d.safetensors: d for d in DTYPES.values()}
 _SHORT: dict[str, DType] = {  # short names, as specs print them
     **{tag.lower(): d for tag, d in BY_TAG.items() if d.is_float},

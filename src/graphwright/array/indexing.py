@@ -76,7 +76,9 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
             continue
         n = shape[axis]
         if isinstance(item, int):
-            slices.append((_inside(item, n, axis), 1, 1))
+            if not -n <= item < n:
+                raise ShapeError("index out of range", where=f"axis {axis}", expected=f"{-n}..{n - 1}", got=item)
+            slices.append((item % n, 1, 1))
             drop.append(axis)
         else:
             start, stop, step = item.indices(n) if isinstance(item, slice) else (0, n, 1)
@@ -148,12 +150,6 @@ def _mask_indices(mask: Any, shape: Shape) -> tuple[np.ndarray, ...]:
     if tuple(mask.shape) != shape:
         raise ShapeError("the mask does not match the indexed axes", expected=shape, got=tuple(mask.shape))
     return np.nonzero(mask.to_numpy() if isinstance(mask, NDArray) else np.asarray(mask))
-
-
-def _inside(i: int, n: int, axis: int) -> int:
-    if not -n <= i < n:
-        raise ShapeError("index out of range", where=f"axis {axis}", expected=f"{-n}..{n - 1}", got=i)
-    return i % n
 
 
 def read(x: NDArray, index: Any) -> NDArray:

@@ -13,7 +13,7 @@ from typing import Any
 
 from graphwright.errors import ShapeError
 
-Shape = tuple[int, ...]
+Shape = Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,9 @@ def diagonal(layout: Layout, a: int, b: int, offset: int) -> Layout:
     rest = [axis for axis in range(len(layout.shape)) if axis not in (a, b)]
     size = diagonal_size(layout.shape[a], layout.shape[b], offset)
     start = max(-offset, 0) * layout.strides[a] + max(offset, 0) * layout.strides[b]
-    return Layout(
-        (*(layout.shape[axis] for axis in rest), size),
-        (*(layout.strides[axis] for axis in rest), layout.strides[a] + layout.strides[b]),
-        layout.offset + (start if size else 0),
-    )
+    shape = (*(layout.shape[axis] for axis in rest), size)
+    strides = (*(layout.strides[axis] for axis in rest), layout.strides[a] + layout.strides[b])
+    return Layout(shape, strides, layout.offset + (start if size else 0))
 
 
 def split(layout: Layout, axis: int, sizes: Sequence[int]) -> list[Layout]:
@@ -153,9 +151,6 @@ def span(layout: Layout) -> tuple[int, int]:
         return layout.offset, layout.offset
     reach = [(n - 1) * s for n, s in zip(layout.shape, layout.strides, strict=True)]
     return layout.offset + sum(r for r in reach if r < 0), layout.offset + sum(r for r in reach if r > 0) + 1
-
-
-Sizes = tuple[int, ...]
 
 
 def per_axis(value: int | Sequence[int], rank: int, name: str) -> Sizes:
@@ -189,11 +184,9 @@ class Window:
             for name, default in (("stride", 1), ("padding", 0), ("dilation", 1))
         )
         if not rank or min(kernel + stride + dilation) < 1 or min(padding) < 0:
-            raise ShapeError(
-                "invalid window",
-                expected="kernel, stride and dilation at least 1, padding at least 0",
-                got=f"kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}",
-            )
+            got = f"kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
+            limits = "kernel, stride and dilation at least 1, padding at least 0"
+            raise ShapeError("invalid window", expected=limits, got=got)
         return Window(kernel, stride, padding, dilation)
 
     @property
@@ -230,9 +223,8 @@ class Window:
         Raises: ShapeError.
         """
         if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
-            raise ShapeError(
-                "invalid number of windows", expected=f"{len(self.kernel)} numbers of at least 1", got=counts
-            )
+            expected = f"{len(self.kernel)} numbers of at least 1"
+            raise ShapeError("invalid number of windows", expected=expected, got=counts)
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
             raise ShapeError("output_padding must be >= 0 and below the stride", expected=self.stride, got=rest)
         sizes = tuple(

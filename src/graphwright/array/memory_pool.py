@@ -46,16 +46,9 @@ class OutOfDeviceMemory(ComputeError):
     """
 
     def __init__(
-        self,
-        what: str,
-        *,
-        asked: int = 0,
-        live: int = 0,
-        reserved: int = 0,
-        largest_free: int = 0,
-        owners: tuple[tuple[int, str], ...] = (),
-        **facts: Unpack[Facts],
-    ) -> None:
+        self, what: str, *, asked: int = 0, live: int = 0, reserved: int = 0, largest_free: int = 0,
+        owners: tuple[tuple[int, str], ...] = (), **facts: Unpack[Facts],
+    ) -> None:  # fmt: skip
         super().__init__(what, **facts)
         self.asked, self.live, self.reserved = asked, live, reserved
         self.largest_free, self.owners = largest_free, owners
@@ -71,64 +64,49 @@ class Driver(Protocol):
 
     def alloc(self, nbytes: int) -> int:
         """Allocate and return an address. Raises: DeviceFull."""
-        ...
 
     def free(self, address: int) -> None:
         """Free memory that no queued work uses."""
-        ...
 
     def copy(self, target: Place, source: Place, nbytes: int, stream: int = 0) -> None:
         """Queue a copy; host bytes must stay alive and unchanged until it has run."""
-        ...
 
     def fill(self, address: int, value: int, nbytes: int, stream: int = 0) -> None:
         """Queue a fill with one byte value."""
-        ...
 
     def stream(self) -> int:
         """Return a new stream; stream 0 always exists."""
-        ...
 
     def record(self, stream: int) -> int:
         """Record an event that completes when all work now on the stream has run."""
-        ...
 
     def wait(self, stream: int, event: int) -> None:
         """Let later work on the stream run after the event."""
-        ...
 
     def done(self, event: int) -> bool:
         """Return True if an event has completed."""
-        ...
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for all of them."""
-        ...
 
     def begin_capture(self, stream: int) -> None:
         """Begin to capture the work queued on the stream instead of running it."""
-        ...
 
     def end_capture(self, stream: int) -> int:
         """End the capture and return its graph. The stream no longer captures, even if this raises."""
-        ...
 
     def instantiate(self, graph: int) -> int:
         """Prepare a captured graph for replay."""
-        ...
 
     def replay(self, ready: int, stream: int) -> None:
         """Queue an instantiated graph as a whole, or not at all."""
-        ...
 
     @property
     def capturing(self) -> bool:
         """Return True while a stream captures."""
-        ...
 
     def mem_info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
-        ...
 
 
 SMALLEST = 256
@@ -272,7 +250,7 @@ class MemoryPool:
             if other is not None and other.free:
                 self._unlist(other)
                 piece = _merged(*sorted((piece, other), key=lambda p: p.address))
-        insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
+        self._list(piece)
 
     def empty_cache(self) -> int:
         """Return free segments to the driver once the work that used them is done; return the bytes."""
@@ -288,7 +266,7 @@ class MemoryPool:
     def set_limit(self, limit: float) -> None:
         """Set the maximum to take from the driver: bytes, or a fraction. Raises: UsageError if negative."""
         if not limit >= 0:
-            raise UsageError("a memory limit must be a fraction or a number of bytes", got=limit)
+            raise _wrong_limit(limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
 
     def reset_peak(self) -> None:
@@ -308,17 +286,9 @@ class MemoryPool:
 
     def stats(self) -> Stats:
         """Return the totals."""
-        return Stats(
-            live=self._live,
-            peak=self._peak,
-            waste=self._taken - self._live,
-            cached=self._reserved - self._taken,
-            reserved=self._reserved,
-            allocs=self._allocs,
-            frees=self._frees,
-            stale=self._stale,
-            failed=self.failed,
-        )
+        waste, cached = self._taken - self._live, self._reserved - self._taken
+        counts = (self._allocs, self._frees, self._stale, self.failed)
+        return Stats(self._live, self._peak, waste, cached, self._reserved, *counts)
 
     def summary(self) -> str:
         """Return `stats` as a table."""
@@ -348,8 +318,11 @@ class MemoryPool:
             return None
         self._reserved += nbytes
         piece = _Piece(address, nbytes, size <= SMALL)
-        insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
+        self._list(piece)
         return piece
+
+    def _list(self, piece: _Piece) -> None:
+        insort(self._free[piece.small], (piece.size, piece.address, piece), key=lambda t: t[:2])
 
     def _unlist(self, piece: _Piece) -> None:
         pieces = self._free[piece.small]
@@ -362,24 +335,19 @@ class MemoryPool:
         if piece.after is not None:
             piece.after.before = rest
         piece.after, piece.size = rest, size
-        insort(self._free[rest.small], (rest.size, rest.address, rest), key=lambda t: t[:2])
+        self._list(rest)
 
     def _full(self, nbytes: int) -> OutOfDeviceMemory:
         largest = max((pieces[-1][0] for pieces in self._free.values() if pieces), default=0)
         owners = sorted(((b.nbytes, b.owner) for b in self._blocks.values()), reverse=True)[:_OWNERS]
+        live, reserved = self._live, self._reserved
+        top = ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners)
         return OutOfDeviceMemory(
-            "no room on the device",
-            asked=nbytes,
-            live=self._live,
-            reserved=self._reserved,
-            largest_free=largest,
-            owners=tuple(owners),
-            where=str(self.driver.device),
-            expected=f"{nbytes:,} bytes",
-            got=f"{self._live:,} live, {self._reserved:,} reserved, {largest:,} in the largest free piece; "
-            + ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners),
+            "no room on the device", asked=nbytes, live=live, reserved=reserved, largest_free=largest,
+            owners=tuple(owners), where=str(self.driver.device), expected=f"{nbytes:,} bytes",
+            got=f"{live:,} live, {reserved:,} reserved, {largest:,} in the largest free piece; {top}",
             fix="smaller batches, or free what is not needed",
-        )
+        )  # fmt: skip
 
 
 def _environment_limit() -> float | None:
@@ -390,18 +358,16 @@ def _environment_limit() -> float | None:
     try:
         return int(text) if text.isdecimal() else float(text)
     except ValueError as error:
-        raise UsageError(
-            "a memory limit must be a fraction or a number of bytes", where=LIMIT, got=repr(text)
-        ) from error
+        raise _wrong_limit(repr(text), LIMIT) from error
+
+
+def _wrong_limit(got: object, where: str | None = None) -> UsageError:
+    return UsageError("a memory limit must be a fraction or a number of bytes", where=where, got=got)
 
 
 def _pinned(block: Block) -> UsageError:
-    return UsageError(
-        "a captured graph holds this memory",
-        where=block.owner or None,
-        got=f"{block.nbytes:,} bytes",
-        fix="release() it",
-    )
+    where, size = block.owner or None, f"{block.nbytes:,} bytes"
+    return UsageError("a captured graph holds this memory", where=where, got=size, fix="release() it")
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:

@@ -29,15 +29,12 @@ class MetaBackend:
         self.device = device
 
     def allocate(self, nbytes: int) -> Storage:
-        """Return a block without bytes."""
         return Storage(None, nbytes, self.device, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """Return an array without bytes."""
         return NDArray(self.allocate(prod(shape) * dtype.itemsize), dtype, shape)
 
     def wrap(self, array: NDArray) -> Any:
-        """Return the array itself."""
         return array
 
     def copy(self, target: NDArray, source: NDArray) -> None:
@@ -46,40 +43,33 @@ class MetaBackend:
             self.to_host(source)
 
     def to_host(self, array: NDArray) -> Never:
-        """Raises: NoBytes."""
         raise NoBytes("an array on the meta device has no data", got=array.spec, fix="pass real arrays")
 
     def adopt(self, other: Any) -> Never:
-        """Raises: NoBytes."""
         raise NoBytes("the meta device cannot share memory", got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
-        """Raises: NoBytes."""
         self.to_host(array)
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Return no scratch."""
         return []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return no requirements."""
         return Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
-        """Return no calls."""
         return []
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
-        """Return None: there is nothing to compute."""
+        return None
 
     def has_kernel(self, name: str) -> bool:
         """True: every op runs, as nothing is computed."""
         return True
 
     def kernels(self) -> frozenset[str]:
-        """Return no kernel names."""
         return frozenset()
 
 

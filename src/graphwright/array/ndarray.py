@@ -13,7 +13,7 @@ from graphwright.array import layout as lay
 from graphwright.array.backend import backend
 from graphwright.array.device import CPU, Device, DeviceMismatch, DeviceUnavailable
 from graphwright.array.dtype import DType, decode, dtype
-from graphwright.array.layout import Layout, is_row_major, row_major
+from graphwright.array.layout import Layout, Shape, is_row_major, row_major
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage, poisoned, poisoning
 from graphwright.errors import AliasError, ComputeError, DTypeError, ShapeError, UsageError
@@ -39,12 +39,7 @@ class NDArray:
     __slots__ = ("__weakref__", "_impl", "_spec", "_storage", "device", "dtype", "offset", "shape", "strides")
 
     def __init__(
-        self,
-        storage: Storage,
-        dtype: DType,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...] | None = None,
-        offset: int = 0,
+        self, storage: Storage, dtype: DType, shape: Shape, strides: Shape | None = None, offset: int = 0
     ) -> None:
         self._storage: Storage | None = storage
         self.device, self.dtype, self.shape, self.offset = storage.device, dtype, shape, offset
@@ -62,7 +57,7 @@ class NDArray:
 
     @property
     def storage(self) -> Storage:
-        """Make an array from its header; see the class."""
+        """The memory; for a new CPU result it is created on first access."""
         if self._storage is None:
             self._storage = Storage(self._impl, self.nbytes, CPU, kind="owned")
         return self._storage
@@ -128,9 +123,8 @@ class NDArray:
     def squeeze(self, axis: int | None = None) -> NDArray:
         """Remove an axis of size 1, or all of them. Raises: ShapeError for a longer axis."""
         if axis is not None and self.shape[axis] != 1:
-            raise ShapeError(
-                "only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=self.shape[axis]
-            )
+            size = self.shape[axis]
+            raise ShapeError("only an axis of size 1 can be squeezed", where=f"axis {axis}", expected=1, got=size)
         return self.view(lay.squeeze(self.layout, None if axis is None else axis % len(self.shape)))
 
     def unsqueeze(self, axis: int) -> NDArray:
@@ -158,12 +152,8 @@ class NDArray:
             raise ShapeError("reshape to a different number of elements", expected=self.shape, got=shape)
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
-            raise ShapeError(
-                "reshape needs a copy",
-                expected=f"a shape that strides {self.strides} of {self.shape} allow",
-                got=shape,
-                fix="reshape(...), which copies",
-            )
+            allowed = f"a shape that strides {self.strides} of {self.shape} allow"
+            raise ShapeError("reshape needs a copy", expected=allowed, got=shape, fix="reshape(...), which copies")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -171,9 +161,8 @@ class NDArray:
         """Count a write. Raises: ReadOnlyArray; AliasError if elements share memory."""
         storage = self.storage
         if storage.readonly:
-            raise ReadOnlyArray(
-                "this array is read-only", got=f"{self.spec} of a mapped or borrowed block", fix="copy() it"
-            )
+            block = f"{self.spec} of a mapped or borrowed block"
+            raise ReadOnlyArray("this array is read-only", got=block, fix="copy() it")
         if 0 in self.strides and any(s == 0 and n > 1 for s, n in zip(self.strides, self.shape, strict=True)):
             raise AliasError("elements of an expanded array share memory", got=self.layout, fix="copy() it")
         storage.written()
@@ -211,20 +200,15 @@ class NDArray:
 
     # -- for others to read ----------------------------------------------------------------------------------------
     def __dlpack__(
-        self,
-        *,
-        stream: Any = None,
-        max_version: tuple[int, int] | None = None,
-        dl_device: tuple[int, int] | None = None,
-        copy: bool | None = None,
-    ) -> Any:
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None, copy: bool | None = None,
+    ) -> Any:  # fmt: skip
         """Export the memory by DLPack, shared unless `copy`. Raises: BufferError if it cannot be exported."""
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
         if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
-            raise BufferError(
-                f"{self.spec} on {self.device}: read-only, of a negative stride or on no device of DLPack's"
-            )
+            what = f"{self.spec} on {self.device}"
+            raise BufferError(f"{what}: read-only, of a negative stride or on no device of DLPack's")
         return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -269,19 +253,13 @@ class NDArray:
             if a copy is needed.
         """
         if self.device != CPU:
-            raise DeviceMismatch(
-                "numpy can only read host memory",
-                where="numpy",
-                expected=CPU,
-                got=self.device,
-                fix="array.to_numpy()",
-            )
+            facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
+            raise DeviceMismatch("numpy can only read host memory", **facts)
         host = self.to_numpy(dtype)
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
-            raise UsageError(
-                "numpy needs a copy of this array", where="numpy", expected=self.spec, got=host.dtype, fix="copy=None"
-            )
+            facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "copy=None"}
+            raise UsageError("numpy needs a copy of this array", **facts)
         return host.copy() if copy and not fresh else host
 
     def tobytes(self) -> bytes:
@@ -300,18 +278,10 @@ class NDArray:
         """
         if not self.storage.touched:
             return None
-        return np.array2string(
-            self.to_numpy(bits=True),
-            separator=", ",
-            threshold=50,
-            precision=4,
-            prefix=prefix,
-            formatter={"int_kind": self._text_of_bits} if self.dtype.as_bits else None,
-        )
-
-    def _text_of_bits(self, bits: np.integer) -> str:
-        """A float held as its bit pattern, converted only for display."""
-        return f"{decode(np.asarray(bits), self.dtype).item():.4g}"
+        one = {"int_kind": lambda bits: f"{decode(np.asarray(bits), self.dtype).item():.4g}"}
+        form: Any = one if self.dtype.as_bits else None
+        host = self.to_numpy(bits=True)
+        return np.array2string(host, separator=", ", threshold=50, precision=4, prefix=prefix, formatter=form)
 
     def __repr__(self) -> str:
         body = self.text("NDArray(") if self.device.kind != "meta" else "no values"

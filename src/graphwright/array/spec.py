@@ -95,13 +95,9 @@ def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
             if here == 1 or here == size:
                 continue
             if size != 1:
-                raise ShapeError(
-                    "shapes do not broadcast",
-                    where=f"axis {axis}",
-                    expected=size,
-                    got=here,
-                    fix="reshape or expand one operand: " + " and ".join(map(str, shapes)),
-                )
+                fix = f"reshape or expand one operand: {' and '.join(map(str, shapes))}"
+                where = f"axis {axis}"
+                raise ShapeError("shapes do not broadcast", where=where, expected=size, got=here, fix=fix)
             size = here
         result.append(size)
     return tuple(result)

@@ -13,13 +13,38 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.changes import changes
 from graphwright.array.device import Device
 from graphwright.errors import ComputeError
 
 
 class StorageClosed(ComputeError):
     """The memory of a closed block was accessed."""
+
+
+class Changes:
+    """A process-wide count of events that can make a plan stale; it only increases.
+
+    A variable gets another array or is frozen, a program is edited, a watched block of memory is written. While the
+    count is unchanged, earlier checks still hold, so a training loop compares one number, not every variable.
+
+    Attributes:
+        count: changes so far.
+        address: where native code reads the count.
+    """
+
+    __slots__ = ("_cell", "address", "count")
+
+    def __init__(self) -> None:
+        self.count, self._cell = 0, array("q", [0])
+        self.address = self._cell.buffer_info()[0]
+
+    def rise(self) -> None:
+        """Count a change."""
+        self.count += 1
+        self._cell[0] = self.count
+
+
+changes = Changes()
 
 
 class WriteCount:
@@ -66,20 +91,9 @@ class Storage:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_check",
-        "_counts",
-        "_memory",
-        "_open",
-        "_version",
-        "closed",
-        "device",
-        "kind",
-        "nbytes",
-        "readonly",
-        "views",
-        "watched",
-    )
+        "__weakref__", "_check", "_counts", "_memory", "_open", "_version", "closed", "device", "kind", "nbytes",
+        "readonly", "views", "watched",
+    )  # fmt: skip
 
     def __init__(
         self, memory: Any, nbytes: int, device: Device, *, readonly: bool = False, kind: str = "borrowed"

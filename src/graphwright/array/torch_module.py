@@ -1,12 +1,8 @@
-"""A function of arrays as a `torch.nn.Module`, differentiable by torch.
-
-The caller supplies the function; this file knows arrays and torch, not programs or tapes.
-"""
+"""A function of arrays, supplied by the caller, as a `torch.nn.Module` that torch can differentiate."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -61,14 +57,10 @@ class TorchModule(torch.nn.Module):
     """
 
     def __init__(
-        self,
-        run: Run,
-        parameters: Mapping[str, NDArray],
-        shape: Callable[[Sequence[torch.Tensor]], Any],
-        names: Sequence[str] = (),
-        before: Callable[[Sequence[str]], Mapping[str, NDArray]] | None = None,
+        self, run: Run, parameters: Mapping[str, NDArray], shape: Callable[[Sequence[torch.Tensor]], Any],
+        names: Sequence[str] = (), before: Callable[[Sequence[str]], Mapping[str, NDArray]] | None = None,
         trained: Mapping[str, bool] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._run, self._shape, self._names, self._before = run, shape, tuple(names), before
         self._linked: dict[str, torch.nn.Parameter] = {}
@@ -108,8 +100,3 @@ class TorchModule(torch.nn.Module):
         for name, array in self._before(changed).items():
             self._linked[name].data = torch.from_dlpack(array)
         self._seen = {name: p._version for name, p in self._linked.items()}
-
-
-def on_meta() -> AbstractContextManager[object]:
-    """Return a context in which torch creates tensors on its meta device."""
-    return torch.device("meta")

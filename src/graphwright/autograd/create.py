@@ -7,7 +7,7 @@ the dtype and device of the result; dtype and device default to its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -53,6 +53,15 @@ def _converted(data: NDArray, kind: object) -> NDArray:
         return data
     target = _empty(data.shape, named(kind), data.device)
     return target.copy_from(data)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def renamed(function: _Function, name: str, doc: str) -> _Function:
+    """Set name and docstring of a generated function."""
+    function.__name__, function.__qualname__, function.__doc__ = name, name, doc
+    return function
 
 
 def target(shape: Shape, dtype: object, device: Device | str | None, out: Tensor | None) -> tuple[DType, Device]:
@@ -124,28 +133,21 @@ def empty(
     return Tensor(_empty(shape, kind, there), requires_grad) if out is None else out
 
 
-def zeros(
-    *shape: int | Sequence[int],
-    dtype: object = None,
-    requires_grad: bool = False,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make a tensor of zeros, float32 by default."""
-    kind, _ = target(sizes(shape), dtype, device, out)
-    return full(sizes(shape), 0, kind, requires_grad, device=device, out=out)
+def _constant(name: str, value: int):  # the types of these factories are inferred: Callable would lose the keywords
+    def filled(
+        *shape: int | Sequence[int],
+        dtype: object = None,
+        requires_grad: bool = False,
+        device: Device | str | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        kind, _ = target(sizes(shape), dtype, device, out)
+        return full(sizes(shape), value, kind, requires_grad, device=device, out=out)
+
+    return renamed(filled, name, f"Make a tensor of {name}, float32 by default.")
 
 
-def ones(
-    *shape: int | Sequence[int],
-    dtype: object = None,
-    requires_grad: bool = False,
-    device: Device | str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Make a tensor of ones, float32 by default."""
-    kind, _ = target(sizes(shape), dtype, device, out)
-    return full(sizes(shape), 1, kind, requires_grad, device=device, out=out)
+zeros, ones = _constant("zeros", 0), _constant("ones", 1)
 
 
 def like(
@@ -171,7 +173,7 @@ def full_like(
     return full(x.shape, value, kind, requires_grad, device=there, out=out)
 
 
-def _like_factory(factory: Callable[..., Tensor]):  # the type is inferred: Callable would lose the keywords
+def _like_factory(factory: Callable[..., Tensor]):
     def made_like(
         x: Tensor,
         dtype: object = None,
@@ -183,9 +185,8 @@ def _like_factory(factory: Callable[..., Tensor]):  # the type is inferred: Call
         kind, there = like(x, dtype, device, out)
         return factory(*x.shape, dtype=kind, requires_grad=requires_grad, device=there, out=out)
 
-    made_like.__name__ = made_like.__qualname__ = f"{factory.__name__}_like"
-    made_like.__doc__ = f"Call `{factory.__name__}` for the shape of `x`, and its dtype and device unless given."
-    return made_like
+    doc = f"Call `{factory.__name__}` for the shape of `x`, and its dtype and device unless given."
+    return renamed(made_like, f"{factory.__name__}_like", doc)
 
 
 zeros_like, ones_like, empty_like = _like_factory(zeros), _like_factory(ones), _like_factory(empty)

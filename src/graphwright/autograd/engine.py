@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Never, overload
 
 from graphwright.array import NDArray, Spec
@@ -11,11 +12,12 @@ from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable
 from graphwright.autograd.modes import enable_grad, no_grad
 from graphwright.autograd.recorder import active_recorder, vjp_of
-from graphwright.autograd.tape import Hook, TapeNode, VjpRule, reachable_nodes
+from graphwright.autograd.tape import Hook, TapeNode, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
 if TYPE_CHECKING:
+    from graphwright.autograd.tape import VjpRule
     from graphwright.autograd.tensor import Tensor
 
 _ADD = get("add")
@@ -308,12 +310,10 @@ def pull_back(
     if op.vjp is None:
         raise NotDifferentiable(f"op {op.name!r} has no gradient", got=op.why.get("vjp"))
     result = op.vjp(grads[0] if len(grads) == 1 else tuple(grads), ins, outs, attrs, needs)
-    if len(result) != len(needs):
-        raise ComputeError(
-            "a vjp must return one gradient per operand", where=op.name, expected=len(needs), got=len(result)
-        )
+    if len(result) > len(needs):
+        raise ComputeError("a vjp returned too many gradients", where=op.name, expected=len(needs), got=len(result))
     final: list[Tensor | None] = []
-    for g, need, spec in zip(result, needs, in_specs, strict=True):
+    for g, need, spec in zip_longest(result, needs, in_specs):  # no gradient: None, or left out at the end
         if not need or g is None:
             if need and spec.dtype.is_float:
                 raise ComputeError("a vjp omitted a gradient that is needed", where=op.name)

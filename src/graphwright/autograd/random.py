@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from graphwright.array import CPU, Device, from_numpy, int64
 from graphwright.autograd.apply import as_tensor
-from graphwright.autograd.create import device_of, like, sizes, target
+from graphwright.autograd.create import device_of, like, renamed, sizes, target
 from graphwright.autograd.recorder import Recorder, active_recorder, scoped
 from graphwright.autograd.tensor import Tensor
 from graphwright.autograd.variable import HostVariable
@@ -26,18 +27,13 @@ if TYPE_CHECKING:
     from graphwright.array.layout import Shape
 
 
+@dataclass(slots=True)
 class _TracedKey:
-    """A generator in one trace.
+    """A generator in one trace."""
 
-    Attributes:
-        key: key of the present step.
-        following: key of the next step, once recorded.
-        stream: number of the next stream.
-    """
-
-    def __init__(self, key: Tensor) -> None:
-        self.key, self.stream = key, 0
-        self.following: Tensor | None = None
+    key: Tensor  # of the present step
+    following: Tensor | None = None  # the key of the next step, once recorded
+    stream: int = 0  # number of the next stream
 
 
 class Generator:
@@ -145,14 +141,6 @@ def _drawn(generator: Generator | None, device: Device) -> tuple[Tensor, int]:
     return (key if device == CPU else key.to(device)), stream
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Tensor])
-
-
-def _named(function: _Function, name: str, doc: str) -> _Function:
-    function.__name__, function.__qualname__, function.__doc__ = name, name, doc
-    return function
-
-
 def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable would lose the keywords
     """A function that samples an array by one op; `doc` says from which distribution."""
 
@@ -171,7 +159,7 @@ def _sampler(name: str, op: str, doc: str):  # the type is inferred: Callable wo
             made.requires_grad = True
         return made
 
-    return _named(sample, name, f"{doc} float32 by default, from the default generator unless another is given.")
+    return renamed(sample, name, f"{doc} float32 by default, from the default generator unless another is given.")
 
 
 rand = _sampler("rand", "uniform", "Sample uniformly from [0, 1).")
@@ -214,7 +202,7 @@ def _sampler_like(name: str, sampler: Callable[..., Tensor]):  # the type is inf
         return sampler(*x.shape, dtype=kind, requires_grad=requires_grad, generator=generator, device=there, out=out)
 
     doc = f"Call `{sampler.__name__}` for the shape of `x`, and its dtype and device unless given."
-    return _named(sample_like, name, doc)
+    return renamed(sample_like, name, doc)
 
 
 rand_like = _sampler_like("rand_like", rand)

@@ -23,7 +23,7 @@ from graphwright.ops import call, get
 from graphwright.ops.axes import axes_of, axis_of
 
 Axes = int | Shape | None
-ADD, SUB, MUL, DIV, MATMUL, NEG = map(get, ("add", "sub", "mul", "div", "matmul", "neg"))
+NEG = get("neg")
 
 
 def _reduction(op: str, doc: str):  # the types of these factories are inferred: Callable would lose the keywords
@@ -31,6 +31,30 @@ def _reduction(op: str, doc: str):  # the types of these factories are inferred:
         return call(op, self, axes=axes_of(axis, self.ndim), keepdims=keepdims)
 
     return _named(reduce, op, doc)
+
+
+def _operators(op: str):
+    """The operator methods of an op, with the tensor on the left and on the right."""
+    row = get(op)
+
+    def left(self: Tensor, other: Any) -> Tensor:
+        return apply(row, (self, other), {})
+
+    def right(self: Tensor, other: Any) -> Tensor:
+        return apply(row, (other, self), {})
+
+    return left, right
+
+
+def _logical(op: str):
+    def combine(self: Tensor, *others: Any) -> Tensor:
+        for operand in (self, *others):
+            kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
+            if kind != "bool":
+                raise DTypeError("&, |, ^ and ~ take bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
+        return call(op, self, *others)
+
+    return combine
 
 
 def _in_place(op: str):
@@ -163,58 +187,27 @@ class Tensor(TensorBase, OpMethods):
     bfloat16, long = _cast_to(bfloat16), _cast_to(int64)
 
     # -- operators: numbers may stand on either side -----------------------------------------------------------------
-    def __add__(self, other: Any) -> Tensor:
-        return apply(ADD, (self, other), {})
-
-    def __radd__(self, other: Any) -> Tensor:
-        return apply(ADD, (other, self), {})
-
-    def __sub__(self, other: Any) -> Tensor:
-        return apply(SUB, (self, other), {})
-
-    def __rsub__(self, other: Any) -> Tensor:
-        return apply(SUB, (other, self), {})
-
-    def __mul__(self, other: Any) -> Tensor:
-        return apply(MUL, (self, other), {})
-
-    def __rmul__(self, other: Any) -> Tensor:
-        return apply(MUL, (other, self), {})
-
-    def __truediv__(self, other: Any) -> Tensor:
-        return apply(DIV, (self, other), {})
-
-    def __rtruediv__(self, other: Any) -> Tensor:
-        return apply(DIV, (other, self), {})
-
-    def __matmul__(self, other: Any) -> Tensor:
-        return apply(MATMUL, (self, other), {})
-
-    def __rmatmul__(self, other: Any) -> Tensor:
-        return apply(MATMUL, (other, self), {})
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+    __matmul__, __rmatmul__ = _operators("matmul")
+    __floordiv__, __rfloordiv__ = _operators("floor_divide")
+    __mod__, __rmod__ = _operators("remainder")
+    __rpow__ = _operators("pow")[1]
+    __lt__, __le__ = _operators("lt")[0], _operators("le")[0]
+    __gt__, __ge__ = _operators("gt")[0], _operators("ge")[0]
+    __and__, __or__, __xor__ = _logical("logical_and"), _logical("logical_or"), _logical("logical_xor")
+    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
+    __invert__ = _logical("logical_not")
 
     def __neg__(self) -> Tensor:
         return apply(NEG, (self,), {})
-
-    def __floordiv__(self, other: Any) -> Tensor:
-        return call("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Any) -> Tensor:
-        return call("floor_divide", other, self)
-
-    def __mod__(self, other: Any) -> Tensor:
-        return call("remainder", self, other)
-
-    def __rmod__(self, other: Any) -> Tensor:
-        return call("remainder", other, self)
 
     def __pow__(self, other: Any) -> Tensor:
         if isinstance(other, int) and other < 0 and not self.dtype.is_float:
             raise UsageError("integer tensor to a negative power", got=f"{self.spec} ** {other}", fix="float() first")
         return call("pow", self, other)
-
-    def __rpow__(self, other: Any) -> Tensor:
-        return call("pow", other, self)
 
     def __abs__(self) -> Tensor:
         return call("abs", self)
@@ -224,39 +217,6 @@ class Tensor(TensorBase, OpMethods):
 
     def __ne__(self, other: object) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # elementwise, as in numpy and torch
         return call("ne", self, other)
-
-    def __lt__(self, other: Any) -> Tensor:
-        return call("lt", self, other)
-
-    def __le__(self, other: Any) -> Tensor:
-        return call("le", self, other)
-
-    def __gt__(self, other: Any) -> Tensor:
-        return call("gt", self, other)
-
-    def __ge__(self, other: Any) -> Tensor:
-        return call("ge", self, other)
-
-    def _logical(self, op: str, *others: Any) -> Tensor:
-        for operand in (self, *others):
-            kind = operand.dtype.name if isinstance(operand, TensorBase) else type(operand).__name__
-            if kind != "bool":
-                raise DTypeError("&, |, ^ and ~ take bools", got=kind, fix="compare first: (a > 0) & (b > 0)")
-        return call(op, self, *others)
-
-    def __and__(self, other: Any) -> Tensor:
-        return self._logical("logical_and", other)
-
-    def __or__(self, other: Any) -> Tensor:
-        return self._logical("logical_or", other)
-
-    def __xor__(self, other: Any) -> Tensor:
-        return self._logical("logical_xor", other)
-
-    __rand__, __ror__, __rxor__ = __and__, __or__, __xor__
-
-    def __invert__(self) -> Tensor:
-        return self._logical("logical_not")
 
     # -- elementwise functions: see OpMethods for those that are one op ------------------------------------------------
     def pow(self, exponent: Any) -> Tensor:

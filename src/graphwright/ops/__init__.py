@@ -25,36 +25,6 @@ from graphwright.ops.call import call, compute, writable_over
 from graphwright.ops.explain import explain
 from graphwright.ops.registry import OPS, Attrs, Cost, Op, Saves, Traits, UnknownOp, get, op, traits
 
-__all__ = [
-    "OPS",
-    "Attrs",
-    "Cost",
-    "Op",
-    "Saves",
-    "Traits",
-    "UnknownOp",
-    "activation",
-    "arrange",
-    "attention",
-    "call",
-    "compute",
-    "conv",
-    "elementwise",
-    "explain",
-    "gate",
-    "get",
-    "identity",
-    "index",
-    "linear",
-    "loss",
-    "norm",
-    "op",
-    "optimize",
-    "pool",
-    "random",
-    "reduce",
-    "sampling",
-    "shape",
-    "traits",
-    "writable_over",
-]
+__all__ = ["OPS", "Attrs", "Cost", "Op", "Saves", "Traits", "UnknownOp", "activation", "arrange", "attention", "call"]
+__all__ += ["compute", "conv", "elementwise", "explain", "gate", "get", "identity", "index", "linear", "loss", "norm"]
+__all__ += ["op", "optimize", "pool", "random", "reduce", "sampling", "shape", "traits", "writable_over"]

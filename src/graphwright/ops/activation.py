@@ -9,7 +9,6 @@ from graphwright.array.formulas import activations, specialise
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.ops.call import call
-from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Cost, Saves, Traits, op
 from graphwright.ops.rules import Binary, UnaryFloat, away_from_zero, broadcast, floating, unary_sample
 
@@ -33,10 +32,7 @@ class Sigmoid(Activation):
 
     saves, emit, onnx, aten = Saves(outputs=(0,)), "torch.sigmoid({0})", "Sigmoid", "sigmoid"
     vm, method, functional, module = forms.pointwise(Code.SIGMOID), "sigmoid", "sigmoid", "Sigmoid"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * FORMULAS.sigmoid_slope(None, outs[0]),)
+    vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.sigmoid_slope(None, outs[0]),)
 
 
 @op("tanh")
@@ -46,10 +42,7 @@ class Tanh(Activation):
     saves, sample, traits = Saves(outputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
     emit, onnx, aten, vm = "torch.tanh({0})", "Tanh", "tanh", forms.pointwise(Code.TANH)
     method, functional, module = "tanh", "tanh", "Tanh"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * FORMULAS.tanh_slope(None, outs[0]),)
+    vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.tanh_slope(None, outs[0]),)
 
 
 @op("silu")
@@ -58,18 +51,9 @@ class Silu(Activation):
 
     traits, emit, vm = Traits(keeps_zero=True), "F.silu({0})", forms.pointwise(Code.SILU)
     functional, module = "silu", "SiLU"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * FORMULAS.silu_slope(ins[0], None),)
-
-    @staticmethod
-    def expand(ins, attrs):
-        return FORMULAS.silu(ins[0])
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Mul", u.names[0], u("Sigmoid", u.names[0]))
+    vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.silu_slope(ins[0], None),)
+    expand = lambda ins, attrs: FORMULAS.silu(ins[0])
+    onnx = lambda u: u("Mul", u.names[0], u("Sigmoid", u.names[0]))
 
 
 @op("swiglu")
@@ -78,29 +62,16 @@ class SwiGlu(Binary):
 
     saves, traits = Saves(inputs=(0, 1)), Traits(inplace=((0, 0),), annihilated=True)
     emit, vm, functional = "F.silu({0}) * {1}", forms.pointwise(Code.SWIGLU), "swiglu"
+    infer = lambda a, b: floating(broadcast(a, b))
+    cost = lambda ins, outs, attrs: Cost(5 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+    expand = lambda ins, attrs: call("silu", ins[0]) * ins[1]
+    onnx = lambda u: u("Mul", Silu.onnx(u), u.names[1])
 
-    @staticmethod
-    def infer(a, b):
-        return floating(broadcast(a, b))
-
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         s = call("sigmoid", a)
         da = g * b * FORMULAS.silu_slope_of(a, s) if needs[0] else None
         return da, g * (a * s) if needs[1] else None
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(5 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
-    def expand(ins, attrs):
-        return call("silu", ins[0]) * ins[1]
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Mul", Silu.onnx(u), u.names[1])
 
 
 @op("relu")
@@ -110,15 +81,15 @@ class Relu(Activation):
     saves, sample, traits = Saves(outputs=(0,)), away_from_zero, Traits(keeps_zero=True)
     emit, onnx, vm = "F.relu({0})", "Relu", forms.pointwise(Code.RELU)
     method, functional, module = "relu", "relu", "ReLU"
+    expand = lambda ins, attrs: call("clamp", ins[0], low=0.0)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)
         return (call("where", call("lt", zero, outs[0]), g, zero),)
 
-    @staticmethod
-    def expand(ins, attrs):
-        return call("clamp", ins[0], low=0.0)
+
+def _if_positive(x: Any, above: Any, below: Any) -> Any:
+    return call("where", call("lt", call("full_like", x, value=0.0), x), above, below)
 
 
 @op("leaky_relu")
@@ -127,23 +98,10 @@ class LeakyRelu(Activation):
 
     attrs, traits, emit = {"slope": 0.01}, Traits(keeps_zero=True), "F.leaky_relu({0}, {slope})"
     functional, module = "leaky_relu", "LeakyReLU"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("where", call("lt", call("full_like", ins[0], value=0.0), ins[0]), g, g * attrs["slope"]),)
-
-    @staticmethod
-    def sample(rng):
-        return away_from_zero(rng)[0], {"slope": 0.2}
-
-    @staticmethod
-    def expand(ins, attrs):
-        x = ins[0]
-        return call("where", call("lt", call("full_like", x, value=0.0), x), x, x * attrs["slope"])
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("LeakyRelu", u.names[0], alpha=u.attrs["slope"])
+    sample = lambda rng: (away_from_zero(rng)[0], {"slope": 0.2})
+    vjp = lambda g, ins, outs, attrs, needs: (_if_positive(ins[0], g, g * attrs["slope"]),)
+    expand = lambda ins, attrs: _if_positive(ins[0], ins[0], ins[0] * attrs["slope"])
+    onnx = lambda u: u("LeakyRelu", u.names[0], alpha=u.attrs["slope"])
 
 
 @op("elu")
@@ -152,26 +110,16 @@ class Elu(Activation):
 
     attrs, traits, emit = {"alpha": 1.0}, Traits(keeps_zero=True), "F.elu({0}, {alpha})"
     functional, module = "elu", "ELU"
+    sample = lambda rng: (away_from_zero(rng)[0], {"alpha": 0.7})
+    onnx = lambda u: u("Elu", u.names[0], alpha=u.attrs["alpha"])
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        x = ins[0]
-        below = g * (call("exp", call("clamp", x, high=0.0)) * attrs["alpha"])
-        return (call("where", call("lt", call("full_like", x, value=0.0), x), g, below),)
+        below = g * (call("exp", call("clamp", ins[0], high=0.0)) * attrs["alpha"])
+        return (_if_positive(ins[0], g, below),)
 
-    @staticmethod
-    def sample(rng):
-        return away_from_zero(rng)[0], {"alpha": 0.7}
-
-    @staticmethod
     def expand(ins, attrs):
-        x = ins[0]
-        below = call("expm1", call("clamp", x, high=0.0)) * attrs["alpha"]
-        return call("where", call("lt", call("full_like", x, value=0.0), x), x, below)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Elu", u.names[0], alpha=u.attrs["alpha"])
+        below = call("expm1", call("clamp", ins[0], high=0.0)) * attrs["alpha"]
+        return _if_positive(ins[0], ins[0], below)
 
 
 @op("gelu")
@@ -180,23 +128,13 @@ class Gelu(Activation):
 
     attrs, traits, emit = {"approximate": "none"}, Traits(keeps_zero=True), "F.gelu({0}, approximate={approximate})"
     vm, functional, module = forms.GELU, "gelu", "GELU"
+    sample = lambda rng: ([rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"})
+    expand = lambda ins, attrs: (FORMULAS.gelu if attrs["approximate"] == "none" else FORMULAS.gelu_tanh)(ins[0])
+    onnx = lambda u: u("Gelu", u.names[0], approximate=u.attrs["approximate"])
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         slope = FORMULAS.gelu_slope if attrs["approximate"] == "none" else FORMULAS.gelu_tanh_slope
         return (g * slope(ins[0], None),)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(-3, 3, (4, 3))], {"approximate": "tanh" if rng.random() < 0.5 else "none"}
-
-    @staticmethod
-    def expand(ins, attrs):
-        return (FORMULAS.gelu if attrs["approximate"] == "none" else FORMULAS.gelu_tanh)(ins[0])
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Gelu", u.names[0], approximate=u.attrs["approximate"])
 
 
 @op("softplus")
@@ -205,14 +143,8 @@ class Softplus(Activation):
 
     emit, onnx = "F.softplus({0}, threshold=80)", "Softplus"
     functional, module = "softplus", "Softplus"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("sigmoid", ins[0]),)
-
-    @staticmethod
-    def expand(ins, attrs):
-        return FORMULAS.softplus(ins[0])
+    vjp = lambda g, ins, outs, attrs, needs: (g * call("sigmoid", ins[0]),)
+    expand = lambda ins, attrs: FORMULAS.softplus(ins[0])
 
 
 @op("logsigmoid")
@@ -220,18 +152,9 @@ class LogSigmoid(Activation):
     """ln σ(x) = -softplus(-x), elementwise; gradient g·σ(-x)."""
 
     emit, functional, module = "F.logsigmoid({0})", "logsigmoid", "LogSigmoid"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("sigmoid", -ins[0]),)
-
-    @staticmethod
-    def expand(ins, attrs):
-        return -call("softplus", -ins[0])
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Neg", u("Softplus", u("Neg", u.names[0])))
+    vjp = lambda g, ins, outs, attrs, needs: (g * call("sigmoid", -ins[0]),)
+    expand = lambda ins, attrs: -call("softplus", -ins[0])
+    onnx = lambda u: u("Neg", u("Softplus", u("Neg", u.names[0])))
 
 
 @op("sech")
@@ -240,15 +163,6 @@ class Sech(Activation):
 
     saves, sample = Saves(inputs=(0,), outputs=(0,)), unary_sample(-3, 3)
     emit, functional = "torch.cosh({0}).reciprocal()", "sech"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * FORMULAS.sech_slope(ins[0], outs[0]),)
-
-    @staticmethod
-    def expand(ins, attrs):
-        return FORMULAS.sech(ins[0])
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Reciprocal", u("Cosh", u.names[0]))
+    vjp = lambda g, ins, outs, attrs, needs: (g * FORMULAS.sech_slope(ins[0], outs[0]),)
+    expand = lambda ins, attrs: FORMULAS.sech(ins[0])
+    onnx = lambda u: u("Reciprocal", u("Cosh", u.names[0]))

@@ -5,37 +5,28 @@ from __future__ import annotations
 from graphwright.array.dtype import int64
 from graphwright.array.spec import Spec
 from graphwright.errors import ShapeError
-from graphwright.ops.axes import Atom, AxesUse, axes_of, axis_of, fixed_size, product, resized_last, size
+from graphwright.ops.axes import Atom, AxesUse, axes_of, axis_of, fixed_size, product, resized_last, size, spliced
 from graphwright.ops.call import call
 from graphwright.ops.emit import literal
 from graphwright.ops.onnx import OnnxUse
-from graphwright.ops.registry import Traits, free_cost, op
+from graphwright.ops.registry import Row, Traits, free_cost, op
 from graphwright.ops.rules import Backward, floating
 from graphwright.ops.shape import onnx_size
 
 
 @op("flip")
-class Flip:
+class Flip(Row):
     """x[..., -1 - i, ...]: some axes in reversed order."""
 
-    arity, attrs = 1, {"axes": ...}
+    arity, attrs, emit = 1, {"axes": ...}, "{0}.flip({axes})"
     axes = fixed_size("the order of its entries matters: it reverses the axis", attr="axes")
-    emit = "{0}.flip({axes})"
+    vjp = lambda g, ins, outs, attrs, needs: (call("flip", g, axes=attrs["axes"]),)
+    sample = lambda rng: ([rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]})
 
-    @staticmethod
     def infer(x, axes):
         axes_of(axes, len(x.shape))
         return x
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("flip", g, axes=attrs["axes"]),)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 3, 4))], {"axes": [(0,), (-1,), (1, 2), (0, 1, 2)][rng.integers(4)]}
-
-    @staticmethod
     def onnx(u: OnnxUse):
         axes = [u.axis(a) for a in u.attrs["axes"]]
         n = len(axes)
@@ -43,37 +34,29 @@ class Flip:
 
 
 @op("roll")
-class Roll:
+class Roll(Row):
     """x[(i - shift) mod n]: entries shifted cyclically along axes."""
 
-    arity, attrs = 1, {"shifts": ..., "axes": ...}
+    arity, attrs, emit = 1, {"shifts": ..., "axes": ...}, "{0}.roll({shifts}, {axes})"
     axes = fixed_size("the order of its entries matters: it shifts entries along it", attr="axes")
-    emit = "{0}.roll({shifts}, {axes})"
 
-    @staticmethod
     def infer(x, shifts, axes):
         if len(axes_of(axes, len(x.shape))) != len(shifts) or len(axes) != len(shifts):
             raise ShapeError("shifts and axes must pair up, each axis once", expected=axes, got=shifts)
         return x
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("roll", g, shifts=tuple(-s for s in attrs["shifts"]), axes=attrs["axes"]),)
 
-    @staticmethod
     def sample(rng):
         axes = [(0,), (-1,), (2, 0)][rng.integers(3)]
-        return [rng.normal(size=(3, 2, 5))], {
-            "shifts": tuple(int(s) for s in rng.integers(-7, 8, len(axes))),
-            "axes": axes,
-        }
+        x = rng.normal(size=(3, 2, 5))
+        return [x], {"shifts": tuple(int(s) for s in rng.integers(-7, 8, len(axes))), "axes": axes}
 
-    @staticmethod
     def onnx(u: OnnxUse):
         x = u.names[0]
         for shift, axis in zip(u.attrs["shifts"], u.attrs["axes"], strict=True):
-            at = u.axis(axis)
-            size = u.ins[0].shape[at]
+            at, size = u.axis(axis), u.ins[0].shape[axis]
             if isinstance(size, str):
                 return None
             k = -shift % size if size else 0
@@ -83,13 +66,11 @@ class Roll:
 
 
 @op("tile")
-class Tile:
+class Tile(Row):
     """The whole array repeated along each axis: a b -> a b a b; `repeats` may be longer than the rank of x."""
 
-    arity, attrs = 1, {"repeats": ...}
-    emit = "{0}.tile({repeats})"
+    arity, attrs, emit = 1, {"repeats": ...}, "{0}.tile({repeats})"
 
-    @staticmethod
     def infer(x, repeats):
         if len(repeats) < len(x.shape) or min(repeats, default=1) < 0:
             raise ShapeError("repeats must have an entry >= 0 for each axis", expected=len(x.shape), got=repeats)
@@ -98,7 +79,6 @@ class Tile:
             raise ShapeError("an axis of symbolic size cannot be repeated", expected=x, got=repeats)
         return Spec(tuple(n if r == 1 else n * r for n, r in zip(shape, repeats, strict=True)), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         shape, repeats = ins[0].shape, attrs["repeats"]
         copies = len(repeats) - len(shape)
@@ -107,64 +87,48 @@ class Tile:
         axes = (*range(copies), *range(copies, len(g.shape), 2))
         return (call("sum", g, axes=axes, keepdims=False),)
 
-    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3))], {"repeats": tuple(int(r) for r in rng.integers(1, 4, rng.integers(2, 4)))}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, repeats = u.ins[0], u.attrs["repeats"]
         dims = (*(Atom(1) for _ in range(len(repeats) - len(x))), *x)
-        copies = tuple(Atom(r) for r in repeats)
-        u.sizes["repeats"] = copies
+        u.sizes["repeats"] = copies = tuple(Atom(r) for r in repeats)
         return [tuple(t if size(c) == 1 else product(c, t) for c, t in zip(copies, dims, strict=True))]
 
-    @staticmethod
     def onnx(u: OnnxUse):
-        rank, repeats = len(u.ins[0].shape), u.attrs["repeats"]
-        x = u.names[0]
+        x, rank, repeats = u.names[0], len(u.ins[0].shape), u.attrs["repeats"]
         if len(repeats) > rank:
             x = u("Unsqueeze", x, u.ints(*range(len(repeats) - rank)))
         return u("Tile", x, u.ints(*[1] * (rank - len(repeats)), *repeats))
 
 
 @op("repeat_interleave")
-class RepeatInterleave:
+class RepeatInterleave(Row):
     """Each entry of an axis repeated in place: a b -> a a b b."""
 
-    arity, attrs = 1, {"repeats": ..., "axis": ...}
-    emit = "{0}.repeat_interleave({repeats}, {axis})"
+    arity, attrs, emit = 1, {"repeats": ..., "axis": ...}, "{0}.repeat_interleave({repeats}, {axis})"
 
-    @staticmethod
     def infer(x, repeats, axis):
         at = axis_of(axis, len(x.shape))
         if isinstance(x.shape[at], str) or repeats < 0:
-            raise ShapeError(
-                "repeat_interleave needs a known size and repeats >= 0",
-                where=f"axis {at}",
-                expected="a number at least 0",
-                got=repeats,
-            )
-        return Spec((*x.shape[:at], x.shape[at] * repeats, *x.shape[at + 1 :]), x.dtype)
+            what = "repeat_interleave needs a known size and repeats >= 0"
+            raise ShapeError(what, where=f"axis {at}", expected="a number at least 0", got=repeats)
+        return Spec(spliced(x.shape, at, x.shape[at] * repeats), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         at = axis_of(attrs["axis"], len(ins[0].shape))
         pairs = call("unflatten", g, axis=at, sizes=(ins[0].shape[at], attrs["repeats"]))
         return (call("sum", pairs, axes=(at + 1,), keepdims=False),)
 
-    @staticmethod
     def sample(rng):
         return [rng.normal(size=(2, 3, 2))], {"repeats": int(rng.integers(1, 4)), "axis": int(rng.integers(-3, 3))}
 
-    @staticmethod
     def axes(u: AxesUse):
-        x, copies = u.ins[0], Atom(u.attrs["repeats"])
-        at = axis_of(u.attrs["axis"], len(x))
-        u.sizes["repeats"] = copies
-        return [(*x[:at], product(x[at], copies), *x[at + 1 :])]
+        x, axis = u.ins[0], u.attrs["axis"]
+        u.sizes["repeats"] = copies = Atom(u.attrs["repeats"])
+        return [spliced(x, axis, product(x[axis], copies))]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         axis, rank = u.axis(u.attrs["axis"]), len(u.ins[0].shape)
         apart = u("Unsqueeze", u.names[0], u.ints(axis + 1))
@@ -173,16 +137,13 @@ class RepeatInterleave:
 
 
 MODES = ("constant", "reflect", "replicate")
-_ONNX_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
 def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
     lead = len(x.shape) - len(widths)
     if mode not in MODES or lead < 0 or any(len(pair) != 2 or min(pair) < 0 for pair in widths):
-        raise ShapeError(
-            f"padding must be {', '.join(MODES)}, with widths (before, after) for each of the last axes",
-            got=f"{mode}, {widths}",
-        )
+        what = f"padding must be {', '.join(MODES)}, with widths (before, after) for each of the last axes"
+        raise ShapeError(what, got=f"{mode}, {widths}")
     for n, pair in zip(x.shape[lead:], widths, strict=True):
         least = {"constant": 0, "reflect": max(pair) + 1 if any(pair) else 0, "replicate": 1}[mode]
         if any(pair) and (isinstance(n, str) or n < least):
@@ -192,7 +153,7 @@ def _padded(x: Spec, widths: tuple[tuple[int, int], ...], mode: str) -> Spec:
 
 
 @op("pad")
-class Pad:
+class Pad(Row):
     """x with its last axes extended by `widths` = (before, after) each.
 
     `constant` pads with `value`; `reflect` mirrors at the outermost entry without repeating it; `replicate` copies the
@@ -201,29 +162,20 @@ class Pad:
 
     arity, attrs = 1, {"widths": ..., "mode": "constant", "value": 0.0}
     axes = resized_last("makes it longer")
+    infer = lambda x, widths, mode, value: _padded(x, widths, mode)
+    vjp = lambda g, ins, outs, attrs, needs: (call("pad_backward", g, widths=attrs["widths"], mode=attrs["mode"]),)
 
-    @staticmethod
-    def infer(x, widths, mode, value):
-        return _padded(x, widths, mode)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("pad_backward", g, widths=attrs["widths"], mode=attrs["mode"]),)
-
-    @staticmethod
     def sample(rng):
         widths = tuple((int(a), int(b)) for a, b in rng.integers(0, 3, (rng.integers(1, 3), 2)))
         return [rng.normal(size=(2, 3, 4))], {"widths": widths, "mode": MODES[rng.integers(3)], "value": 0.0}
 
-    @staticmethod
     def onnx(u: OnnxUse):
-        rank, widths = len(u.ins[0].shape), u.attrs["widths"]
-        axes = list(range(rank - len(widths), rank))
+        rank, widths, mode = len(u.ins[0].shape), u.attrs["widths"], u.attrs["mode"]
         pads = u.ints(*(w[0] for w in widths), *(w[1] for w in widths))
-        value = u.scalar(u.attrs["value"]) if u.attrs["mode"] == "constant" else ""
-        return u("Pad", u.names[0], pads, value, u.ints(*axes), mode=_ONNX_MODES[u.attrs["mode"]])
+        value = u.scalar(u.attrs["value"]) if mode == "constant" else ""
+        axes = u.ints(*range(rank - len(widths), rank))
+        return u("Pad", u.names[0], pads, value, axes, mode="edge" if mode == "replicate" else mode)
 
-    @staticmethod
     def emit(i, a):
         widths = [n for pair in reversed(a["widths"]) for n in pair]
         value = f", value={literal(a['value'])}" if a["mode"] == "constant" else ""
@@ -234,10 +186,9 @@ class Pad:
 class PadBackward(Backward):
     """padᵀ g: each padding entry of g added to the entry it was copied from, the last axes cut to size."""
 
-    arity, attrs = 1, {"widths": ..., "mode": "constant"}
-    traits = Traits(backward_of="pad")
+    arity, attrs, traits = 1, {"widths": ..., "mode": "constant"}, Traits(backward_of="pad")
+    vjp = lambda g, ins, outs, attrs, needs: (call("pad", g, **attrs),)
 
-    @staticmethod
     def infer(g, widths, mode):
         lead = len(floating(g).shape) - len(widths)
         sizes = (n if not any(p) else n - sum(p) for n, p in zip(g.shape[lead:], widths, strict=True))
@@ -245,11 +196,6 @@ class PadBackward(Backward):
         _padded(x, widths, mode)
         return x
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("pad", g, **attrs),)
-
-    @staticmethod
     def sample(rng):
         _, attrs = Pad.sample(rng)
         sizes = [2, 3, 4]
@@ -258,21 +204,17 @@ class PadBackward(Backward):
         return [rng.normal(size=sizes)], {"widths": attrs["widths"], "mode": attrs["mode"]}
 
 
-class _Triangle:
+class _Triangle(Row):
     """A triangle of the last two axes."""
 
     arity, attrs, operands = 1, {"diagonal": 0}, ("x",)
     axes = fixed_size("the order of its entries matters: it keeps a triangle", last=2)
+    sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))})
 
-    @staticmethod
     def infer(x, diagonal):
         if len(x.shape) < 2:
             raise ShapeError("a triangle needs at least two axes", got=x)
         return x
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 4, 3))], {"diagonal": int(rng.integers(-2, 3))}
 
 
 @op("tril")
@@ -280,14 +222,8 @@ class Tril(_Triangle):
     """x[i, j] if j ≤ i + diagonal else 0, over the last two axes."""
 
     emit = "{0}.tril({diagonal})"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("tril", g, diagonal=attrs["diagonal"]),)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=0)
+    vjp = lambda g, ins, outs, attrs, needs: (call("tril", g, diagonal=attrs["diagonal"]),)
+    onnx = lambda u: u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=0)
 
 
 @op("triu")
@@ -295,39 +231,21 @@ class Triu(_Triangle):
     """x[i, j] if j ≥ i + diagonal else 0, over the last two axes."""
 
     emit = "{0}.triu({diagonal})"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("triu", g, diagonal=attrs["diagonal"]),)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=1)
+    vjp = lambda g, ins, outs, attrs, needs: (call("triu", g, diagonal=attrs["diagonal"]),)
+    onnx = lambda u: u("Trilu", u.names[0], u.ints_scalar(u.attrs["diagonal"]), upper=1)
 
 
 @op("iota")
-class Iota:
+class Iota(Row):
     """0, 1, ..., n - 1 for the size n of an axis of x, int64; n may be symbolic."""
 
-    arity, attrs, cost = 1, {"axis": ...}, free_cost
-    vjp, why = None, {"vjp": "indices are integers"}
-    emit = "torch.arange({0}.shape[{axis}])"
-    traits = Traits(valueless=True)
+    arity, attrs, cost, traits = 1, {"axis": ...}, free_cost, Traits(valueless=True)
+    vjp, why, emit = None, {"vjp": "indices are integers"}, "torch.arange({0}.shape[{axis}])"
+    infer = lambda x, axis: Spec((x.shape[axis_of(axis, len(x.shape))],), int64)
+    sample = lambda rng: ([rng.normal(size=(2, 4, 3))], {"axis": int(rng.integers(-3, 3))})
+    onnx = lambda u: u("Range", u.ints_scalar(0), onnx_size(u, u.attrs["axis"]), u.ints_scalar(1))
 
-    @staticmethod
-    def infer(x, axis):
-        return Spec((x.shape[axis_of(axis, len(x.shape))],), int64)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 4, 3))], {"axis": int(rng.integers(-3, 3))}
-
-    @staticmethod
     def axes(u: AxesUse):
-        u.result_ranges[0] = axis = u.ins[0][axis_of(u.attrs["axis"], len(u.ins[0]))]
+        u.result_ranges[0] = axis = u.ins[0][u.attrs["axis"]]
         u.mixed(axis, "numbers its entries")
         return [(axis,)]
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Range", u.ints_scalar(0), onnx_size(u, u.attrs["axis"]), u.ints_scalar(1))

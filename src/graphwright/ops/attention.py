@@ -10,13 +10,14 @@ import numpy as np
 from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import attention as attention_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, chain, product, size
-from graphwright.ops.call import call
+from graphwright.ops.call import as_dtype, call
 from graphwright.ops.emit import literal
+from graphwright.ops.linear import transposed
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
-from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op
+from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, Update, equal_dim, one_dtype
 
 
@@ -40,85 +41,67 @@ def _heads(u: AxesUse) -> None:
 
 
 @op("rope_table")
-class RopeTable:
+class RopeTable(Row):
     """scale·cos(pθ) and scale·sin(pθ) for positions p [B, T] (int64) and frequencies θ [d/2]: two of [B, T, d/2].
 
     The results have the dtype of the frequencies, float32 or float64 whatever the model computes in: angles of large
     positions need its digits.
     """
 
-    arity, attrs = 2, {"scale": 1.0}
+    arity, attrs, traits, vm = 2, {"scale": 1.0}, Traits(float32_constants=True), row_forms.ROPE_TABLE
     vjp, why = None, {"vjp": "positions are integers and frequencies are not trained"}
-    emit = "rope_table({all}, {scale})"
-    results = ("cos", "sin")
-    vm = moves_forms.ROPE_TABLE
-    traits = Traits(float32_constants=True)
+    emit, results = "rope_table({all}, {scale})", ("cos", "sin")
+    sample = lambda rng: ([rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5})
+    axes = lambda u: [(*u.ins[0], u.ins[1][0])] * 2
 
-    @staticmethod
     def infer(positions, frequencies, scale):
-        table = Spec((*positions.shape, _Frequencies.check(positions, frequencies).shape[0]), frequencies.dtype)
+        table = Spec((*positions.shape, _frequencies(positions, frequencies).shape[0]), frequencies.dtype)
         return table, table
 
-    @staticmethod
     def expand(ins, attrs):
         positions, frequencies = ins
         angle = call("unsqueeze", call("cast", positions, dtype=frequencies.dtype), axes=(-1,)) * frequencies
         return tuple(call(name, angle) * attrs["scale"] for name in ("cos", "sin"))
 
-    @staticmethod
-    def sample(rng):
-        return [rng.integers(0, 50, (2, 5)), rng.random(3).astype("float32")], {"scale": 1.5}
 
-    @staticmethod
-    def axes(u: AxesUse):
-        return [(*u.ins[0], u.ins[1][0])] * 2
+def _frequencies(positions: Spec, *tables: Spec) -> Spec:
+    one_dtype(*tables)
+    if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
+        raise DTypeError("positions must be int64 and frequencies float32 or float64", got=f"{positions}, {tables}")
+    return tables[0]
 
 
-class _Frequencies:
-    """Shared cells of the ops that compute rotary frequencies."""
+class _Frequencies(Row):
+    """An op that computes rotary frequencies."""
 
     vjp, why = None, {"vjp": "frequencies are not trained"}
-
-    @staticmethod
-    def check(positions, *tables):
-        one_dtype(*tables)
-        if positions.dtype is not int64 or any(t.dtype not in (float32, float64) or len(t.shape) != 1 for t in tables):
-            raise DTypeError("positions must be int64 and frequencies float32 or float64", got=f"{positions}, {tables}")
-        return tables[0]
+    traits = Traits(float32_constants=True, looks_ahead=True)
 
 
 @op("rope_dynamic")
-class RopeDynamic:
+class RopeDynamic(_Frequencies):
     """θ' = θ·(s·L/M - (s - 1))^(d/(d-2)) for L = max(position + 1, M): frequencies [d/2], dynamic NTK scaling.
 
     s is `factor`, M is `original`; up to position M the given frequencies are returned.
     """
 
-    arity, attrs, vjp, why = 2, {"theta": ..., "factor": ..., "original": ...}, None, _Frequencies.why
+    arity, attrs = 2, {"theta": ..., "factor": ..., "original": ...}
     emit = "rope_dynamic({0}, {1}, {theta}, {factor}, {original})"
-    traits = Traits(float32_constants=True, looks_ahead=True)
+    infer = lambda positions, frequencies, theta, factor, original: _frequencies(positions, frequencies)
 
-    @staticmethod
-    def infer(positions, frequencies, theta, factor, original):
-        return _Frequencies.check(positions, frequencies)
-
-    @staticmethod
     def sample(rng):
         base = (10000.0 ** (-np.arange(0, 8, 2) / 8)).astype("float32")
         return [rng.integers(0, 50, (2, 5)), base], {"theta": 10000.0, "factor": 4.0, "original": 20}
 
-    @staticmethod
     def axes(u: AxesUse):
         u.frozen(u.ins[1][0], "its size is part of the formula")
         for term in u.ins[0]:
             u.mixed(term, "takes the maximum over it")
         return [u.ins[1]]
 
-    @staticmethod
     def onnx(u: OnnxUse):
-        a, half = u.attrs, int(u.ins[1].shape[0])
-        kind = u.ins[1].dtype
-        number = lambda v: u.scalar(v, u.ins[1])  # noqa: E731  # of the dtype of the frequencies
+        a, half, kind = u.attrs, int(u.ins[1].shape[0]), u.ins[1].dtype
+        number = lambda v: u.scalar(v, u.ins[1])  # of the dtype of the frequencies
         length = u.cast(u("Add", u("ReduceMax", u.names[0], keepdims=0), u.ints_scalar(1)), kind)
         scaled = u("Sub", u("Mul", length, number(a["factor"] / a["original"])), number(a["factor"] - 1))
         theta = u("Mul", u("Pow", scaled, number(2 * half / (2 * half - 2))), number(a["theta"]))
@@ -127,29 +110,20 @@ class RopeDynamic:
 
 
 @op("rope_longer")
-class RopeLonger:
+class RopeLonger(_Frequencies):
     """long if max(position) ≥ `original` else short: one of two frequency tables [d/2] (LongRoPE)."""
 
-    arity, attrs, vjp, why = 3, {"original": ...}, None, _Frequencies.why
-    emit = "{2} if int({0}.max()) + 1 > {original} else {1}"
-    traits = Traits(float32_constants=True, looks_ahead=True)
+    arity, attrs, emit = 3, {"original": ...}, "{2} if int({0}.max()) + 1 > {original} else {1}"
+    infer = lambda positions, short, long, original: _frequencies(positions, short, long)
 
-    @staticmethod
-    def infer(positions, short, long, original):
-        return _Frequencies.check(positions, short, long)
-
-    @staticmethod
     def sample(rng):
-        return [rng.integers(0, 50, (2, 5)), rng.random(4).astype("float32"), rng.random(4).astype("float32")], {
-            "original": 20
-        }
+        positions, tables = rng.integers(0, 50, (2, 5)), rng.random((2, 4)).astype("float32")
+        return [positions, *tables], {"original": 20}
 
-    @staticmethod
     def axes(u: AxesUse):
         u.same(u.ins[1][0], u.ins[2][0])
         return [u.ins[1]]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         last = u("ReduceMax", u.names[0], keepdims=0)
         return u("Where", u("GreaterOrEqual", last, u.ints_scalar(u.attrs["original"])), u.names[2], u.names[1])
@@ -165,7 +139,7 @@ def _rope_node(u: OnnxUse) -> str:
 
 
 @op("rope")
-class Rope:
+class Rope(Row):
     """(a, b) -> (a·cos - b·sin, b·cos + a·sin) for pairs of entries of x [B, H, T, D]: rotary position embedding.
 
     cos and sin are [B, T, d/2] with d ≤ D; entries after d are copied. Pair i is (x[i], x[i + d/2]) in style `half` and
@@ -173,11 +147,12 @@ class Rope:
     eq. 34).
     """
 
-    onnx_23 = WholeNode(all_float32, _rope_node)
     arity, attrs, saves, traits = 3, {"style": "half"}, Saves(inputs=(1, 2)), Traits(amp="f32")
-    vm = moves_forms.ROPE
+    vm, onnx_23 = row_forms.ROPE, WholeNode(all_float32, _rope_node)
+    vjp = lambda g, ins, outs, attrs, needs: (call("rope", g, ins[1], -ins[2], **attrs), None, None)
+    cost = lambda ins, outs, attrs: Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+    emit = lambda i, a: f"{('rope' if a['style'] == 'half' else 'rope_pairs')}({', '.join(i)})"
 
-    @staticmethod
     def infer(x, cos, sin, style):
         one_dtype(x, cos, sin)
         if style not in ROPE_STYLES:
@@ -185,16 +160,10 @@ class Rope:
         if len(x.shape) != 4 or 2 * cos.shape[-1] > x.shape[-1] or cos.shape != sin.shape:
             raise ShapeError("rope takes x [B, H, T, D] and cos, sin [B, T, d/2] with d <= D", got=f"{x}, {cos}, {sin}")
         if len(cos.shape) != 3 or cos.shape[1] != x.shape[2] or cos.shape[0] not in (1, x.shape[0]):
-            raise ShapeError(
-                "cos and sin do not match batch and length of x", expected=(x.shape[0], x.shape[2]), got=cos
-            )
+            want = (x.shape[0], x.shape[2])
+            raise ShapeError("cos and sin do not match batch and length of x", expected=want, got=cos)
         return x
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return call("rope", g, ins[1], -ins[2], **attrs), None, None
-
-    @staticmethod
     def expand(ins, attrs):
         x, half = ins[0], ins[1].shape[-1]
         cos, sin = (call("unsqueeze", t, axes=(1,)) for t in ins[1:])
@@ -206,17 +175,10 @@ class Rope:
         rotated = (call("unsqueeze", t, axes=(-1,)) for t in (a * cos - b * sin, b * cos + a * sin))
         return call("concat", call("flatten", call("concat", *rotated, axis=-1), start=-2, end=-1), rest, axis=-1)
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(3 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
-        angle = rng.uniform(-3, 3, (2, 4, 2))
-        style = ROPE_STYLES[rng.integers(2)]
+        angle, style = rng.uniform(-3, 3, (2, 4, 2)), ROPE_STYLES[rng.integers(2)]
         return [rng.normal(size=(2, 3, 4, 5)), np.cos(angle), np.sin(angle)], {"style": style}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, *tables = u.ins
         half = tables[0][2]
@@ -229,7 +191,6 @@ class Rope:
                     u.same(x[axis], table[place])
         return [x]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         if u.attrs["style"] != "half":
             return None
@@ -241,10 +202,6 @@ class Rope:
         first = u("Sub", u("Mul", a, cos), u("Mul", b, sin))
         second = u("Add", u("Mul", b, cos), u("Mul", a, sin))
         return u("Concat", first, second, *rest, axis=-1)
-
-    @staticmethod
-    def emit(i, a):
-        return f"{('rope' if a['style'] == 'half' else 'rope_pairs')}({', '.join(i)})"
 
 
 def _check(q: Spec, k: Spec, v: Spec, extra: tuple[Spec, ...], optional: tuple[str, ...], window: int | None) -> None:
@@ -301,7 +258,7 @@ def _without_padding(ins: Sequence[Spec], attrs: Attrs) -> bool:
 
 
 @op("sdpa")
-class Sdpa:
+class Sdpa(Row):
     """softmax(scale · q kᵀ over visible keys) v: [B, H, Tq, Dv]; query head h reads key head h // (H / G).
 
     Operands after v are named by `optional`: `key_mask` [B, Tk] bool (false = padding), `q_start` int64 (the index of
@@ -309,44 +266,29 @@ class Sdpa:
     j > q_start + i - w: w keys, the query's own included. A query that sees no key gives 0.
     """
 
-    onnx_23 = WholeNode(_without_padding, _attention_node)
     arity, attrs, saves = (3, 5), _ATTRS, Saves(inputs=(0, 1, 2, 3, 4), outputs=(0,))
     traits = Traits(attention=True, contiguous=(0,), amp="low", fixed=(3, 4))
-    vm = attention_forms.SDPA
+    vm, onnx_23 = attention_forms.SDPA, WholeNode(_without_padding, _attention_node)
+    vjp = lambda g, ins, outs, attrs, needs: call("sdpa_backward", *ins, outs[0], g, **attrs)
+    cost = lambda ins, outs, attrs: Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
 
-    @staticmethod
     def infer(q, k, v, *extra, scale, causal, window, optional):
         _check(q, k, v, extra, optional, window)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        grads = call("sdpa_backward", *ins, outs[0], g, **attrs)
-        return (*grads, *(None for _ in ins[3:]))
-
-    @staticmethod
     def expand(ins, attrs):
         q, k, v = ins[:3]
         groups, low = k.shape[1], q.dtype
         q = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, _transposed(k)) * attrs["scale"]
-        scores = call("cast", scores, dtype=float32) if low.is_low else scores
-        mask = _visible(ins, attrs)
-        weights = call("softmax", scores, *(() if mask is None else (mask,)))
-        weights = call("cast", weights, dtype=low) if low.is_low else weights
+        scores = as_dtype(call("matmul", q, transposed(k)) * attrs["scale"], float32 if low.is_low else low)
+        weights = as_dtype(call("softmax", scores, *_visible(ins, attrs)), low)
         return call("flatten", call("matmul", weights, v), start=1, end=2)
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(_flops(*ins[:3]), sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
         q, k, v = (rng.normal(size=(2, h, 4, d)) for h, d in ((4, 3), (2, 3), (2, 5)))
         return [q, k, v], {"scale": 0.5, "window": 3 if rng.random() < 0.5 else None}
 
-    @staticmethod
     def axes(u: AxesUse):
         q, k, v, *extra = u.ins
         _heads(u)
@@ -358,7 +300,6 @@ class Sdpa:
                 u.same(dims[1], k[2])
         return [(*q[:3], v[3])]
 
-    @staticmethod
     def emit(i, a):
         if a["optional"] or not a["causal"]:  # masks and starts are facts of a run, and the cache holds the past only
             return None
@@ -366,12 +307,8 @@ class Sdpa:
         return f"attend({', '.join(i)}, run, {literal(a['scale'])}{window})"
 
 
-def _transposed(t):
-    return call("permute", t, axes=(0, 1, 2, 4, 3))
-
-
 def _visible(ins, attrs):
-    """The attention mask: bool, broadcast over [B, G, H / G, Tq, Tk]; None if every key is visible."""
+    """The attention mask: bool, broadcast over [B, G, H / G, Tq, Tk]; none if every key is visible."""
     q, k = ins[:2]
     extra, mask = dict(zip(attrs["optional"], ins[3:], strict=True)), None
     if attrs["causal"]:
@@ -384,7 +321,7 @@ def _visible(ins, attrs):
     if "key_mask" in extra:
         seen = call("unsqueeze", extra["key_mask"], axes=(1, 2, 3))
         mask = seen if mask is None else call("logical_and", mask, seen)
-    return mask
+    return () if mask is None else (mask,)
 
 
 @op("sdpa_backward")
@@ -395,37 +332,32 @@ class SdpaBackward(Backward):
     vjp, why = None, {"vjp": "second derivatives are those of its expansion, which replaces it where they are needed"}
     vm = attention_forms.SDPA
 
-    @staticmethod
     def infer(q, k, v, *rest, scale, causal, window, optional):
         *extra, out, grad = rest
         _check(q, k, v, tuple(extra), optional, window)
         want = Spec((*q.shape[:3], v.shape[3]), q.dtype)
         if out != want or grad != want:
-            raise ShapeError(
-                "result and gradient must have the spec of the result of sdpa", expected=want, got=f"{out}, {grad}"
-            )
+            what = "result and gradient must have the spec of the result of sdpa"
+            raise ShapeError(what, expected=want, got=f"{out}, {grad}")
         return q, k, v
 
-    @staticmethod
     def expand(ins, attrs):
         low, mask = ins[0].dtype, _visible(ins[:-2], attrs)
-        q, k, v, out, g = (call("cast", t, dtype=float32) if low.is_low else t for t in (*ins[:3], *ins[-2:]))
+        q, k, v, out, g = (as_dtype(t, float32 if low.is_low else low) for t in (*ins[:3], *ins[-2:]))
         shared = (k.shape[1], q.shape[1] // k.shape[1])
         q, out, g = (call("unflatten", t, axis=1, sizes=shared) for t in (q, out, g))
         k, v = (call("unsqueeze", t, axes=(2,)) for t in (k, v))
-        scores = call("matmul", q, _transposed(k)) * attrs["scale"]
-        p = call("softmax", scores, *(() if mask is None else (mask,)))
+        scores = call("matmul", q, transposed(k)) * attrs["scale"]
+        p = call("softmax", scores, *mask)
         inner = call("sum", g * out, axes=(4,), keepdims=True)
-        ds = p * (call("matmul", g, _transposed(v)) - inner) * attrs["scale"]
+        ds = p * (call("matmul", g, transposed(v)) - inner) * attrs["scale"]
         dq = call("flatten", call("matmul", ds, k), start=1, end=2)
-        dk, dv = (call("sum", call("matmul", _transposed(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
-        return tuple(call("cast", t, dtype=low) if low.is_low else t for t in (dq, dk, dv))
+        dk, dv = (call("sum", call("matmul", transposed(a), b), axes=(2,)) for a, b in ((ds, q), (p, g)))
+        return tuple(as_dtype(t, low) for t in (dq, dk, dv))
 
-    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(5 * _flops(*ins[:3]) // 2, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
-    @staticmethod
     def sample(rng):
         (q, k, v), attrs = Sdpa.sample(rng)
         return [q, k, v, rng.normal(size=(2, 4, 4, 5)), rng.normal(size=(2, 4, 4, 5))], attrs
@@ -435,9 +367,8 @@ def _paged_check(batch: object, table: Spec, lengths: Spec) -> None:
     if table.dtype is not int32 or lengths.dtype is not int32 or len(table.shape) != 2:
         raise DTypeError("the block table must be int32 [B, blocks] and lengths int32 [B]", got=f"{table}, {lengths}")
     if lengths.shape != table.shape[:1] or table.shape[0] != batch:
-        raise ShapeError(
-            "the block table and lengths must have one entry per sequence", expected=batch, got=f"{table}, {lengths}"
-        )
+        what = "the block table and lengths must have one entry per sequence"
+        raise ShapeError(what, expected=batch, got=f"{table}, {lengths}")
 
 
 def _floats(*ins: Spec) -> None:
@@ -450,38 +381,31 @@ def _draw(rng):
     return table, np.array([rng.integers(0, 3), rng.integers(0, 5), -1], np.int32)
 
 
+class _KvAppend(Update):
+    why = {"emit": "transformers brings its own cache"}
+    cost = lambda ins, outs, attrs: Cost(0, ins[1].nbytes, ins[1].nbytes)
+
+
 @op("kv_append_paged")
-class KvAppendPaged(Update):
+class KvAppendPaged(_KvAppend):
     """pool[table[b, p // block], :, p % block] ← rows[b, :, t] with p = lengths[b] + t: KV entries appended by block.
 
     The pool is [N, G, block, D], the new entries are [B, G, T, D].
     """
 
-    arity, why = 4, {"emit": "transformers brings its own cache"}
+    arity, vm = 4, attention_forms.KV_APPEND_PAGED
     traits = Traits(inplace=((0, 0),), fixed=(2, 3), contiguous=(2, 3))
-    vm = attention_forms.KV_APPEND_PAGED
+    sample = lambda rng: ([rng.normal(size=(5, 2, 2, 3)), rng.normal(size=(3, 2, 2, 3)), *_draw(rng)], {})
 
-    @staticmethod
     def infer(pool, rows, table, lengths):
         _floats(pool, rows)
         if len(pool.shape) != 4 or len(rows.shape) != 4:
-            raise ShapeError(
-                "kv_append_paged takes a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}"
-            )
+            raise ShapeError("takes a pool [N, G, block, D] and entries [B, G, T, D]", got=f"{pool}, {rows}")
         _paged_check(rows.shape[0], table, lengths)
         if (pool.shape[1], pool.shape[3]) != (rows.shape[1], rows.shape[3]):
             raise ShapeError("the entries do not fit the pool", expected=pool, got=rows)
         return pool
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(0, ins[1].nbytes, ins[1].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(5, 2, 2, 3)), rng.normal(size=(3, 2, 2, 3)), *_draw(rng)], {}
-
-    @staticmethod
     def axes(u: AxesUse):
         pool, rows, table, lengths = u.ins
         u.same(pool[1], rows[1])
@@ -494,7 +418,7 @@ class KvAppendPaged(Update):
 
 
 @op("sdpa_paged")
-class SdpaPaged:
+class SdpaPaged(Row):
     """softmax(scale·q kᵀ over visible keys) v for q [B, H, T, D] and pools of k [N, G, block, D] and v.
 
     Query t of sequence b has position lengths[b] + t, and its own entry is in the pool already. It reads the entries up
@@ -508,10 +432,8 @@ class SdpaPaged:
         "onnx": "pages belong to the cache of a running model",
         "emit": "transformers brings its own cache",
     }
-    traits = Traits(contiguous=(0, 3, 4), fixed=(3, 4))
-    vm = attention_forms.SDPA_PAGED
+    traits, vm = Traits(contiguous=(0, 3, 4), fixed=(3, 4)), attention_forms.SDPA_PAGED
 
-    @staticmethod
     def infer(q, k, v, table, lengths, scale, window, softcap):
         one_dtype(k, v)
         _floats(q, k)
@@ -522,29 +444,26 @@ class SdpaPaged:
         for axis, name in ((0, "blocks"), (1, "kv heads"), (2, "block")):
             equal_dim(k.shape[axis], v.shape[axis], f"{name} of v")
         if q.shape[1] % k.shape[1] or (window is not None and window < 1):
-            raise ShapeError(
+            what, got = (
                 "query heads must be a multiple of key heads, and window >= 1",
-                expected=f"k·{k.shape[1]}",
-                got=f"{q.shape[1]} heads, window {window}",
+                f"{q.shape[1]} heads, window {window}",
             )
+            raise ShapeError(what, expected=f"k·{k.shape[1]}", got=got)
         if softcap is not None and not softcap > 0:
             raise UsageError("softcap must be positive", where="softcap", expected="> 0", got=softcap)
         return Spec((*q.shape[:3], v.shape[3]), q.dtype)
 
-    @staticmethod
     def cost(ins, outs, attrs):
         q, k, v, table = ins[:4]
         keys = table.sizes[1] * k.sizes[2]  # at most
         read = q.nbytes + keys * table.sizes[0] * k.sizes[1] * (k.sizes[3] + v.sizes[3]) * k.dtype.itemsize
         return Cost(2 * prod(q.sizes[:3]) * keys * (q.sizes[3] + v.sizes[3]), read, outs[0].nbytes)
 
-    @staticmethod
     def sample(rng):
         q, (k, v) = rng.normal(size=(3, 4, 2, 3)), (rng.normal(size=(5, 2, 2, d)) for d in (3, 5))
         window, softcap = (some if rng.random() < 0.5 else None for some in (3, 0.8))
         return [q, k, v, *_draw(rng)], {"scale": 0.5, "window": window, "softcap": softcap}
 
-    @staticmethod
     def axes(u: AxesUse):
         q, k, v, table, lengths = u.ins
         _heads(u)
@@ -556,33 +475,20 @@ class SdpaPaged:
 
 
 @op("kv_append")
-class KvAppend(Update):
+class KvAppend(_KvAppend):
     """cache[:, :, start : start + T] ← rows: a KV cache [B, G, M, D] with new entries [B, G, T, D], start int64."""
 
-    arity, why = 3, {"emit": "transformers brings its own cache"}
-    traits = Traits(inplace=((0, 0),), fixed=(2,))
-    vm = attention_forms.KV_APPEND
+    arity, traits, vm = 3, Traits(inplace=((0, 0),), fixed=(2,)), attention_forms.KV_APPEND
+    sample = lambda rng: ([rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {})
 
-    @staticmethod
     def infer(cache, rows, start):
         if cache.dtype is not rows.dtype or start != Spec((), int64):
-            raise DTypeError(
-                "cache and entries must share a dtype, and start must be an int64 scalar",
-                got=f"{cache}, {rows}, {start}",
-            )
+            what = "cache and entries must share a dtype, and start must be an int64 scalar"
+            raise DTypeError(what, got=f"{cache}, {rows}, {start}")
         if (*cache.shape[:2], cache.shape[3]) != (*rows.shape[:2], rows.shape[3]):
             raise ShapeError("the entries do not fit the cache", expected=cache, got=rows)
         return cache
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(0, ins[1].nbytes, ins[1].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 2, 6, 3)), rng.normal(size=(2, 2, 2, 3)), np.int64(3)], {}
-
-    @staticmethod
     def axes(u: AxesUse):
         cache, rows, _ = u.ins
         for axis in (0, 1, 3):

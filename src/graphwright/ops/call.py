@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from graphwright.array.backend import Backend, Call, Fresh, backend
 from graphwright.array.device import CPU, DeviceMismatch
+from graphwright.array.dtype import DType
 from graphwright.array.layout import Layout, row_major, span
 from graphwright.array.ndarray import NDArray, empty
 from graphwright.array.spec import Spec
@@ -34,25 +35,21 @@ class BoundCalls(NamedTuple):
 
 @dataclass(slots=True)
 class CachedBindings:
-    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool.
-
-    Attributes:
-        specs, scratch: specs of the results and of the kernel's scratch.
-        bound: pools by the repr of the attributes, since 0.0 == -0.0.
-    """
+    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool."""
 
     row: Op
     kernels: Backend
-    specs: Sequence[Spec]
+    specs: Sequence[Spec]  # of the results; `scratch`: of the kernel's scratch
     scratch: Sequence[Spec]
+    # pools by the repr of the attributes, since 0.0 == -0.0
     bound: dict[tuple[str, ...], list[BoundCalls]] = field(default_factory=dict)
 
     @staticmethod
     def pays(ins: Sequence[NDArray], specs: Sequence[Spec], scratch: Sequence[Spec], calls: int) -> bool:
-        """True if caching a binding of `calls` calls pays: small operands, which must be contiguous on the CPU."""
+        """True if caching a binding of many calls or buffers pays: small operands, contiguous on the CPU."""
         nbytes = sum(a.nbytes for a in ins) + sum(s.nbytes for s in (*specs, *scratch))
         reusable = all(a.device is CPU and a.contiguous for a in ins)
-        return calls >= FEWEST_CALLS and nbytes <= MOST_BYTES and reusable
+        return (calls >= FEWEST_CALLS or len(scratch) > 1) and nbytes <= MOST_BYTES and reusable
 
     def run(self, ins: Sequence[NDArray], attrs: Attrs) -> tuple[NDArray, ...]:
         """Compute new results."""
@@ -93,6 +90,11 @@ def call(name: str, *operands: Any, out: Any = None, **attrs: Any) -> Any:
             return handler(row, operands, row.complete(attrs), outs)
     results = compute(row, operands, row.complete(attrs), outs)
     return results[0] if len(results) == 1 else results
+
+
+def as_dtype(x: Any, dtype: DType) -> Any:
+    """Cast an operand of any kind, unless it has the dtype."""
+    return x if x.dtype is dtype else call("cast", x, dtype=dtype)
 
 
 def compute(
@@ -194,26 +196,16 @@ _impl = attrgetter("impl")
 
 @dataclass(slots=True)
 class _Dispatch:
-    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides.
+    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides."""
 
-    Attributes:
-        specs, scratch: specs of the results and of the kernel's scratch.
-        copied: numbers of operands that are copied to row-major memory first.
-        view: layout of a view relative to the operand's offset, or None.
-        fresh: call that allocates and computes the one result, see `Backend.fresh`.
-        strides: strides of a newly allocated first result.
-        expanded: the backend runs the op by its expansion.
-        cached: reusable bindings of a kernel of many calls.
-    """
-
-    specs: tuple[Spec, ...]
+    specs: tuple[Spec, ...]  # of the results; `scratch`: of the kernel's scratch
     scratch: list[Spec]
-    copied: frozenset[int]
-    view: Layout | None
-    fresh: Fresh | None
-    strides: tuple[int, ...]
-    expanded: bool
-    cached: CachedBindings | None = None
+    copied: frozenset[int]  # numbers of operands that are copied to row-major memory first
+    view: Layout | None  # layout of a view relative to the operand's offset, or None
+    fresh: Fresh | None  # call that allocates and computes the one result, see `Backend.fresh`
+    strides: tuple[int, ...]  # strides of a newly allocated first result
+    expanded: bool  # the backend runs the op by its expansion
+    cached: CachedBindings | None = None  # reusable bindings of a kernel of many calls
 
 
 _known: dict[Any, _Dispatch] = {}

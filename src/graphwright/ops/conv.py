@@ -18,24 +18,19 @@ from graphwright.errors import ShapeError
 from graphwright.ops.axes import Atom, AxesUse, Dims, Term, product, size
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxRow, OnnxUse
-from graphwright.ops.registry import Attrs, Cost, Saves, Traits, op
-from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
+from graphwright.ops.registry import Attrs, Cost, Row, Saves, Traits, op
+from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype, wanted
 
 _WINDOW = {"stride": 1, "padding": 0, "dilation": 1}
 _GROUPED = {**_WINDOW, "groups": 1}
 
 
-def _sliding(attrs: Attrs) -> dict[str, Any]:
-    return {name: attrs[name] for name in _WINDOW}
-
-
-def _grouped(attrs: Attrs) -> dict[str, Any]:
-    return {name: attrs[name] for name in _GROUPED}
+def _only(names: Mapping[str, Any], attrs: Attrs) -> dict[str, Any]:
+    return {name: attrs[name] for name in names}
 
 
 def _operands(x: Spec, w: Spec, b: Spec | None, channels: tuple[Any, ...]) -> None:
-    one_dtype(x, w, *([] if b is None else [b]))
-    floating(x)
+    floating(one_dtype(x, w, b))
     if len(x.shape) < 3 or len(w.shape) != len(x.shape):
         raise ShapeError("x must be [N, C, spatial...] and w must have as many axes", got=f"{x}, {w}")
     if b is not None and b.shape != channels:
@@ -72,11 +67,9 @@ def _geometry(rng: np.random.Generator) -> tuple[dict[str, Any], int, tuple[int,
 
 def _onnx_conv(kind: str) -> OnnxRow:
     def row(u: OnnxUse) -> str:
-        rank = len(u.ins[1].shape) - 2
-        given = {k: each(u.attrs[k], rank) for k in ("stride", "padding", "dilation")}
-        more = {"output_padding": each(u.attrs["output_padding"], rank)} if "output_padding" in u.attrs else {}
-        return u(kind, *u.names, strides=given["stride"], pads=given["padding"] * 2, dilations=given["dilation"],
-                 group=u.attrs["groups"], **more)  # fmt: skip
+        names = {"stride": "strides", "padding": "pads", "dilation": "dilations", "output_padding": "output_padding"}
+        given = {new: each(u.attrs[k], len(u.ins[1].shape) - 2) for k, new in names.items() if k in u.attrs}
+        return u(kind, *u.names, **{**given, "pads": given["pads"] * 2}, group=u.attrs["groups"])
 
     return row
 
@@ -112,47 +105,40 @@ def grouped_channels(u: AxesUse, groups: Atom, *channels: Term) -> None:
         u.kind(term, "channels")
 
 
+class _Convolution(Row):
+    arity, saves, emit = (2, 3), Saves(inputs=(0, 1)), _emit_conv
+    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1))
+
+
 @op("conv")
-class Conv:
+class Conv(_Convolution):
     """Cross-correlation: x [N, C, spatial...], w [O, C/groups, kernel...] (, b [O]) -> [N, O, positions...].
 
     y[n, o, i] = b[o] + Σ w[o, c, k] · x[n, c, stride·i + dilation·k - padding], zero outside; channel o reads the
     channels c of its group.
     """
 
-    arity, attrs, saves = (2, 3), _GROUPED, Saves(inputs=(0, 1))
-    traits = Traits(contracts="window", channels_first=True, amp="low", contiguous=(0, 1))
-    onnx = _onnx_conv("Conv")
-    emit = _emit_conv
+    attrs, traits, onnx = _GROUPED, Traits(contracts="window"), _onnx_conv("Conv")
+    cost = lambda ins, outs, attrs: _cost(outs[0], ins[1], ins, outs)
 
-    @staticmethod
     def infer(x, w, b=None, *, groups, **window):
         _operands(x, w, b, w.shape[:1])
         _divides(groups, x.shape[1], w.shape[0])
         equal_dim(w.shape[1], x.shape[1] // groups, "channels of a group")
         return Spec((x.shape[0], w.shape[0], *Window.of(w.shape[2:], window).counts(x.shape[2:])), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w = ins[:2]
-        same, window = _grouped(attrs), Window.of(w.shape[2:], attrs)
-        rest = window.rest(x.shape[2:])
-        dx = call("conv_transpose", g, w, **same, output_padding=rest) if needs[0] else None
-        dw = call("conv_weight", x, g, **same, kernel=window.kernel) if needs[1] else None
-        return (dx, dw) if len(ins) == 2 else (dx, dw, _bias(g) if needs[2] else None)
+        same, window = _only(_GROUPED, attrs), Window.of(w.shape[2:], attrs)
+        dx = lambda: call("conv_transpose", g, w, **same, output_padding=window.rest(x.shape[2:]))
+        return wanted(needs, dx, lambda: call("conv_weight", x, g, **same, kernel=window.kernel), lambda: _bias(g))
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return _cost(outs[0], ins[1], ins, outs)
-
-    @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
         w = rng.normal(size=(3 * groups, 2, *kernel))
         operands = [rng.normal(size=(2, 2 * groups, *sizes)), w, rng.normal(size=len(w))]
         return operands[: rng.integers(2, 4)], {**attrs, "groups": groups}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, w = u.ins[:2]
         groups, made = Atom(u.attrs["groups"]), Atom(int(size(w[0])) // u.attrs["groups"])
@@ -162,19 +148,16 @@ class Conv:
 
 
 @op("conv_transpose")
-class ConvTranspose:
+class ConvTranspose(_Convolution):
     """The transpose of `conv` with respect to x: x [N, I, positions...], w [I, O/groups, kernel...] (, b [O]).
 
     n positions become (n - 1)·stride - 2·padding + dilation·(kernel - 1) + 1 + output_padding entries; the last term,
     below the stride, states how much input follows the last window of the convolution.
     """
 
-    arity, attrs, saves = (2, 3), {**_GROUPED, "output_padding": 0}, Saves(inputs=(0, 1))
-    traits = Traits(channels_first=True, amp="low", contiguous=(0, 1))
-    onnx = _onnx_conv("ConvTranspose")
-    emit = _emit_conv
+    attrs, onnx = {**_GROUPED, "output_padding": 0}, _onnx_conv("ConvTranspose")
+    cost = lambda ins, outs, attrs: _cost(ins[0], ins[1], ins, outs)
 
-    @staticmethod
     def infer(x, w, b=None, *, groups, output_padding, **window):
         _operands(x, w, None, ())
         _divides(groups, x.shape[1], w.shape[0])
@@ -185,19 +168,11 @@ class ConvTranspose:
         sizes = rule.spread(x.shape[2:], per_axis(output_padding, len(rule.kernel), "output_padding"))
         return Spec((x.shape[0], channels, *sizes), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        x, w = ins[:2]
-        same = _grouped(attrs)
-        dx = call("conv", g, w, **same) if needs[0] else None
-        dw = call("conv_weight", g, x, **same, kernel=w.shape[2:]) if needs[1] else None
-        return (dx, dw) if len(ins) == 2 else (dx, dw, _bias(g) if needs[2] else None)
+        x, w, same = *ins[:2], _only(_GROUPED, attrs)
+        dw = lambda: call("conv_weight", g, x, **same, kernel=w.shape[2:])
+        return wanted(needs, lambda: call("conv", g, w, **same), dw, lambda: _bias(g))
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return _cost(ins[0], ins[1], ins, outs)
-
-    @staticmethod
     def sample(rng):
         attrs, groups, kernel, _ = _geometry(rng)
         rest = tuple(int(rng.integers(0, s)) for s in attrs["stride"])
@@ -205,7 +180,6 @@ class ConvTranspose:
         operands = [rng.normal(size=(2, 2 * groups, *(4 for _ in kernel))), w, rng.normal(size=3 * groups)]
         return operands[: rng.integers(2, 4)], {**attrs, "groups": groups, "output_padding": rest}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, w = u.ins[:2]
         groups, read = Atom(u.attrs["groups"]), Atom(int(size(w[0])) // u.attrs["groups"])
@@ -223,8 +197,8 @@ class ConvWeight(Backward):
 
     arity, attrs, saves = 2, {**_GROUPED, "kernel": ...}, Saves(inputs=(0, 1))
     traits = Traits(backward_of="conv", amp="low", contiguous=(0, 1))
+    cost = lambda ins, outs, attrs: _cost(ins[1], outs[0], ins, outs)
 
-    @staticmethod
     def infer(x, g, *, groups, kernel, **window):
         _operands(x, g, None, ())
         _divides(groups, x.shape[1], g.shape[1])
@@ -234,18 +208,12 @@ class ConvWeight(Backward):
             raise ShapeError("the gradient must have one entry per window position", expected=positions, got=g)
         return Spec((g.shape[1], x.shape[1] // groups, *kernel), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        x, upstream = ins
-        same, rest = _grouped(attrs), Window.of(attrs["kernel"], attrs).rest(x.shape[2:])
-        dx = call("conv_transpose", upstream, g, **same, output_padding=rest) if needs[0] else None
-        return dx, call("conv", x, g, **same) if needs[1] else None
+        (x, upstream), same = ins, _only(_GROUPED, attrs)
+        rest = Window.of(attrs["kernel"], attrs).rest(x.shape[2:])
+        dx = lambda: call("conv_transpose", upstream, g, **same, output_padding=rest)
+        return wanted(needs, dx, lambda: call("conv", x, g, **same))
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return _cost(ins[1], outs[0], ins, outs)
-
-    @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
         positions = Window.of(kernel, attrs).counts(sizes)
@@ -253,33 +221,31 @@ class ConvWeight(Backward):
         return [x, g], {**attrs, "groups": groups, "kernel": kernel}
 
 
-@op("unfold")
-class Unfold:
-    """Windows as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], zeros in the padding."""
-
-    arity, attrs, traits = 1, {**_WINDOW, "kernel": ...}, Traits(contiguous=(0,))
+class _Columns(Row):
+    arity, traits = 1, Traits(contiguous=(0,))
     why = {
         "onnx": "a convolution is the op to export",
         "emit": "torch has them for planes only; a convolution is the op to export",
     }
 
-    @staticmethod
+
+@op("unfold")
+class Unfold(_Columns):
+    """Windows as columns: x [N, C, spatial...] -> [N, C · kernel entries, positions], zeros in the padding."""
+
+    attrs = {**_WINDOW, "kernel": ...}
+    vjp = lambda g, ins, outs, attrs, needs: (call("fold", g, **attrs, sizes=ins[0].shape[2:]),)
+
     def infer(x, kernel, **window):
         if len(x.shape) < 3 or isinstance(x.shape[1], str):
             raise ShapeError("x must be [N, C, spatial...]", got=x)
         rule = Window.of(kernel, window)
         return Spec((x.shape[0], x.shape[1] * rule.entries, prod(rule.counts(x.shape[2:]))), x.dtype)
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("fold", g, **attrs, sizes=ins[0].shape[2:]),)
-
-    @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
         return [rng.normal(size=(2, groups, *sizes))], {**attrs, "kernel": kernel}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has one entry per kernel entry")
         for term in x[2:]:
@@ -288,39 +254,26 @@ class Unfold:
 
 
 @op("fold")
-class Fold:
+class Fold(_Columns):
     """unfoldᵀ x: columns summed at their windows, [N, C · entries, positions] -> [N, C, sizes...]."""
 
-    arity, attrs, traits = 1, {**_WINDOW, "kernel": ..., "sizes": ...}, Traits(contiguous=(0,))
-    why = {
-        "onnx": "a convolution is the op to export",
-        "emit": "torch has them for planes only; a convolution is the op to export",
-    }
+    attrs = {**_WINDOW, "kernel": ..., "sizes": ...}
+    vjp = lambda g, ins, outs, attrs, needs: (call("unfold", g, **_only(Unfold.attrs, attrs)),)
 
-    @staticmethod
     def infer(x, kernel, sizes, **window):
         rule = Window.of(kernel, window)
         positions = prod(rule.counts(sizes))
         if len(x.shape) != 3 or isinstance(x.shape[1], str) or x.shape[1] % rule.entries or x.shape[2] != positions:
-            raise ShapeError(
-                "the operand does not have the shape of such columns",
-                expected=("N", f"C·{rule.entries}", positions),
-                got=x,
-            )
+            want = ("N", f"C·{rule.entries}", positions)
+            raise ShapeError("the operand does not have the shape of such columns", expected=want, got=x)
         return Spec((x.shape[0], x.shape[1] // rule.entries, *sizes), floating(x).dtype)
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("unfold", g, kernel=attrs["kernel"], **_sliding(attrs)),)
-
-    @staticmethod
     def sample(rng):
         attrs, groups, kernel, sizes = _geometry(rng)
         rule = Window.of(kernel, attrs)
         columns = rng.normal(size=(2, groups * rule.entries, prod(rule.counts(sizes))))
         return [columns], {**attrs, "kernel": kernel, "sizes": sizes}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, kernel = u.ins[0], u.fresh(prod(u.attrs["kernel"]), "has one entry per kernel entry")
         channels = Atom(u.shapes[0][1])

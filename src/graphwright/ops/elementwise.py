@@ -11,96 +11,74 @@ from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops import rules
 from graphwright.ops.axes import AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
-from graphwright.ops.registry import Saves, Traits, op
-from graphwright.ops.rules import (
-    Binary,
-    Comparison,
-    Flat,
-    Predicate,
-    Unary,
-    UnaryFloat,
-    away_from_zero,
-    between_integers,
-    binary_sample,
-    broadcast,
-    one_dtype,
-    unary_sample,
-)
+from graphwright.ops.registry import Row, Saves, Traits, op
 
 
 # -- signs and rounding ------------------------------------------------------------------------------------------------
 @op("neg")
-class Neg(Unary):
+class Neg(rules.Unary):
     """-x, elementwise."""
 
-    sample, traits = unary_sample(-2, 2), Traits(keeps_zero=True, linear_in=(0,))
+    sample, traits = rules.unary_sample(-2, 2), Traits(keeps_zero=True, linear_in=(0,))
     emit, onnx, aten, vm = "-{0}", "Neg", "neg", forms.pointwise(Code.NEG)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (-g,)
+    vjp = lambda g, ins, outs, attrs, needs: (-g,)
 
 
 @op("abs")
-class Abs(Unary):
+class Abs(rules.Unary):
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-    saves, sample, traits = Saves(inputs=(0,)), away_from_zero, Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.away_from_zero, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.abs({0})", "Abs", "abs", forms.pointwise(Code.ABS), "abs"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("sign", ins[0]),)
+    vjp = lambda g, ins, outs, attrs, needs: (g * call("sign", ins[0]),)
 
 
 @op("sign")
-class Sign(Flat, Unary):
+class Sign(rules.Flat, rules.Unary):
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
-    sample, traits = away_from_zero, Traits(keeps_zero=True)
+    sample, traits = rules.away_from_zero, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.sign({0})", "Sign", "sign", forms.pointwise(Code.SIGN), "sign"
 
 
 @op("step")
-class Step(Flat, Unary):
+class Step(rules.Flat, rules.Unary):
     """1 if x > 0 else 0, elementwise; gradient 0."""
 
-    sample, traits, emit = away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u.cast(u("Greater", u.names[0], u.scalar(0)), u.outs[0].dtype)
+    sample, traits, emit = rules.away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
+    onnx = lambda u: u.cast(u("Greater", u.names[0], u.scalar(0)), u.outs[0].dtype)
 
 
 @op("floor")
-class Floor(Flat, Unary):
+class Floor(rules.Flat, rules.Unary):
     """⌊x⌋, the largest integer ≤ x, elementwise; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.floor({0})", "Floor", "floor", forms.pointwise(Code.FLOOR), "floor"
 
 
 @op("ceil")
-class Ceil(Flat, Unary):
+class Ceil(rules.Flat, rules.Unary):
     """⌈x⌉, the smallest integer ≥ x, elementwise; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.ceil({0})", "Ceil", "ceil", "ceil"
 
 
 @op("round")
-class Round(Flat, Unary):
+class Round(rules.Flat, rules.Unary):
     """The nearest integer, elementwise, ties to even; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.round({0})", "Round", "round", "round"
 
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
-class _Wide(UnaryFloat):
+class _Wide(rules.UnaryFloat):
     """A function whose results soon leave the range or the digits of 16 bits."""
 
     traits = Traits(amp="f32")
@@ -110,142 +88,105 @@ class _Wide(UnaryFloat):
 class Exp(_Wide):
     """eˣ, elementwise."""
 
-    saves, sample = Saves(outputs=(0,)), unary_sample(-2, 2)
+    saves, sample = Saves(outputs=(0,)), rules.unary_sample(-2, 2)
     emit, onnx, aten, vm, method = "torch.exp({0})", "Exp", "exp", forms.pointwise(Code.EXP), "exp"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * outs[0],)
+    vjp = lambda g, ins, outs, attrs, needs: (g * outs[0],)
 
 
 @op("expm1")
 class Expm1(_Wide):
     """eˣ - 1, elementwise, with all its digits near 0; gradient g(y + 1)."""
 
-    saves, sample, traits = Saves(outputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
     emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * (outs[0] + 1.0),)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
+    vjp = lambda g, ins, outs, attrs, needs: (g * (outs[0] + 1.0),)
+    onnx = lambda u: u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
 
 
 @op("log")
 class Log(_Wide):
     """ln x, elementwise."""
 
-    saves, sample = Saves(inputs=(0,)), unary_sample(0.2, 3)
+    saves, sample = Saves(inputs=(0,)), rules.unary_sample(0.2, 3)
     emit, onnx, aten, vm, method = "torch.log({0})", "Log", "log", forms.pointwise(Code.LOG), "log"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / ins[0],)
+    vjp = lambda g, ins, outs, attrs, needs: (g / ins[0],)
 
 
 @op("log1p")
 class Log1p(_Wide):
     """ln(1 + x), elementwise, with all its digits near 0; gradient g / (1 + x)."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-0.7, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-0.7, 3), Traits(keeps_zero=True)
     emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / (1.0 + ins[0]),)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Log", u("Add", u.names[0], u.scalar(1.0)))
+    vjp = lambda g, ins, outs, attrs, needs: (g / (1.0 + ins[0]),)
+    onnx = lambda u: u("Log", u("Add", u.names[0], u.scalar(1.0)))
 
 
 @op("sqrt")
-class Sqrt(UnaryFloat):
+class Sqrt(rules.UnaryFloat):
     """√x, elementwise; gradient g / 2y."""
 
-    saves, sample, traits = Saves(outputs=(0,)), unary_sample(0.2, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(0.2, 3), Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.sqrt({0})", "Sqrt", "sqrt", forms.pointwise(Code.SQRT), "sqrt"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g / (outs[0] + outs[0]),)
+    vjp = lambda g, ins, outs, attrs, needs: (g / (outs[0] + outs[0]),)
 
 
 @op("rsqrt")
 class Rsqrt(_Wide):
     """1/√x, elementwise; gradient -g·y³/2."""
 
-    saves, sample = Saves(outputs=(0,)), unary_sample(0.2, 3)
+    saves, sample = Saves(outputs=(0,)), rules.unary_sample(0.2, 3)
     emit, aten, vm, method = "torch.rsqrt({0})", "rsqrt", forms.pointwise(Code.RSQRT), "rsqrt"
+    onnx = lambda u: u("Reciprocal", u("Sqrt", u.names[0]))
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         y = outs[0]
         return (g * (y * y * y) * -0.5,)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Reciprocal", u("Sqrt", u.names[0]))
 
 
 @op("reciprocal")
 class Reciprocal(_Wide):
     """1/x, elementwise; gradient -g·y²."""
 
-    saves, sample, vm = Saves(outputs=(0,)), unary_sample(0.3, 3), forms.pointwise(Code.RECIPROCAL)
+    saves, sample, vm = Saves(outputs=(0,)), rules.unary_sample(0.3, 3), forms.pointwise(Code.RECIPROCAL)
     emit, onnx, aten, method = "torch.reciprocal({0})", "Reciprocal", "reciprocal", "reciprocal"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (-(g * (outs[0] * outs[0])),)
+    vjp = lambda g, ins, outs, attrs, needs: (-(g * (outs[0] * outs[0])),)
 
 
 @op("sin")
-class Sin(UnaryFloat):
+class Sin(rules.UnaryFloat):
     """sin x, elementwise."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("cos", ins[0]),)
+    vjp = lambda g, ins, outs, attrs, needs: (g * call("cos", ins[0]),)
 
 
 @op("cos")
-class Cos(UnaryFloat):
+class Cos(rules.UnaryFloat):
     """cos x, elementwise."""
 
-    saves, sample = Saves(inputs=(0,)), unary_sample(-3, 3)
+    saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
     emit, onnx, aten, method = "torch.cos({0})", "Cos", "cos", "cos"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (-(g * call("sin", ins[0])),)
+    vjp = lambda g, ins, outs, attrs, needs: (-(g * call("sin", ins[0])),)
 
 
 @op("erf")
-class Erf(UnaryFloat):
+class Erf(rules.UnaryFloat):
     """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.erf({0})", "Erf", "erf", forms.pointwise(Code.ERF), "erf"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
+    vjp = lambda g, ins, outs, attrs, needs: (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
 
 
 @op("clamp")
-class Clamp(Unary):
+class Clamp(rules.Unary):
     """min(max(x, low), high), elementwise; None is no bound. g passes where low ≤ x ≤ high, bounds included."""
 
     attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
+    emit = "{0}.clamp({low}, {high})"
 
-    @staticmethod
     def infer(x, low, high):
         if low is None and high is None:
             raise UsageError("clamp needs at least one bound", expected="low, high or both")
@@ -253,7 +194,6 @@ class Clamp(Unary):
             raise DTypeError("the bounds of integers must be integers", expected=x.dtype.name, got=f"{low}, {high}")
         return x
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, low, high = ins[0], attrs["low"], attrs["high"]
         zero = call("full_like", g, value=0.0)
@@ -263,14 +203,10 @@ class Clamp(Unary):
             g = call("where", call("le", x, call("full_like", x, value=high)), g, zero)
         return (g,)
 
-    @staticmethod
     def sample(rng):
         bounds = [(-1.0, 1.0), (None, 0.5), (-0.5, None)][rng.integers(3)]
         return [rng.uniform(-2, 2, (3, 5))], dict(zip(("low", "high"), bounds, strict=True))
 
-    emit = "{0}.clamp({low}, {high})"
-
-    @staticmethod
     def onnx(u: OnnxUse):
         low, high = (u.scalar(v) if v is not None else "" for v in (u.attrs["low"], u.attrs["high"]))
         return u("Clip", u.names[0], low, high)
@@ -278,31 +214,25 @@ class Clamp(Unary):
 
 # -- arithmetic of two operands ----------------------------------------------------------------------------------------
 @op("add")
-class Add(Binary):
+class Add(rules.Binary):
     """a + b, elementwise."""
 
     traits = Traits(identity=((0, -0.0), (1, -0.0)), sums=True, keeps_zero=True, jointly_linear=True)
     emit, onnx, aten, vm = "{0} + {1}", "Add", "add", forms.ADD
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return g, g
+    vjp = lambda g, ins, outs, attrs, needs: (g, g)
 
 
 @op("sub")
-class Sub(Binary):
+class Sub(rules.Binary):
     """a - b, elementwise."""
 
     traits = Traits(identity=((1, 0.0),), keeps_zero=True, jointly_linear=True)
     emit, onnx, aten, vm = "{0} - {1}", "Sub", "sub", forms.pointwise(Code.SUB)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return g, -g if needs[1] else None
+    vjp = lambda g, ins, outs, attrs, needs: (g, -g if needs[1] else None)
 
 
 @op("mul")
-class Mul(Binary):
+class Mul(rules.Binary):
     """a · b, elementwise."""
 
     saves, traits = (
@@ -310,50 +240,35 @@ class Mul(Binary):
         Traits(identity=((0, 1.0), (1, 1.0)), multiplies=True, annihilated=True, linear_in=(0, 1)),
     )
     emit, onnx, aten, vm = "{0} * {1}", "Mul", "mul", forms.pointwise(Code.MUL)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return g * ins[1] if needs[0] else None, g * ins[0] if needs[1] else None
+    vjp = lambda g, ins, outs, attrs, needs: (g * ins[1] if needs[0] else None, g * ins[0] if needs[1] else None)
 
 
 @op("div")
-class Div(Binary):
+class Div(rules.Binary):
     """a / b, elementwise, integers in float32; gradients g/b and -g·a/b²."""
 
     saves, traits = Saves(inputs=(0, 1)), Traits(identity=((1, 1.0),), divides=True, linear_in=(0,))
     emit, aten, vm = "{0} / {1}", "div", forms.pointwise(Code.DIV)
+    sample = lambda rng: rules.binary_sample(rng, 0.5, 2)
+    onnx = lambda u: u("Div", *(u.cast(n, u.outs[0].dtype) for n in u.names))
 
-    @staticmethod
     def infer(a, b):
-        spec = broadcast(a, b)
+        spec = rules.broadcast(a, b)
         return spec if spec.dtype.is_float else Spec(spec.shape, float32)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         by_b = g / b
         return by_b if needs[0] else None, -(by_b * (a / b)) if needs[1] else None
 
-    @staticmethod
-    def sample(rng):
-        return binary_sample(rng, 0.5, 2)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Div", *(u.cast(n, u.outs[0].dtype) for n in u.names))
-
 
 @op("floor_divide")
-class FloorDivide(Flat, Binary):
+class FloorDivide(rules.Flat, rules.Binary):
     """⌊a / b⌋, elementwise; integers stay integers, and an integer divisor of 0 raises."""
 
     emit, aten = "torch.floor_divide({0}, {1})", "floor_divide"
+    sample = lambda rng: ([rng.uniform(1, 9, (3, 1, 4)), rng.uniform(0.5, 2, (5, 4))], {})
 
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(1, 9, (3, 1, 4)), rng.uniform(0.5, 2, (5, 4))], {}
-
-    @staticmethod
     def onnx(u: OnnxUse):
         x, y = u.names
         if u.ins[0].dtype.is_float:
@@ -362,21 +277,16 @@ class FloorDivide(Flat, Binary):
 
 
 @op("remainder")
-class Remainder(Binary):
+class Remainder(rules.Binary):
     """a - b·⌊a / b⌋, elementwise, with the sign of b; gradients g and -g·⌊a / b⌋."""
 
     saves, emit, aten = Saves(inputs=(0, 1)), "torch.remainder({0}, {1})", "remainder"
+    vjp = lambda g, ins, outs, attrs, needs: (g, -(g * call("floor_divide", *ins)) if needs[1] else None)
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return g, -(g * call("floor_divide", *ins)) if needs[1] else None
-
-    @staticmethod
     def sample(rng):
         b = rng.uniform(0.5, 2, (5, 4)) * rng.choice((-1.0, 1.0), (5, 4))
         return [b[:3, None] * 0 + b * (rng.integers(-3, 4, (3, 5, 4)) + rng.uniform(0.2, 0.8, (3, 5, 4))), b], {}
 
-    @staticmethod
     def onnx(u: OnnxUse):
         x, y = u.names
         if not u.ins[0].dtype.is_float:
@@ -385,13 +295,13 @@ class Remainder(Binary):
 
 
 @op("pow")
-class Pow(Binary):
+class Pow(rules.Binary):
     """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
     saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
     emit, onnx, aten = "torch.pow({0}, {1})", "Pow", "pow"
+    sample = lambda rng: ([rng.uniform(0.3, 2, (3, 1, 4)), rng.choice((-1.5, 0.0, 1.0, 2.0, 2.5), (5, 4))], {})
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, p = ins
         dx = dp = None
@@ -403,33 +313,23 @@ class Pow(Binary):
             dp = g * outs[0] * call("log", call("where", still, 1.0, x))
         return dx, dp
 
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(0.3, 2, (3, 1, 4)), rng.choice((-1.5, 0.0, 1.0, 2.0, 2.5), (5, 4))], {}
-
 
 @op("minimum")
-class Minimum(Binary):
+class Minimum(rules.Binary):
     """min(a, b), elementwise; a tie gives each half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MINIMUM), "minimum"
     emit, onnx, aten = "torch.minimum({0}, {1})", "Min", "minimum"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return _extremum(g, ins[1], ins[0], needs)
+    vjp = lambda g, ins, outs, attrs, needs: _extremum(g, ins[1], ins[0], needs)
 
 
 @op("maximum")
-class Maximum(Binary):
+class Maximum(rules.Binary):
     """max(a, b), elementwise; a tie gives each half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MAXIMUM), "maximum"
     emit, onnx, aten = "torch.maximum({0}, {1})", "Max", "maximum"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return _extremum(g, ins[0], ins[1], needs)
+    vjp = lambda g, ins, outs, attrs, needs: _extremum(g, ins[0], ins[1], needs)
 
 
 def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple:
@@ -443,17 +343,19 @@ def _extremum(g: Any, first: Any, second: Any, needs: tuple[bool, ...]) -> tuple
 
 
 @op("junction")
-class Junction:
+class Junction(Row):
     """Σ of any number of equal-shaped operands, in port order; zeros of its spec without an operand."""
 
     arity, vm = (0, None), forms.JUNCTION
     traits = Traits(nary=True, inplace=((0, 0),), amp="promote", keeps_zero=True, jointly_linear=True)
+    vjp = lambda g, ins, outs, attrs, needs: tuple(g if need else None for need in needs)
+    sample = lambda rng: ([rng.normal(size=(3, 4)) for _ in range(3)], {})
+    emit = lambda ins, attrs: " + ".join(ins)
 
-    @staticmethod
     def infer(*ins, **attrs):
         if not ins:
             raise ShapeError("cannot infer the spec of a junction without edges", fix="e.add(..., like=node)")
-        one_dtype(*ins)
+        rules.one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
                 raise ShapeError(
@@ -465,26 +367,12 @@ class Junction:
                 )
         return ins[0]
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return tuple(g if need else None for need in needs)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(3, 4)) for _ in range(3)], {}
-
-    @staticmethod
     def axes(u: AxesUse) -> list[Dims]:
         for other in u.ins[1:]:
             for a, b in zip(u.ins[0], other, strict=True):
                 u.same(a, b)
         return [u.ins[0] if u.ins else tuple(u.fresh(n, "has no operand that states its size") for n in u.shapes[0])]
 
-    @staticmethod
-    def emit(ins, attrs):
-        return " + ".join(ins)
-
-    @staticmethod
     def onnx(u: OnnxUse):
         if not u.names:
             return u("Expand", u.scalar(0, u.outs[0]), u.shape(u.outs[0].shape))
@@ -498,46 +386,43 @@ class Junction:
 
 # -- comparisons, logic and choice -------------------------------------------------------------------------------------
 @op("eq")
-class Eq(Comparison):
+class Eq(rules.ComparisonOp):
     """a = b, elementwise."""
 
     emit, onnx, aten, vm = "{0} == {1}", "Equal", "eq", forms.compared(Code.EQ)
 
 
 @op("ne")
-class Ne(Comparison):
+class Ne(rules.ComparisonOp):
     """a ≠ b, elementwise."""
 
     emit, aten, vm = "{0} != {1}", "ne", forms.compared(Code.NE)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Not", u("Equal", *u.names))
+    onnx = lambda u: u("Not", u("Equal", *u.names))
 
 
 @op("lt")
-class Lt(Comparison):
+class Lt(rules.ComparisonOp):
     """a < b, elementwise."""
 
     emit, onnx, aten, vm = "{0} < {1}", "Less", "lt", forms.compared(Code.LT)
 
 
 @op("le")
-class Le(Comparison):
+class Le(rules.ComparisonOp):
     """a ≤ b, elementwise."""
 
     emit, onnx, aten, vm = "{0} <= {1}", "LessOrEqual", "le", forms.compared(Code.LE)
 
 
 @op("gt")
-class Gt(Comparison):
+class Gt(rules.ComparisonOp):
     """a > b, elementwise."""
 
     emit, onnx, aten, vm = "{0} > {1}", "Greater", "gt", forms.compared(Code.LT, swapped=True)
 
 
 @op("ge")
-class Ge(Comparison):
+class Ge(rules.ComparisonOp):
     """a ≥ b, elementwise."""
 
     emit, onnx, aten, vm = "{0} >= {1}", "GreaterOrEqual", "ge", forms.compared(Code.LE, swapped=True)
@@ -548,32 +433,29 @@ def _on_bools(kind: str) -> Any:
 
 
 @op("logical_and")
-class LogicalAnd(Comparison):
+class LogicalAnd(rules.ComparisonOp):
     """a ∧ b, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_and({0}, {1})", _on_bools("And"), "logical_and"
 
 
 @op("logical_or")
-class LogicalOr(Comparison):
+class LogicalOr(rules.ComparisonOp):
     """a ∨ b, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_or({0}, {1})", _on_bools("Or"), "logical_or"
 
 
 @op("logical_xor")
-class LogicalXor(Comparison):
+class LogicalXor(rules.ComparisonOp):
     """Exclusive or, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_xor({0}, {1})", _on_bools("Xor"), "logical_xor"
 
 
-class _Test(Predicate):
+class _Test(rules.Predicate):
     arity, operands = 1, ("x",)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {}
+    sample = lambda rng: ([rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {})
 
 
 @op("logical_not")
@@ -602,27 +484,23 @@ class IsFinite(_Test):
     """True where x is neither infinite nor NaN, elementwise."""
 
     emit, method = "torch.isfinite({0})", "isfinite"
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Not", u("Or", u("IsNaN", u.names[0]), u("IsInf", u.names[0])))
+    onnx = lambda u: u("Not", u("Or", u("IsNaN", u.names[0]), u("IsInf", u.names[0])))
 
 
 @op("where")
-class Where:
+class Where(Row):
     """a if c else b, elementwise; the condition c is bool and gets no gradient."""
 
     arity, saves, traits = 3, Saves(inputs=(0,)), Traits(elementwise=True, amp="promote", fixed=(0,))
     emit, onnx, vm = "torch.where({all})", "Where", forms.WHERE
+    sample = lambda rng: ([rng.random((3, 4)) < 0.5, rng.normal(size=(3, 4)), rng.normal(size=(4,))], {})
 
-    @staticmethod
     def infer(c, a, b):
         if c.dtype.kind != "bool":
             raise DTypeError("the condition must be bool", got=c)
-        one_dtype(a, b)
+        rules.one_dtype(a, b)
         return Spec(broadcast_shapes(c.shape, a.shape, b.shape), a.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         zero = call("full_like", g, value=0.0)  # not 0 · g: an inf in the branch not taken must not reach the other
         return (
@@ -630,7 +508,3 @@ class Where:
             call("where", ins[0], g, zero) if needs[1] else None,
             call("where", ins[0], zero, g) if needs[2] else None,
         )
-
-    @staticmethod
-    def sample(rng):
-        return [rng.random((3, 4)) < 0.5, rng.normal(size=(3, 4)), rng.normal(size=(4,))], {}

@@ -7,7 +7,7 @@ op). On the VM, an elementwise expansion becomes one loop over tiles (`vm_form`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from graphwright.ops.casting import is_cast, target_dtype
 from graphwright.ops.registry import Op, get
 
 
-class Step(NamedTuple):
+class ExpansionStep(NamedTuple):
     """One use of a simpler op; operands and results are numbers of values."""
 
     row: Op
@@ -37,19 +37,13 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Expansion:
-    """An op as steps.
-
-    Attributes:
-        specs: of all values; the first `operands` of them are the op's operands.
-        constants: value -> its number.
-        results: values that are the op's results.
-    """
+    """An op as steps."""
 
     operands: int
-    specs: list[Spec]
-    steps: list[Step] = field(default_factory=list)
-    constants: dict[int, float] = field(default_factory=dict)
-    results: tuple[int, ...] = ()
+    specs: list[Spec]  # of all values; the first `operands` of them are the op's operands
+    steps: list[ExpansionStep] = field(default_factory=list)
+    constants: dict[int, float] = field(default_factory=dict)  # value -> its number
+    results: tuple[int, ...] = ()  # values that are the op's results
 
     def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
         """Root of a value -> the last step that reads it; `roots` maps views to the value whose memory they share."""
@@ -57,7 +51,27 @@ class Expansion:
         return last | {roots[v]: len(self.steps) for v in self.results}
 
 
-class _Traced:
+def _operators(op: str):  # the type is inferred: that of a Callable binds no self
+    """The operator methods of an op, with the operand on the left and on the right."""
+    left = lambda self, other: self.__gw_op__(get(op), (self, other), {})
+    return left, lambda self, other: self.__gw_op__(get(op), (other, self), {})
+
+
+class Arithmetic:
+    """Python's operators as ops, for operands that have a `__gw_op__`."""
+
+    __slots__ = ()
+    __gw_op__: Callable[..., Any]
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+
+    def __neg__(self) -> Any:
+        return self.__gw_op__(get("neg"), (self,), {})
+
+
+class _Traced(Arithmetic):
     """An operand of `expand`: a spec that records the ops applied to it."""
 
     def __init__(self, tracer: _Tracer, value: int) -> None:
@@ -65,35 +79,8 @@ class _Traced:
         self.shape, self.dtype, self.ndim = self.spec.shape, self.spec.dtype, len(self.spec.shape)
 
     @staticmethod
-    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object) -> Any:
+    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object = None) -> Any:
         return next(o for o in operands if isinstance(o, _Traced)).tracer.record(row, operands, attrs)
-
-    def __add__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (self, other), {})
-
-    def __radd__(self, other: Any) -> Any:
-        return self.tracer.record(get("add"), (other, self), {})
-
-    def __sub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (self, other), {})
-
-    def __rsub__(self, other: Any) -> Any:
-        return self.tracer.record(get("sub"), (other, self), {})
-
-    def __mul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (self, other), {})
-
-    def __rmul__(self, other: Any) -> Any:
-        return self.tracer.record(get("mul"), (other, self), {})
-
-    def __truediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (self, other), {})
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return self.tracer.record(get("div"), (other, self), {})
-
-    def __neg__(self) -> Any:
-        return self.tracer.record(get("neg"), (self,), {})
 
 
 class _Tracer:
@@ -108,7 +95,7 @@ class _Tracer:
         first = len(self.made.specs)
         self.made.specs += row.specs([self.made.specs[v] for v in values], attrs)
         outs = tuple(range(first, len(self.made.specs)))
-        self.made.steps.append(Step(row, tuple(values), attrs, outs))
+        self.made.steps.append(ExpansionStep(row, tuple(values), attrs, outs))
         results = tuple(_Traced(self, v) for v in outs)
         return results[0] if len(results) == 1 else results
 
@@ -144,19 +131,13 @@ def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> E
 
 # -- on a backend ------------------------------------------------------------------------------------------------------
 class _Planned(NamedTuple):
-    """An expansion with its scratch.
-
-    Attributes:
-        at: value -> the slot that holds it.
-        copies: (step, operand) -> the slot of a row-major copy.
-        work: step -> the slots of its kernel's scratch.
-    """
+    """An expansion with its scratch."""
 
     made: Expansion
     slots: list[Spec]
-    at: dict[int, int]
-    copies: dict[tuple[int, int], int]
-    work: list[list[int]]
+    at: dict[int, int]  # value -> the slot that holds it
+    copies: dict[tuple[int, int], int]  # (step, operand) -> the slot of a row-major copy
+    work: list[list[int]]  # step -> the slots of its kernel's scratch
 
 
 class _Slots:

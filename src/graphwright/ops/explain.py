@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Sequence
 from textwrap import dedent, indent
@@ -55,7 +56,11 @@ def _source(cell: Callable[..., Any] | None) -> str:
     """The source of a cell's function body."""
     if cell is None:
         return ""
-    lines = dedent(inspect.getsource(cell)).splitlines()
+    source = dedent(inspect.getsource(cell))
+    if cell.__name__ == "<lambda>":
+        body = next(node.body for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Lambda))
+        return f"  return {ast.get_source_segment(source, body)}"
+    lines = source.splitlines()
     start = next(i for i, line in enumerate(lines) if line.rstrip().endswith(":")) + 1
     return indent(dedent("\n".join(lines[start:])), "  ")
 

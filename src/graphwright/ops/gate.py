@@ -17,7 +17,7 @@ from graphwright.array.spec import Spec
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, chain
 from graphwright.ops.call import call
-from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, floating
 
 NOISY = frozenset({"bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
@@ -46,7 +46,7 @@ _TRAITS = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
 
 
 @op("gate")
-class Gate:
+class GateOp(Row):
     """gate(z, T): values of gates, one result per part, of logits [N], table [N, 7], temperatures [G], run [3].
 
     The kind of a gate is a function of logit z and temperature T, in training with noise u(seed, step, slot,
@@ -62,12 +62,10 @@ class Gate:
         "emit": "gates are hardened or folded before an export",
     }
 
-    @staticmethod
     def infer(logits, table, temperature, run, sizes, groups):
         _checked(logits, table, temperature, run, sizes)
         return tuple(Spec((n,), logits.dtype) for n in sizes)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         given = g if isinstance(g, tuple) else (g,)
         there = tuple(part is not None for part in given)
@@ -75,12 +73,10 @@ class Gate:
         logits, temperature = call("gate_grad", *ins, *parts, sizes=attrs["sizes"], given=there)
         return logits, None, temperature, None
 
-    @staticmethod
     def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
         operands, sizes = _drawn(rng)
         return operands, {"sizes": sizes}
 
-    @staticmethod
     def axes(u: AxesUse):
         parts = tuple(Atom(n) for n in u.attrs["sizes"])
         u.same(u.ins[0][0], chain(*parts))
@@ -99,7 +95,6 @@ class GateGrad(Backward):
     attrs, traits = {"sizes": ..., "given": ...}, replace(_TRAITS, backward_of="gate")
     why = {"vjp": "a straight-through gradient has no derivative of its own"}
 
-    @staticmethod
     def infer(logits, table, temperature, run, *grads, sizes, given):
         _checked(logits, table, temperature, run, sizes)
         wanted = [Spec((n,), logits.dtype) for n, there in zip(sizes, given, strict=True) if there]
@@ -109,7 +104,6 @@ class GateGrad(Backward):
             )
         return logits, temperature
 
-    @staticmethod
     def sample(rng: np.random.Generator) -> tuple[list[Any], dict[str, Any]]:
         operands, sizes = _drawn(rng)
         given = tuple(bool(rng.integers(2)) for _ in sizes)

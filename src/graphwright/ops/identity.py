@@ -2,74 +2,52 @@
 
 from __future__ import annotations
 
-from graphwright.array.dtype import DType, dtype
+from graphwright.array.dtype import dtype
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import elementwise as elementwise_forms
-from graphwright.array.vm.encode import moves as moves_forms
+from graphwright.array.vm.encode import rows as row_forms
 from graphwright.ops.axes import identity
 from graphwright.ops.call import call
-from graphwright.ops.onnx import OnnxUse
-from graphwright.ops.registry import Traits, free_cost, op
+from graphwright.ops.registry import Row, Traits, free_cost, op
 from graphwright.ops.rules import floating, same, unary_sample
 
 
 @op("cast")
-class Cast:
+class Cast(Row):
     """x in another dtype, rounded to nearest even, elementwise; the gradient is cast back."""
 
     arity, attrs, traits = 1, {"dtype": ...}, Traits(casts=True, linear_in=(0,), elementwise=True, convert=True)
     axes = identity
     emit = "{0}.to({dtype})"
-    vm = moves_forms.CAST
-
-    @staticmethod
-    def infer(x, dtype: DType):
-        return Spec(x.shape, dtype)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("cast", g, dtype=ins[0].dtype),)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(3, 4))], {"dtype": dtype("float64")}
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u.cast(u.names[0], u.outs[0].dtype)
+    vm = row_forms.CAST
+    infer = lambda x, dtype: Spec(x.shape, dtype)
+    vjp = lambda g, ins, outs, attrs, needs: (call("cast", g, dtype=ins[0].dtype),)
+    sample = lambda rng: ([rng.normal(size=(3, 4))], {"dtype": dtype("float64")})
+    onnx = lambda u: u.cast(u.names[0], u.outs[0].dtype)
 
 
 @op("copy")
-class Copy:
+class Copy(Row):
     """x, copied to new row-major memory."""
 
     arity, infer, traits, sample = 1, same, Traits(linear_in=(0,), elementwise=True, convert=True), unary_sample(-1, 1)
     axes = identity
     onnx = "Identity"
     emit = "{0}.clone()"
-    vm = moves_forms.COPY
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g,)
+    vm = row_forms.COPY
+    vjp = lambda g, ins, outs, attrs, needs: (g,)
 
 
 @op("full_like")
-class FullLike:
+class FullLike(Row):
     """`value`, in every entry of an array with the spec of x."""
 
     arity, attrs, infer, traits = 1, {"value": ...}, same, Traits(valueless=True, elementwise=True)
     vjp, why = None, {"vjp": "the result does not depend on the operand's values"}
     emit = "torch.full_like({0}, {value})"
     vm = elementwise_forms.FULL_LIKE
-
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(-1, 1, (3, 5))], {"value": 1.5}
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("Expand", u.scalar(u.attrs["value"]), u("Shape", u.names[0]))
+    sample = lambda rng: ([rng.uniform(-1, 1, (3, 5))], {"value": 1.5})
+    onnx = lambda u: u("Expand", u.scalar(u.attrs["value"]), u("Shape", u.names[0]))
 
 
 def _itself(layout, attrs):
@@ -77,7 +55,7 @@ def _itself(layout, attrs):
 
 
 @op("stop_gradient")
-class StopGradient:
+class StopGradient(Row):
     """x, with gradient 0; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
@@ -89,7 +67,7 @@ class StopGradient:
 
 
 @op("scale_gradient")
-class ScaleGradient:
+class ScaleGradient(Row):
     """x, with gradient scale·g; a view. Scale 0 stops gradients, -1 reverses them (Ganin and Lempitsky 2015)."""
 
     arity, attrs, infer, view, cost = 1, {"scale": ...}, same, _itself, free_cost
@@ -98,14 +76,11 @@ class ScaleGradient:
     onnx = "Identity"
     emit = "{0}"
     traits = Traits(linear_in=(0,), gradient_scale="scale")
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g * attrs["scale"],)
+    vjp = lambda g, ins, outs, attrs, needs: (g * attrs["scale"],)
 
 
 @op("recall")
-class Recall:
+class Recall(Row):
     """x, as a barrier for rewrites: values computed from x and from the result are never merged; a view."""
 
     arity, infer, view, cost, sample = 1, same, _itself, free_cost, unary_sample(-1, 1)
@@ -113,14 +88,11 @@ class Recall:
     axes = identity
     onnx = "Identity"
     emit = "{0}"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g,)
+    vjp = lambda g, ins, outs, attrs, needs: (g,)
 
 
 @op("assert_finite")
-class AssertFinite:
+class AssertFinite(Row):
     """x; raises NonFinite with the node, the count and the first index where it is infinite or NaN."""
 
     arity, infer, traits, sample = (
@@ -132,7 +104,4 @@ class AssertFinite:
     axes = identity
     onnx = "Identity"
     emit = "{0}"
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (g,)
+    vjp = lambda g, ins, outs, attrs, needs: (g,)

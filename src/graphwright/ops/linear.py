@@ -11,11 +11,12 @@ from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, broadcast_dims, chain, size
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
-from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype
+from graphwright.ops.registry import Cost, Row, Saves, Traits, op
+from graphwright.ops.rules import Backward, equal_dim, floating, one_dtype, wanted
 
 
-def _swap(t):
+def transposed(t):
+    """A matrix, or each of several, with rows and columns exchanged."""
     rank = len(t.shape)
     return call("permute", t, axes=(*range(rank - 2), rank - 1, rank - 2))
 
@@ -25,19 +26,26 @@ def _rows(t):
     return t if len(t.shape) == 2 else call("flatten", t, start=0, end=len(t.shape) - 2)
 
 
+def _column_sums(g):
+    return call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False)
+
+
+class _Product(Row):
+    traits = Traits(amp="low")
+
+    def cost(ins, outs, attrs):
+        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
+
+
 @op("matmul")
-class Matmul:
+class Matmul(_Product):
     """a · b for ranks ≥ 1, leading axes broadcast; dA = g·bᵀ, dB = aᵀ·g, summed back over broadcast axes."""
 
-    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(contracts="in_out", linear_in=(0, 1), amp="low")
-    onnx = "MatMul"
-    emit = "{0} @ {1}"
-    vm = forms.MATMUL
+    arity, saves, traits = 2, Saves(inputs=(0, 1)), Traits(contracts="in_out", linear_in=(0, 1))
+    onnx, emit, vm = "MatMul", "{0} @ {1}", forms.MATMUL
 
-    @staticmethod
     def infer(a, b):
-        one_dtype(a, b)
-        floating(a)
+        floating(one_dtype(a, b))
         if not a.shape or not b.shape:
             raise ShapeError("matmul takes ranks of at least 1")
         equal_dim(a.shape[-1], b.shape[-2 if len(b.shape) > 1 else 0], "contraction")
@@ -46,7 +54,6 @@ class Matmul:
         columns = b.shape[-1:] if len(b.shape) > 1 else ()
         return Spec((*batch, *rows, *columns), a.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         a, b = ins
         if len(a.shape) == 1 and len(b.shape) == 1:
@@ -58,44 +65,30 @@ class Matmul:
         g2 = call("reshape", g2, shape=(*g2.shape, 1)) if column else g2
         da = db = None
         if needs[0]:
-            da = call("matmul", g2, _swap(b2))
+            da = call("matmul", g2, transposed(b2))
             if row:
                 da = call("reshape", da, shape=(*da.shape[:-2], da.shape[-1]))
         if needs[1]:
             if len(b2.shape) == 2 and len(a2.shape) > 2:  # one product over all rows, no batch of partial sums
-                db = call("matmul", _swap(_rows(a2)), _rows(g2))
+                db = call("matmul", transposed(_rows(a2)), _rows(g2))
             else:
-                db = call("matmul", _swap(a2), g2)
+                db = call("matmul", transposed(a2), g2)
             if column:
                 db = call("reshape", db, shape=db.shape[:-1])
         return da, db
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
-        shapes = [
-            ((2, 3, 4), (2, 4, 5)),
-            ((3, 4), (4, 2)),
-            ((2, 1, 3, 4), (3, 4, 2)),
-            ((4,), (4, 3)),
-            ((2, 3, 4), (4,)),
-            ((4,), (4,)),
-            ((2, 3, 4), (4, 5)),
-            ((4,), (2, 4, 3)),
-        ][rng.integers(8)]
-        return [rng.normal(size=s) for s in shapes], {}
+        left = [(2, 3, 4), (3, 4), (2, 1, 3, 4), (4,), (2, 3, 4), (4,), (2, 3, 4), (4,)]
+        right = [(2, 4, 5), (4, 2), (3, 4, 2), (4, 3), (4,), (4,), (4, 5), (2, 4, 3)]
+        n = rng.integers(8)
+        return [rng.normal(size=left[n]), rng.normal(size=right[n])], {}
 
-    @staticmethod
     def axes(u: AxesUse):
         a, b = u.ins
         u.same(a[-1], b[-2:][0])
         u.summed(a[-1], (0, -1), (1, -2 if len(b) > 1 else 0))
         u.kind(a[-1], "neurons")
-        rows, columns = a[-2:-1] if len(a) > 1 else (), b[-1:] if len(b) > 1 else ()
-        shape = u.shapes[0]
+        rows, columns, shape = a[-2:-1] if len(a) > 1 else (), b[-1:] if len(b) > 1 else (), u.shapes[0]
         lead = broadcast_dims(u, (a[:-2], b[:-2]), shape[: len(shape) - len(rows) - len(columns)])
         for t in lead:
             shared = all(any(size(d) == size(t) for d in dims[:-2]) for dims in (a, b))
@@ -105,21 +98,14 @@ class Matmul:
 
 
 @op("linear")
-class Linear:
+class Linear(_Product):
     """x · wᵀ (+ b): x [..., in], w [out, in], b [out]."""
 
-    arity, saves, traits = (
-        (2, 3),
-        Saves(inputs=(0, 1)),
-        Traits(contracts="out_in", matrix=1, linear_in=(0,), amp="low", addend=2, narrow=(1,)),
-    )
-    emit = "F.linear({all})"
-    vm = forms.LINEAR
+    arity, saves, emit, vm = (2, 3), Saves(inputs=(0, 1)), "F.linear({all})", forms.LINEAR
+    traits = Traits(contracts="out_in", matrix=1, linear_in=(0,), addend=2, narrow=(1,))
 
-    @staticmethod
     def infer(x, w, b=None):
-        one_dtype(x, w, *([] if b is None else [b]))
-        floating(x)
+        floating(one_dtype(x, w, b))
         if not x.shape or len(w.shape) != 2:
             raise ShapeError("linear takes x [..., in] and w [out, in]", got=f"{x}, {w}")
         equal_dim(w.shape[1], x.shape[-1], "in")
@@ -127,34 +113,23 @@ class Linear:
             raise ShapeError("the bias must have one entry per output", where="axis out", expected=w.shape[:1], got=b)
         return Spec((*x.shape[:-1], w.shape[0]), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w = ins[:2]
         dx = call("matmul", g, w) if needs[0] else None
         if len(x.shape) == 1:
             dw = call("reshape", g, shape=(*g.shape, 1)) * x if needs[1] else None
         else:
-            dw = call("matmul", _swap(_rows(g)), _rows(x)) if needs[1] else None
-        if len(ins) == 2:
-            return dx, dw
-        db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[2] else None
-        return dx, dw, db
+            dw = call("matmul", transposed(_rows(g)), _rows(x)) if needs[1] else None
+        return (dx, dw) if len(ins) == 2 else (dx, dw, _column_sums(g) if needs[2] else None)
 
-    @staticmethod
     def expand(ins, attrs):
-        y = call("matmul", ins[0], _swap(ins[1]))
+        y = call("matmul", ins[0], transposed(ins[1]))
         return y + ins[2] if len(ins) > 2 else y
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
         x = rng.normal(size=[(2, 3, 4), (5, 4), (4,)][rng.integers(3)])
         return [x, rng.normal(size=(3, 4)), rng.normal(size=(3,))][: rng.integers(2, 4)], {}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, w = u.ins[:2]
         u.same(x[-1], w[1])
@@ -164,7 +139,6 @@ class Linear:
             u.same(w[0], u.ins[2][0])
         return [(*x[:-1], w[0])]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         y = u("MatMul", u.names[0], u("Transpose", u.names[1], perm=[1, 0]))
         return u("Add", y, u.names[2]) if len(u.names) > 2 else y
@@ -177,71 +151,53 @@ def _dequantised(q, scales, group):
 
 
 @op("linear_int8")
-class LinearInt8:
+class LinearInt8(_Product):
     """x · wᵀ (+ b) with w = q · scale: x [..., in], q int8 [out, in], scales [out, ⌈in / group⌉], b [out].
 
     A row of q has a scale per `group` entries, the last group may be shorter. Sums are those of `linear` on w.
     """
 
-    arity, attrs = (3, 4), {"group": 64}
-    saves, traits = Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(1,), contiguous=(1, 2))
-    vm = forms.LINEAR_INT8
+    arity, attrs, vm = (3, 4), {"group": 64}, forms.LINEAR_INT8
+    saves, traits = Saves(inputs=(0, 1, 2)), Traits(fixed=(1,), contiguous=(1, 2))
     why = {
         "onnx": "exported weights are floating: dequantise before the export",
         "emit": "exported weights are floating: dequantise before the export, or quantise the exported files",
     }
+    expand = lambda ins, attrs: call("linear", ins[0], _dequantised(ins[1], ins[2], attrs["group"]), *ins[3:])
 
-    @staticmethod
     def infer(x, q, scales, b=None, *, group):
-        one_dtype(x, scales, *([] if b is None else [b]))
-        floating(x)
+        floating(one_dtype(x, scales, b))
         if q.dtype is not int8:
             raise DTypeError("quantised weights must be int8", got=q)
         if not x.shape or len(q.shape) != 2 or group < 1:
             raise ShapeError("takes x [..., in], q [out, in] and a group of at least 1", got=f"{x}, {q}, {group}")
         equal_dim(q.shape[1], x.shape[-1], "in")
-        if scales.shape != (q.shape[0], -(-q.shape[1] // group)):
-            raise ShapeError(
-                "scales must have one entry per row and group",
-                expected=(q.shape[0], -(-q.shape[1] // group)),
-                got=scales,
-            )
+        want = (q.shape[0], -(-q.shape[1] // group))
+        if scales.shape != want:
+            raise ShapeError("scales must have one entry per row and group", expected=want, got=scales)
         if b is not None and b.shape != q.shape[:1]:
             raise ShapeError("the bias must have one entry per output", where="axis out", expected=q.shape[:1], got=b)
         return Spec((*x.shape[:-1], q.shape[0]), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, q, scales = ins[:3]
-        dx = call("matmul", g, _dequantised(q, scales, attrs["group"])) if needs[0] else None
-        ds = None
-        if needs[2]:  # of every entry of w times q, summed over groups
+
+        def of_scales():  # the gradient of every entry of w times q, summed over groups
             rows = [t if len(t.shape) > 1 else call("reshape", t, shape=(1, *t.shape)) for t in (g, x)]
-            dq = call("matmul", _swap(_rows(rows[0])), _rows(rows[1])) * call("cast", q, dtype=scales.dtype)
+            dq = call("matmul", transposed(_rows(rows[0])), _rows(rows[1])) * call("cast", q, dtype=scales.dtype)
             sizes = (scales.shape[1], attrs["group"])
             whole = call("pad_slice", dq, axis=1, start=0, size=sizes[0] * sizes[1])
-            ds = call("sum", call("unflatten", whole, axis=1, sizes=sizes), axes=(2,), keepdims=False)
-        if len(ins) == 3:
-            return dx, None, ds
-        db = call("sum", g, axes=tuple(range(len(g.shape) - 1)), keepdims=False) if needs[3] else None
-        return dx, None, ds, db
+            return call("sum", call("unflatten", whole, axis=1, sizes=sizes), axes=(2,), keepdims=False)
 
-    @staticmethod
-    def expand(ins, attrs):
-        return call("linear", ins[0], _dequantised(ins[1], ins[2], attrs["group"]), *ins[3:])
+        dx = lambda: call("matmul", g, _dequantised(q, scales, attrs["group"]))
+        return wanted(needs, dx, lambda: None, of_scales, lambda: _column_sums(g))
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
         x = rng.normal(size=[(2, 3, 7), (5, 7), (7,)][rng.integers(3)])
         q = rng.integers(-127, 128, (3, 7)).astype(np.int8)
         group = (4, 64)[rng.integers(2)]
         return [x, q, rng.random((3, -(-7 // group))), rng.normal(size=(3,))][: rng.integers(3, 5)], {"group": group}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, q, scales, *bias = u.ins
         u.same(x[-1], q[1])
@@ -254,8 +210,7 @@ class LinearInt8:
 
 
 def _check(x: Spec, other: Spec, offsets: Spec) -> None:
-    one_dtype(x, other)
-    floating(x)
+    floating(one_dtype(x, other))
     if len(x.shape) != 2 or offsets.dtype is not int64 or len(offsets.shape) != 1:
         raise ShapeError("takes rows [N, d] and offsets int64 [E + 1]", got=f"{x}, {offsets}")
 
@@ -266,17 +221,17 @@ def _draw(rng):
 
 
 @op("grouped_matmul")
-class GroupedMatmul:
+class GroupedMatmul(_Product):
     """Rows offsets[e] to offsets[e + 1] of x [N, d] times w[e]: w [E, d, f] -> [N, f].
 
     Offsets [E + 1] go from 0 up, to N at most; a run may be empty, and rows after the last run give 0. dx = g·wᵀ by the
     same runs, dw = grouped_outer.
     """
 
-    arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(amp="low", fixed=(2,), contiguous=(0, 1))
+    arity, saves, traits = 3, Saves(inputs=(0, 1, 2)), Traits(fixed=(2,), contiguous=(0, 1))
     why = {"onnx": "opset 20 has no grouped matrix product", "emit": "no family with experts is exported yet"}
+    sample = lambda rng: ([rng.normal(size=(7, 3)), rng.normal(size=(3, 3, 2)), _draw(rng)], {})
 
-    @staticmethod
     def infer(x, w, offsets):
         _check(x, w, offsets)
         if len(w.shape) != 3 or offsets.shape != (w.shape[0] + 1,):
@@ -284,21 +239,11 @@ class GroupedMatmul:
         equal_dim(w.shape[1], x.shape[1], "d")
         return Spec((x.shape[0], w.shape[2]), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w, offsets = ins
-        dx = call("grouped_matmul", g, call("permute", w, axes=(0, 2, 1)), offsets) if needs[0] else None
-        return dx, call("grouped_outer", x, g, offsets) if needs[1] else None, None
+        dx = lambda: call("grouped_matmul", g, transposed(w), offsets)
+        return wanted(needs, dx, lambda: call("grouped_outer", x, g, offsets))
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * outs[0].size * ins[0].shape[1], sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(7, 3)), rng.normal(size=(3, 3, 2)), _draw(rng)], {}
-
-    @staticmethod
     def axes(u: AxesUse):
         x, w, offsets = u.ins
         u.same(x[1], w[1])
@@ -315,13 +260,11 @@ class GroupedMatmul:
 class GroupedOuter(Backward):
     """Xᵀ·y over each run of rows of x [N, d] and y [N, f]: [E, d, f], 0 for an empty run."""
 
-    arity, saves, traits = (
-        3,
-        Saves(inputs=(0, 1, 2)),
-        Traits(backward_of="grouped_matmul", amp="low", fixed=(2,), contiguous=(0, 1)),
-    )
+    arity, saves = 3, Saves(inputs=(0, 1, 2))
+    traits = Traits(backward_of="grouped_matmul", amp="low", fixed=(2,), contiguous=(0, 1))
+    cost = lambda ins, outs, attrs: Cost(2 * ins[0].size * ins[1].shape[1], sum(i.nbytes for i in ins), outs[0].nbytes)
+    sample = lambda rng: ([rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), _draw(rng)], {})
 
-    @staticmethod
     def infer(x, y, offsets):
         _check(x, y, offsets)
         if len(y.shape) != 2:
@@ -329,60 +272,40 @@ class GroupedOuter(Backward):
         equal_dim(y.shape[0], x.shape[0], "N")
         return Spec((offsets.sizes[0] - 1, x.shape[1], y.shape[1]), x.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, y, offsets = ins
-        dx = call("grouped_matmul", y, call("permute", g, axes=(0, 2, 1)), offsets) if needs[0] else None
-        return dx, call("grouped_matmul", x, g, offsets) if needs[1] else None, None
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * ins[0].size * ins[1].shape[1], sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(7, 3)), rng.normal(size=(7, 2)), _draw(rng)], {}
-
-
-def _transposed(t):
-    return call("permute", t, axes=(1, 0))
+        dx = lambda: call("grouped_matmul", y, transposed(g), offsets)
+        return wanted(needs, dx, lambda: call("grouped_matmul", x, g, offsets))
 
 
 @op("solve")
-class Solve:
+class Solve(Row):
     """X with A · X = B: A [n, n], B [n, k]; dB = A⁻ᵀ g, dA = -dB Xᵀ. A singular A gives infinities or NaN."""
 
     arity, saves, traits = 2, Saves(inputs=(0,), outputs=(0,)), Traits(amp="f32")
-    emit = "torch.linalg.solve({0}, {1})"
-    why = {"onnx": "opset 20 has no linear solve: bake the form first"}
+    emit, why = "torch.linalg.solve({0}, {1})", {"onnx": "opset 20 has no linear solve: bake the form first"}
 
-    @staticmethod
     def infer(a, b):
-        one_dtype(a, b)
-        floating(a)
+        floating(one_dtype(a, b))
         if len(a.shape) != 2 or len(b.shape) != 2:
             raise ShapeError("solve takes A [n, n] and B [n, k]", got=f"{a}, {b}")
         equal_dim(a.shape[0], a.shape[1], "of the square matrix")
         equal_dim(a.shape[0], b.shape[0], "rows")
         return Spec(b.shape, b.dtype)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        back = call("solve", _transposed(ins[0]), g)
-        da = call("neg", call("matmul", back, _transposed(outs[0]))) if needs[0] else None
+        back = call("solve", transposed(ins[0]), g)
+        da = call("neg", call("matmul", back, transposed(outs[0]))) if needs[0] else None
         return da, back if needs[1] else None
 
-    @staticmethod
     def cost(ins, outs, attrs):
         n, k = outs[0].shape
         return Cost(2 * n * n * n // 3 + 2 * n * n * k, sum(i.nbytes for i in ins), outs[0].nbytes)
 
-    @staticmethod
     def sample(rng):
         n, k = (int(i) for i in rng.integers(1, 5, 2))
         return [rng.normal(size=(n, n)) + 4 * np.eye(n), rng.normal(size=(n, k))], {}
 
-    @staticmethod
     def axes(u: AxesUse):
         a, b = u.ins
         for term in (*a, b[0]):

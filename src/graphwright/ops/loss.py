@@ -11,9 +11,9 @@ from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import AxesUse
-from graphwright.ops.call import call
+from graphwright.ops.call import as_dtype, call
 from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import Backward, Loss, broadcast, floating
+from graphwright.ops.rules import Backward, Loss, broadcast, floating, wanted
 
 
 @op("cross_entropy")
@@ -25,12 +25,11 @@ class CrossEntropy(Loss):
     wider. The gradient is g·(softmax(scores)·Σq - q); only ln Σ exp is saved, not the probabilities.
     """
 
-    arity, attrs = (2, 3), {"ignore_index": -100, "smoothing": 0.0}
+    arity, attrs, vm = (2, 3), {"ignore_index": -100, "smoothing": 0.0}, forms.CROSS_ENTROPY
     saves = Saves(inputs=(0, 1, 2), outputs=(1,))
     traits = Traits(applies="softmax", contiguous=(0, 1), amp="f32", fixed=(1, 2))
-    vm = forms.CROSS_ENTROPY
+    cost = lambda ins, outs, attrs: Cost(6 * ins[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
 
-    @staticmethod
     def infer(scores, targets, *weight, ignore_index, smoothing):
         floating(scores)
         if targets.dtype.name != "int64":
@@ -44,7 +43,6 @@ class CrossEntropy(Loss):
         row = Spec(targets.shape, float32 if scores.dtype.is_low else scores.dtype)
         return row, row
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         loss_grad, lse_grad = g
         scores, targets, *weight = ins
@@ -53,34 +51,28 @@ class CrossEntropy(Loss):
         if loss_grad is not None and needs[0]:
             grads[0] = call("cross_entropy_backward", scores, targets, outs[1], loss_grad, *weight, **attrs)
         if lse_grad is not None and needs[0]:
-            soft = _as(call("softmax", scores) * _column(lse_grad), scores.dtype)
+            soft = as_dtype(call("softmax", scores) * _column(lse_grad), scores.dtype)
             grads[0] = soft if grads[0] is None else grads[0] + soft
         if weight and needs[2] and loss_grad is None:
             grads[2] = call("full_like", weight[0], value=0.0)
         elif weight and needs[2]:
-            t = _Targets(targets, attrs)
-            share = _column(t.kept(loss_grad)) * (_column(outs[1]) - _as(scores, kind))
+            t = _ClassIds(targets, attrs)
+            share = _column(t.kept(loss_grad)) * (_column(outs[1]) - as_dtype(scores, kind))
             whole = call("sum", _rows(share), axes=(0,))
-            grads[2] = _as(t.spread(t.pick(share), weight[0]) + t.smooth(whole, scores.shape[-1]), weight[0].dtype)
+            grads[2] = as_dtype(t.spread(t.pick(share), weight[0]) + t.smooth(whole, scores.shape[-1]), weight[0].dtype)
         return tuple(grads)
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(6 * ins[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
-
-    @staticmethod
     def expand(ins, attrs):
         scores, targets, *weight = ins
-        scores = _as(scores, float32) if scores.dtype.is_low else scores
-        t, lse = _Targets(targets, attrs), call("logsumexp", scores, axes=(-1,))
+        scores = as_dtype(scores, float32) if scores.dtype.is_low else scores
+        t, lse = _ClassIds(targets, attrs), call("logsumexp", scores, axes=(-1,))
         distance = _column(lse) - scores
         if weight:
-            distance = distance * _as(weight[0], scores.dtype)
+            distance = distance * as_dtype(weight[0], scores.dtype)
         hit = t.pick(distance)
         loss = hit * (1.0 - t.smoothing) + t.smooth(call("sum", distance, axes=(-1,)), scores.shape[-1])
         return call("where", t.ignored, call("full_like", loss, value=0.0), loss), lse
 
-    @staticmethod
     def sample(rng):
         targets = rng.integers(0, 5, (2, 3))
         targets[1, 0] = -100
@@ -88,7 +80,6 @@ class CrossEntropy(Loss):
         smoothing = 0.3 if rng.random() < 0.5 else 0.0
         return [rng.normal(size=(2, 3, 5)) * 3, targets, weight][: rng.integers(2, 4)], {"smoothing": smoothing}
 
-    @staticmethod
     def axes(u: AxesUse):
         scores, targets, *weight = u.ins
         u.frozen(scores[-1], "reads it by number")
@@ -103,51 +94,42 @@ class CrossEntropy(Loss):
 class CrossEntropyBackward(Backward):
     """g·(softmax(scores)·Σq - q) from scores, targets, ln Σ exp, the gradient per row, and optional class weights."""
 
-    arity, attrs = (4, 5), {"ignore_index": -100, "smoothing": 0.0}
-    saves = Saves(inputs=(0, 1, 2, 3, 4))
-    traits = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3))
-    vm = forms.CROSS_ENTROPY
+    arity, attrs, saves = (4, 5), CrossEntropy.attrs, Saves(inputs=(0, 1, 2, 3, 4))
+    traits, vm = Traits(backward_of="cross_entropy", contiguous=(0, 1, 2, 3)), forms.CROSS_ENTROPY
+    infer = lambda scores, targets, lse, g, *weight, ignore_index, smoothing: scores
 
-    @staticmethod
-    def infer(scores, targets, lse, g, *weight, ignore_index, smoothing):
-        return scores
-
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         # out = grad·kept·(p·Σq - q) with p = exp(scores - lse): lse is an operand of its own here
         scores, targets, lse, grad, *weight = ins
-        t, kind = _Targets(targets, attrs), lse.dtype
-        g = _as(g, kind)
-        p, row = call("exp", _as(scores, kind) - _column(lse)), t.kept(grad)
+        t, kind, g = _ClassIds(targets, attrs), lse.dtype, as_dtype(g, lse.dtype)
+        p, row = call("exp", as_dtype(scores, kind) - _column(lse)), t.kept(grad)
         total = row
         if weight:
-            w = _as(weight[0], kind)
+            w = as_dtype(weight[0], kind)
             own = call("reshape", call("embedding", call("reshape", w, shape=(*w.shape, 1)), t.place), shape=row.shape)
             total = row * (own * (1.0 - t.smoothing) + call("mean", w, axes=(0,)) * t.smoothing)
         moved = _column(total) * p * g
-        grads: list = [None] * len(ins)
-        if needs[0]:
-            grads[0] = _as(moved, scores.dtype)
-        if needs[2]:
-            grads[2] = -call("sum", moved, axes=(-1,))
-        if needs[3]:
+
+        def of_grad():
             ones = call("full_like", grad, value=1.0)
-            unit = call("cross_entropy_backward", _as(scores, kind), targets, lse, ones, *weight, **attrs)
-            grads[3] = call("sum", unit * g, axes=(-1,))
-        if weight and needs[4]:
+            unit = call("cross_entropy_backward", as_dtype(scores, kind), targets, lse, ones, *weight, **attrs)
+            return call("sum", unit * g, axes=(-1,))
+
+        def of_weight():
             pull = call("sum", p * g, axes=(-1,))
             share = row * (pull - t.pick(g))
             whole = call("sum", row * pull, axes=None) - call("sum", _rows(_column(row) * g), axes=(0,))
-            grads[4] = _as(t.spread(share, weight[0]) + t.smooth(whole, weight[0].shape[0]), weight[0].dtype)
-        return tuple(grads)
+            return as_dtype(t.spread(share, weight[0]) + t.smooth(whole, weight[0].shape[0]), weight[0].dtype)
 
-    @staticmethod
+        dx, dlse = lambda: as_dtype(moved, scores.dtype), lambda: -call("sum", moved, axes=(-1,))
+        return wanted(needs, dx, lambda: None, dlse, of_grad, of_weight)
+
     def sample(rng):
         (scores, targets, *weight), attrs = CrossEntropy.sample(rng)
         return [scores, targets, np.log(np.exp(scores).sum(-1)), rng.normal(size=(2, 3)), *weight], attrs
 
 
-class _Targets:
+class _ClassIds:
     """Class ids [...]: masks of ignored rows, and gathers and scatters by class."""
 
     def __init__(self, targets, attrs):
@@ -172,10 +154,6 @@ class _Targets:
         return x * (self.smoothing / classes)
 
 
-def _as(x, kind):
-    return x if x.dtype is kind else call("cast", x, dtype=kind)
-
-
 def _column(row):
     return call("reshape", row, shape=(*row.shape, 1))
 
@@ -190,14 +168,8 @@ class _Binary(Loss):
 
     arity, saves, operands = 2, Saves(inputs=(0, 1)), ("x", "y")
     traits = Traits(elementwise=True, amp="f32")
-
-    @staticmethod
-    def infer(x, y):
-        return floating(broadcast(x, y))
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(6 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+    infer = lambda x, y: floating(broadcast(x, y))
+    cost = lambda ins, outs, attrs: Cost(6 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 @op("bce")
@@ -207,20 +179,16 @@ class BinaryCrossEntropy(_Binary):
     Gradients g·(p - y)/max(p(1 - p), 10⁻¹²) and g·(ln(1 - p) - ln p).
     """
 
-    @staticmethod
+    sample = lambda rng: ([rng.uniform(0.05, 0.95, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})
+
     def vjp(g, ins, outs, attrs, needs):
         p, y = ins
         dp = g * (p - y) / call("clamp", p * (1.0 - p), low=1e-12) if needs[0] else None
         return dp, g * (_log(1.0 - p) - _log(p)) if needs[1] else None
 
-    @staticmethod
     def expand(ins, attrs):
         p, y = ins
         return -(y * _log(p) + (1.0 - y) * _log(1.0 - p))
-
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(0.05, 0.95, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {}
 
 
 def _log(p):
@@ -235,17 +203,12 @@ class BinaryCrossEntropyWithLogits(_Binary):
     """max(x, 0) - x·y + log1p(e^-|x|): the same of p = σ(x), for scores x; gradients g·(σ(x) - y) and -g·x."""
 
     traits = Traits(applies="sigmoid")
+    sample = lambda rng: ([rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {})
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, y = ins
         return g * (call("sigmoid", x) - y) if needs[0] else None, -(g * x) if needs[1] else None
 
-    @staticmethod
     def expand(ins, attrs):
         x, y = ins
         return call("relu", x) - x * y + call("log1p", call("exp", -call("abs", x)))
-
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(-4, 4, (3, 1, 4)), rng.uniform(0, 1, (5, 4))], {}

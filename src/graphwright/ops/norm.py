@@ -16,11 +16,11 @@ from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import Atom, AxesUse, Correction, Dims, along_axis, axis_of, product, size
-from graphwright.ops.call import call
+from graphwright.ops.call import as_dtype, call
 from graphwright.ops.conv import grouped_channels
 from graphwright.ops.onnx import OnnxUse, WholeNode, all_float32, numpy_dtype
-from graphwright.ops.registry import Cost, Saves, Traits, op
-from graphwright.ops.rules import floating, one_dtype
+from graphwright.ops.registry import Cost, Row, Saves, Traits, op
+from graphwright.ops.rules import floating, one_dtype, wanted
 
 
 def _wide(*values: Any) -> list[Any]:
@@ -30,10 +30,7 @@ def _wide(*values: Any) -> list[Any]:
 
 def _narrow(grads, ins):
     """Cast gradients to the dtypes of the operands."""
-    return tuple(
-        g if g is None or g.dtype is x.dtype else call("cast", g, dtype=x.dtype)
-        for g, x in zip(grads, ins, strict=True)
-    )
+    return tuple(None if g is None else as_dtype(g, x.dtype) for g, x in zip(grads, ins, strict=True))
 
 
 def _sum(x, axes):
@@ -75,26 +72,15 @@ def _affine(unit, scale):
 
 
 def _check_scale(x: Spec, shape: tuple, scale: tuple[Spec, ...]) -> Spec:
-    one_dtype(x, *scale)
     for spec in scale:
         if spec.shape != shape:
             raise ShapeError("weight and bias must have the normalised shape", expected=shape, got=spec)
-    return floating(x)
+    return floating(one_dtype(x, *scale))
 
 
-def _cost(ins, outs, attrs):
-    return Cost(8 * outs[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
-
-
-def _batch_norm_axes(u: AxesUse) -> Sequence[Dims]:
-    """Every table is of channels, each by itself."""
-    x = u.ins[0]
-    u.kind(x[1], "channels")
-    for table in u.ins[1:]:
-        u.same(x[1], table[0])
-    for term in (x[0], *x[2:]) if len(u.shapes) > 1 else ():
-        u.mixed(term, "normalises over it")
-    return [x, *((x[1],) for _ in u.shapes[1:])]
+class _Norm(Row):
+    traits = Traits(normalises=True, amp="inner")
+    cost = lambda ins, outs, attrs: Cost(8 * outs[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
 
 def _emit_norm(name: str, x: str, over: object, scale: Sequence[str], a: Mapping[str, Any]) -> str:
@@ -109,7 +95,7 @@ def _rms_node(u: OnnxUse) -> str:
 
 
 @op("rms_norm")
-class RmsNorm:
+class RmsNorm(_Norm):
     """x / √(mean(x², -1) + eps) · w; statistics in float32 or wider (Zhang and Sennrich 2019, eq. 4).
 
     The quotient is cast to the dtype of x before it is scaled, as Llama does, or after (`cast_before_scale=False`);
@@ -117,20 +103,15 @@ class RmsNorm:
     dx = r(u - x̂·mean(u·x̂)), dw = Σ g·x̂.
     """
 
-    onnx_23 = WholeNode(all_float32, _rms_node)
-    arity, saves, traits, cost = 2, Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner"), _cost
+    arity, saves, vm, onnx_23 = 2, Saves(inputs=(0, 1)), forms.RMS_NORM, WholeNode(all_float32, _rms_node)
     attrs = {"eps": 1e-6, "unit_offset": False, "cast_before_scale": True}
-    vm = forms.RMS_NORM
 
-    @staticmethod
     def infer(x, w, eps, unit_offset, cast_before_scale):
-        one_dtype(x, w)
-        floating(x)
+        floating(one_dtype(x, w))
         if w.shape != x.shape[-1:]:
             raise ShapeError("the weight must have the size of the last axis", expected=x.shape[-1:], got=w)
         return x
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, w, g = _wide(*ins, g)
         r = call("rsqrt", _mean(x * x, (-1,)) + attrs["eps"])
@@ -140,24 +121,19 @@ class RmsNorm:
         dw = _sum(g * unit, tuple(range(len(x.shape) - 1))) if needs[1] else None
         return _narrow((dx, dw), ins)
 
-    @staticmethod
     def expand(ins, attrs):
-        (x,) = _wide(ins[0])
+        (x,), w = _wide(ins[0]), ins[1]
         unit = x * call("rsqrt", _mean(x * x, (-1,)) + attrs["eps"])
-        w = ins[1]
         if attrs["cast_before_scale"]:
-            (unit,) = _narrow((unit,), ins[:1])
+            unit = as_dtype(unit, w.dtype)
         else:
             (w,) = _wide(w)
-        (y,) = _narrow((unit * (1.0 + w if attrs["unit_offset"] else w),), ins[:1])
-        return y
+        return as_dtype(unit * (1.0 + w if attrs["unit_offset"] else w), ins[0].dtype)
 
-    @staticmethod
     def sample(rng):
         options = {"unit_offset": bool(rng.random() < 0.5), "cast_before_scale": bool(rng.random() < 0.5)}
         return [rng.normal(size=(2, 3, 5)), rng.normal(size=5)], {"eps": 1e-5, **options}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, w = u.ins
         u.same(x[-1], w[0])
@@ -166,7 +142,6 @@ class RmsNorm:
         u.corrections.append(Correction(x[-1], 1, "eps", 1.0 if u.attrs["unit_offset"] else 0.0))
         return [x]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         x, w = u.names
         size = len(u.ins[0].shape) - 1
@@ -174,7 +149,6 @@ class RmsNorm:
                                         u.scalar(u.attrs["eps"]))))  # fmt: skip
         return u("Mul", unit, u("Add", w, u.scalar(1.0)) if u.attrs["unit_offset"] else w)
 
-    @staticmethod
     def emit(i, a):
         x, w = i
         offset = " + 1.0" if a["unit_offset"] else ""
@@ -184,46 +158,34 @@ class RmsNorm:
 
 
 @op("layer_norm")
-class LayerNorm:
+class LayerNorm(_Norm):
     """x̂·w + b over the last `rank` axes (Ba et al. 2016); w and b have their shape; b or both may be left out."""
 
-    arity, attrs, cost = (1, 3), {"rank": 1, "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
-    vm = forms.LAYER_NORM
+    arity, attrs, saves, vm = (1, 3), {"rank": 1, "eps": 1e-5}, Saves(inputs=(0, 1)), forms.LAYER_NORM
+    emit = lambda i, a: _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
 
-    @staticmethod
     def infer(x, *scale, rank, eps):
         if not 1 <= rank <= len(x.shape):
             raise ShapeError("rank exceeds the number of axes", expected=f"1 to {len(x.shape)}", got=rank)
         return _check_scale(x, x.shape[-rank:], scale)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         x, g, *scale = _wide(ins[0], g, *ins[1:])
-        axes = tuple(range(-attrs["rank"], 0))
-        lead = tuple(range(len(x.shape) - attrs["rank"]))
+        axes, lead = tuple(range(-attrs["rank"], 0)), tuple(range(len(x.shape) - attrs["rank"]))
         unit, r = _standard(x, axes, attrs["eps"])
-        grads = [_through(g * scale[0] if scale else g, unit, r, axes) if needs[0] else None]
-        if len(needs) > 1:
-            grads.append(_sum(g * unit, lead) if needs[1] else None)
-        if len(needs) > 2:
-            grads.append(_sum(g, lead) if needs[2] else None)
-        return _narrow(grads, ins)
+        dx = lambda: _through(g * scale[0] if scale else g, unit, r, axes)
+        return _narrow(wanted(needs, dx, lambda: _sum(g * unit, lead), lambda: _sum(g, lead)), ins)
 
-    @staticmethod
     def expand(ins, attrs):
         x, *scale = _wide(*ins)
         unit, _ = _standard(x, tuple(range(-attrs["rank"], 0)), attrs["eps"])
-        (y,) = _narrow((_affine(unit, scale),), ins[:1])
-        return y
+        return as_dtype(_affine(unit, scale), ins[0].dtype)
 
-    @staticmethod
     def sample(rng):
         rank = int(rng.integers(1, 3))
         shape = (2, 3, 5)
         return [rng.normal(size=s) for s in (shape, shape[-rank:], shape[-rank:])][: rng.integers(1, 4)], {"rank": rank}
 
-    @staticmethod
     def axes(u: AxesUse):
         x, rank = u.ins[0], u.attrs["rank"]
         for scale in u.ins[1:]:
@@ -234,16 +196,11 @@ class LayerNorm:
             u.kind(term, "channels")
         return [x]
 
-    @staticmethod
     def onnx(u: OnnxUse):
         rank, shape = u.attrs["rank"], u.ins[0].shape
         ones = np.ones(tuple(int(d) for d in shape[-rank:]), numpy_dtype(u.ins[0].dtype))
         scale = u.names[1:] or (u.nodes.constant(ones),)
         return u("LayerNormalization", u.names[0], *scale, axis=-rank, epsilon=u.attrs["eps"])
-
-    @staticmethod
-    def emit(i, a):
-        return _emit_norm("F.layer_norm", i[0], f"{i[0]}.shape[-{a['rank']}:]", i[1:], a)
 
 
 def _by_channel(w, rank: int, groups: int | None = None):
@@ -253,55 +210,44 @@ def _by_channel(w, rank: int, groups: int | None = None):
 
 
 @op("group_norm")
-class GroupNorm:
+class GroupNorm(_Norm):
     """x̂·w + b of x [N, C, ...] over each of `groups` runs of channels and all positions; w, b [C] may be left out.
 
     With one group a layer norm over all but N, with C groups an instance norm (Wu and He 2018).
     """
 
-    arity, attrs, cost = (1, 3), {"groups": ..., "eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1)), Traits(normalises=True, amp="inner")
+    arity, attrs, saves = (1, 3), {"groups": ..., "eps": 1e-5}, Saves(inputs=(0, 1))
+    emit = lambda i, a: _emit_norm("F.group_norm", i[0], a["groups"], i[1:], a)
 
-    @staticmethod
     def infer(x, *scale, groups, eps):
         if len(x.shape) < 2 or not isinstance(x.shape[1], int) or groups < 1 or x.shape[1] % groups:
             raise ShapeError("the channels of x [N, C, ...] do not divide into the groups", expected=groups, got=x)
         return _check_scale(x, x.shape[1:2], scale)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
-        groups, rank = attrs["groups"], len(ins[0].shape)
-        size = ins[0].shape[1] // groups
+        groups, rank, shape = attrs["groups"], len(ins[0].shape), ins[0].shape
         x, g, *scale = _wide(ins[0], g, *ins[1:])
-        x, g = (call("unflatten", t, axis=1, sizes=(groups, size)) for t in (x, g))
+        x, g = (call("unflatten", t, axis=1, sizes=(groups, shape[1] // groups)) for t in (x, g))
         axes, channel = tuple(range(2, rank + 1)), (0, *range(3, rank + 1))
         unit, r = _standard(x, axes, attrs["eps"])
-        grads = [None] * len(needs)
-        if needs[0]:
-            dx = _through(g * _by_channel(scale[0], rank, groups) if scale else g, unit, r, axes)
-            grads[0] = call("flatten", dx, start=1, end=2)
-        for place, term in ((1, g * unit), (2, g)):
-            if len(needs) > place and needs[place]:
-                grads[place] = call("reshape", _sum(term, channel), shape=ins[place].shape)
-        return _narrow(grads, ins)
+        u = lambda: g * _by_channel(scale[0], rank, groups) if scale else g
+        dx = lambda: call("flatten", _through(u(), unit, r, axes), start=1, end=2)
+        per_channel = lambda term: call("reshape", _sum(term, channel), shape=shape[1:2])
+        return _narrow(wanted(needs, dx, lambda: per_channel(g * unit), lambda: per_channel(g)), ins)
 
-    @staticmethod
     def expand(ins, attrs):
         x, *scale = _wide(*ins)
         rank, groups = len(x.shape), attrs["groups"]
         x = call("unflatten", x, axis=1, sizes=(groups, x.shape[1] // groups))
         unit, _ = _standard(x, tuple(range(2, rank + 1)), attrs["eps"])
         unit = call("flatten", unit, start=1, end=2)
-        (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in scale]),), ins[:1])
-        return y
+        return as_dtype(_affine(unit, [_by_channel(s, rank) for s in scale]), ins[0].dtype)
 
-    @staticmethod
     def sample(rng):
         shape = [(2, 6, 3), (2, 6), (3, 6, 2, 2)][rng.integers(3)]
         groups = int(rng.choice((1, 2, 3) if len(shape) == 2 else (1, 2, 3, 6)))
         return [rng.normal(size=s) for s in (shape, (6,), (6,))][: rng.integers(1, 4)], {"groups": groups}
 
-    @staticmethod
     def axes(u: AxesUse):
         x = u.ins[0]
         groups, inner = Atom(u.attrs["groups"]), Atom(int(size(x[1])) // u.attrs["groups"])
@@ -314,9 +260,20 @@ class GroupNorm:
             u.same(x[1], scale[0])
         return [x]
 
-    @staticmethod
-    def emit(i, a):
-        return _emit_norm("F.group_norm", i[0], a["groups"], i[1:], a)
+
+class _ChannelNorm(_Norm):
+    """A norm per channel of x [N, C, ...]; mean and variance are operands 1 and 2."""
+
+    arity = 3, 5
+
+    def axes(u: AxesUse) -> Sequence[Dims]:
+        x = u.ins[0]
+        u.kind(x[1], "channels")
+        for table in u.ins[1:]:
+            u.same(x[1], table[0])
+        for term in (x[0], *x[2:]) if len(u.shapes) > 1 else ():
+            u.mixed(term, "normalises over it")
+        return [x, *((x[1],) for _ in u.shapes[1:])]
 
 
 def _channels(x: Spec, statistics: tuple[Spec, Spec], scale: tuple[Spec, ...]) -> None:
@@ -337,49 +294,34 @@ def _normed_sample(rng: np.random.Generator) -> list:
 
 
 @op("batch_norm")
-class BatchNorm:
+class BatchNorm(_ChannelNorm):
     """(x - mean)/√(var + eps)·w + b per channel of x [N, C, ...] with given mean and var [C]: evaluation.
 
     Mean and variance may have another floating dtype; w and b [C] may be left out. dx = u·r, and so on for the others.
     """
 
-    arity, attrs, cost = (3, 5), {"eps": 1e-5}, _cost
-    saves, traits = Saves(inputs=(0, 1, 2, 3)), Traits(normalises=True, amp="inner", fixed=(1, 2))
-    axes = _batch_norm_axes
+    attrs, saves, traits = {"eps": 1e-5}, Saves(inputs=(0, 1, 2, 3)), Traits(fixed=(1, 2))
+    sample = lambda rng: (_normed_sample(rng), {"eps": 1e-3})
+    emit = lambda i, a: _emit_norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a)
 
-    @staticmethod
     def infer(x, mean, var, *scale, eps):
         _channels(x, (mean, var), scale)
         return x
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         rank = len(ins[0].shape)
         x, mean, var, g, *scale = _wide(*ins[:3], g, *ins[3:])
         others = (0, *range(2, rank))
         apart, r = x - _by_channel(mean, rank), call("rsqrt", _by_channel(var, rank) + attrs["eps"])
         u = (g * _by_channel(scale[0], rank) if scale else g) * r
-        grads = [u if needs[0] else None]
-        grads.append(-_sum(u, others) if needs[1] else None)
-        grads.append(_sum(u * apart * (r * r), others) * -0.5 if needs[2] else None)
-        if len(needs) > 3:
-            grads.append(_sum(g * (apart * r), others) if needs[3] else None)
-        if len(needs) > 4:
-            grads.append(_sum(g, others) if needs[4] else None)
-        return _narrow(grads, ins)
+        statistics = (lambda: -_sum(u, others), lambda: _sum(u * apart * (r * r), others) * -0.5)
+        affine = (lambda: _sum(g * (apart * r), others), lambda: _sum(g, others))
+        return _narrow(wanted(needs, lambda: u, *statistics, *affine), ins)
 
-    @staticmethod
     def expand(ins, attrs):
         x, mean, var, *scale = (v if i == 0 else _by_channel(v, len(ins[0].shape)) for i, v in enumerate(_wide(*ins)))
-        unit = (x - mean) * call("rsqrt", var + attrs["eps"])
-        (y,) = _narrow((_affine(unit, scale),), ins[:1])
-        return y
+        return as_dtype(_affine((x - mean) * call("rsqrt", var + attrs["eps"]), scale), ins[0].dtype)
 
-    @staticmethod
-    def sample(rng):
-        return _normed_sample(rng), {"eps": 1e-3}
-
-    @staticmethod
     def onnx(u: OnnxUse):
         x, mean, var, *scale = u.names
         zero, one = (u.nodes.constant(np.full(u.ins[1].sizes, v, numpy_dtype(u.ins[0].dtype))) for v in (0, 1))
@@ -387,38 +329,29 @@ class BatchNorm:
         mean, var = (u.cast(n, u.ins[0].dtype) for n in (mean, var))
         return u("BatchNormalization", x, w, b, mean, var, epsilon=u.attrs["eps"])
 
-    @staticmethod
-    def emit(i, a):
-        return _emit_norm("F.batch_norm", ", ".join(i[:2]), i[2], i[3:], a)
-
 
 @op("batch_norm_train")
-class BatchNormTrain:
+class BatchNormTrain(_ChannelNorm):
     """x̂·w + b over N and the positions of x [N, C, ...], and the running mean and variance [C] after this batch.
 
     Operands x, running mean, running variance and, if there are, w and b. The running ones move by `momentum` towards
     the batch's mean and its variance with n - 1 (Ioffe and Szegedy 2015, algorithms 1 and 2).
     """
 
-    arity, attrs, cost = (3, 5), {"momentum": 0.1, "eps": 1e-5}, _cost
-    saves, traits = (
-        Saves(inputs=(0, 3, 4)),
-        Traits(normalises=True, batch_statistics=True, amp="inner", fixed=(1, 2)),
-    )  # 1 and 2 are written before backward
-    axes = _batch_norm_axes
+    attrs, traits = {"momentum": 0.1, "eps": 1e-5}, Traits(batch_statistics=True, fixed=(1, 2))
+    saves = Saves(inputs=(0, 3, 4))  # 1 and 2 are written before backward
     why = {
         "onnx": "an exported graph carries no state from run to run",
         "emit": "statistics of a batch are not part of an exported model",
     }
+    sample = lambda rng: (_normed_sample(rng), {"momentum": 0.3})
 
-    @staticmethod
     def infer(x, mean, var, *scale, momentum, eps):
         _channels(x, (mean, var), scale)
         if not x.symbolic and x.size <= x.sizes[1]:
             raise ShapeError("the variance of a batch needs more than one value per channel", got=x)
         return x, mean, var
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         rank, momentum, (gy, g_mean, g_var) = len(ins[0].shape), attrs["momentum"], g
         x, *scale = _wide(ins[0], *ins[3:])
@@ -450,31 +383,22 @@ class BatchNormTrain:
             grads[place] = call("full_like", ins[place] if place not in (1, 2) else _sum(x, axes), value=0.0)
         return _narrow([d if need else None for d, need in zip(grads, needs, strict=True)], ins)
 
-    @staticmethod
     def expand(ins, attrs):
         (x,), rank, momentum = _wide(ins[0]), len(ins[0].shape), attrs["momentum"]
         axes = (0, *range(2, rank))
         unit, _ = _standard(x, axes, attrs["eps"])
-        (y,) = _narrow((_affine(unit, [_by_channel(s, rank) for s in _wide(*ins[3:])]),), ins[:1])
+        y = as_dtype(_affine(unit, [_by_channel(s, rank) for s in _wide(*ins[3:])]), ins[0].dtype)
         mean = call("mean", x, axes=axes)
         apart = x - _by_channel(mean, rank)
         var = _sum(apart * apart, axes) / _count(x, axes, less=1)
-        moved = [
-            old * (1.0 - momentum) + new * momentum for old, new in zip(_wide(*ins[1:3]), (mean, var), strict=True)
-        ]
+        old = _wide(*ins[1:3])
+        moved = [a * (1.0 - momentum) + b * momentum for a, b in zip(old, (mean, var), strict=True)]
         return y, *_narrow(moved, ins[1:3])
 
-    @staticmethod
-    def sample(rng):
-        return _normed_sample(rng), {"momentum": 0.3}
 
-
-class _AlongAxis:
+class _AlongAxis(Row):
     infer, saves = floating, Saves(outputs=(0,))
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(5 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
+    cost = lambda ins, outs, attrs: Cost(5 * outs[0].size, sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 @op("softmax")
@@ -486,10 +410,8 @@ class Softmax(_AlongAxis):
     """
 
     arity, attrs, traits = (1, 2), {"axis": -1}, Traits(normalises=True, amp="f32", fixed=(1,))
-    axes = along_axis("takes a softmax over it")
-    vm = forms.SOFTMAX
+    axes, vm = along_axis("takes a softmax over it"), forms.SOFTMAX
 
-    @staticmethod
     def infer(x, mask=None, *, axis):
         axis_of(axis, len(x.shape))
         if mask is not None and mask.dtype is not bool_:
@@ -498,19 +420,16 @@ class Softmax(_AlongAxis):
             raise ShapeError("the mask must broadcast to the operand", expected=x, got=mask)
         return floating(x)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         y = outs[0]
-        return (y * (g - call("sum", g * y, axes=(attrs["axis"],), keepdims=True)), *(None for _ in ins[1:]))
+        return (y * (g - call("sum", g * y, axes=(attrs["axis"],), keepdims=True)),)
 
-    @staticmethod
     def sample(rng):
         x = rng.normal(size=(2, 3, 5))
         mask = rng.random((3, 5)) < 0.6
         mask[1] = False
         return [x, mask][: rng.integers(1, 3)], {"axis": int(rng.integers(-3, 3))}
 
-    @staticmethod
     def expand(ins, attrs):
         x, over = ins[0], {"axes": (attrs["axis"],), "keepdims": True}
         if len(ins) == 1:
@@ -524,7 +443,6 @@ class Softmax(_AlongAxis):
         total = call("sum", e, **over)
         return e / call("where", call("eq", total, 0.0), call("full_like", total, value=1.0), total)
 
-    @staticmethod
     def onnx(u: OnnxUse):
         if len(u.names) == 1:
             return u("Softmax", u.names[0], axis=u.attrs["axis"])
@@ -532,7 +450,6 @@ class Softmax(_AlongAxis):
         low = u.scalar(float(np.finfo(numpy_dtype(u.ins[0].dtype)).min) / 2)  # -∞ in a row without a key would give NaN
         return u("Where", mask, u("Softmax", u("Where", mask, x, low), axis=u.attrs["axis"]), u.scalar(0.0))
 
-    @staticmethod
     def emit(i, a):
         if len(i) == 1:
             return f"{i[0]}.softmax({a['axis']})"
@@ -546,24 +463,13 @@ class LogSoftmax(_AlongAxis):
     arity, attrs, traits = 1, {"axis": -1}, Traits(amp="f32")
     axes = along_axis("takes a softmax over it")
     emit = "{0}.log_softmax({axis})"
+    sample = lambda rng: ([rng.normal(size=(2, 3, 5))], {"axis": int(rng.integers(-3, 3))})
+    expand = lambda ins, attrs: ins[0] - call("logsumexp", ins[0], axes=(attrs["axis"],), keepdims=True)
+    onnx = lambda u: u("LogSoftmax", u.names[0], axis=u.attrs["axis"])
 
-    @staticmethod
     def infer(x, axis):
         axis_of(axis, len(x.shape))
         return floating(x)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (g - call("exp", outs[0]) * call("sum", g, axes=(attrs["axis"],), keepdims=True),)
-
-    @staticmethod
-    def sample(rng):
-        return [rng.normal(size=(2, 3, 5))], {"axis": int(rng.integers(-3, 3))}
-
-    @staticmethod
-    def expand(ins, attrs):
-        return ins[0] - call("logsumexp", ins[0], axes=(attrs["axis"],), keepdims=True)
-
-    @staticmethod
-    def onnx(u: OnnxUse):
-        return u("LogSoftmax", u.names[0], axis=u.attrs["axis"])

@@ -7,13 +7,16 @@ gradients. No gradient flows through a step.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
 import numpy as np
 
 from graphwright.array.dtype import float32, float64
 from graphwright.array.spec import Spec
 from graphwright.array.vm.encode import updates as forms
 from graphwright.errors import DTypeError, ShapeError
-from graphwright.ops.registry import Cost, Traits, op
+from graphwright.ops.registry import Attrs, Cost, Traits, op
 from graphwright.ops.rules import Update
 
 _COUNT = Spec((), float32)
@@ -29,14 +32,18 @@ def columns(ins, width: int, first: int = 2):
 
 
 class _Step(Update):
-    """Shared cells of optimizer steps; `moments(attrs)` is the number of moment columns."""
+    """Shared cells of optimizer steps.
 
-    arity = 5, None
-    traits = Traits(carried=True)
+    Attributes:
+        moments: attributes -> number of moment columns.
+        choices: attribute -> values in samples.
+        shapes: of the parameters in samples.
+    """
 
-    @staticmethod
-    def moments(attrs) -> int:
-        raise NotImplementedError
+    arity, traits = (5, None), Traits(carried=True)
+    moments: Callable[[Attrs], int] = lambda attrs: 1
+    choices: Mapping[str, Sequence[Any]] = {"weight_decay": (0.0, 0.1), "maximize": (False, True)}
+    shapes: Sequence[tuple[int, ...]] = ((3, 4), (5,), (1,))
 
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
@@ -45,9 +52,8 @@ class _Step(Update):
         grads, params, *moments, steps = columns(members, 3 + cls.moments(attrs), 0)
         for i, spec in enumerate(params):
             if spec.dtype is not params[0].dtype or not spec.dtype.is_float or spec.dtype.is_low:
-                raise DTypeError(
-                    "parameters of one step must all be float32 or all be float64", got=f"{params[0]}, {spec}"
-                )
+                what = "parameters of one step must all be float32 or all be float64"
+                raise DTypeError(what, got=f"{params[0]}, {spec}")
             for name, other in (("gradient", grads[i]), *(("moment", m[i]) for m in moments)):
                 if other != spec:
                     raise ShapeError(f"a {name} must have the spec of its parameter", expected=spec, got=other)
@@ -55,13 +61,17 @@ class _Step(Update):
                 raise ShapeError("a step count must be a float32 scalar", got=steps[i])
         return members[len(grads) :]
 
-    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(4 * sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
     @classmethod
-    def _draw(cls, rng, attrs, shapes=((3, 4), (5,), (1,))):
-        shapes = shapes[: rng.integers(1, 4)]
+    def sample(cls, rng):
+        return cls._draw(rng)
+
+    @classmethod
+    def _draw(cls, rng, **given):
+        drawn = {name: values[rng.integers(len(values))] for name, values in cls.choices.items()}
+        attrs, shapes = {**cls.attrs, **drawn, **given}, cls.shapes[: rng.integers(1, 4)]
         grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
         moments = [0.1 + rng.random(s) for _ in range(cls.moments(attrs)) for s in shapes]
         steps = [np.float32(rng.integers(0, 4)) for _ in shapes]
@@ -71,15 +81,8 @@ class _Step(Update):
 
 class _Adam(_Step):
     attrs = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "maximize": False}
-
-    @staticmethod
-    def moments(attrs) -> int:
-        return 3 if attrs["amsgrad"] else 2
-
-    @classmethod
-    def sample(cls, rng):
-        flags = {name: bool(rng.integers(2)) for name in ("amsgrad", "maximize")}
-        return cls._draw(rng, {**cls.attrs, **flags, "weight_decay": float(rng.choice([0.0, 0.1]))})
+    moments = lambda attrs: 3 if attrs["amsgrad"] else 2
+    choices = {**_Step.choices, "amsgrad": (False, True)}
 
 
 @op("adam_step")
@@ -97,8 +100,7 @@ class AdamStep(_Adam):
 class AdamWStep(_Adam):
     """As adam_step, with the decay apart from the gradient: θ ← θ(1 - lr·λ) first. Loshchilov and Hutter 2019."""
 
-    attrs = {**_Adam.attrs, "weight_decay": 0.01}
-    vm = forms.ADAMW
+    attrs, vm = {**_Adam.attrs, "weight_decay": 0.01}, forms.ADAMW
 
 
 @op("sgd_step")
@@ -110,17 +112,12 @@ class SgdStep(_Step):
 
     attrs = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "maximize": False}
     vm = forms.SGD
-
-    @staticmethod
-    def moments(attrs) -> int:
-        return 1 if attrs["momentum"] else 0
+    moments = lambda attrs: 1 if attrs["momentum"] else 0
 
     @classmethod
     def sample(cls, rng):
         momentum, dampening, nesterov = [(0.0, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)][rng.integers(3)]
-        attrs = {"momentum": momentum, "dampening": dampening, "nesterov": nesterov}
-        decay, maximize = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
-        return cls._draw(rng, {**attrs, "weight_decay": decay, "maximize": maximize})
+        return cls._draw(rng, momentum=momentum, dampening=dampening, nesterov=nesterov)
 
 
 @op("rmsprop_step")
@@ -131,25 +128,14 @@ class RmspropStep(_Step):
     momentum is not 0, then a if centered.
     """
 
-    attrs = {
-        "alpha": 0.99,
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "momentum": 0.0,
-        "centered": False,
-        "maximize": False,
-    }
+    attrs = {"alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0, "centered": False, "maximize": False}
     vm = forms.RMSPROP
-
-    @staticmethod
-    def moments(attrs) -> int:
-        return 1 + bool(attrs["momentum"]) + attrs["centered"]
+    moments = lambda attrs: 1 + bool(attrs["momentum"]) + attrs["centered"]
+    choices = {**_Step.choices, "centered": (False, True), "momentum": (0.0, 0.9)}
 
     @classmethod
     def sample(cls, rng):
-        attrs = {name: bool(rng.integers(2)) for name in ("centered", "maximize")}
-        attrs |= {"momentum": float(rng.choice([0.0, 0.9])), "weight_decay": float(rng.choice([0.0, 0.1]))}
-        operands, attrs = cls._draw(rng, {**cls.attrs, **attrs})
+        operands, attrs = super().sample(rng)
         if attrs["centered"]:  # a² is at most v of the same gradients
             n = (len(operands) - 2) // (3 + cls.moments(attrs))
             place = len(operands) - 2 * n
@@ -164,15 +150,6 @@ class LionStep(_Step):
     attrs = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "maximize": False}
     vm = forms.LION
 
-    @staticmethod
-    def moments(attrs) -> int:
-        return 1
-
-    @classmethod
-    def sample(cls, rng):
-        decay, maximize = float(rng.choice([0.0, 0.1])), bool(rng.integers(2))
-        return cls._draw(rng, {**cls.attrs, "weight_decay": decay, "maximize": maximize})
-
 
 @op("muon_step")
 class MuonStep(_Step):
@@ -183,47 +160,29 @@ class MuonStep(_Step):
     Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, equation 4.
     """
 
-    attrs = {
-        "momentum": 0.95,
-        "nesterov": True,
-        "iterations": 5,
-        "eps": 1e-7,
-        "weight_decay": 0.1,
-        "adjust": "original",
-        "maximize": False,
-    }
+    attrs = dict(
+        momentum=0.95, nesterov=True, iterations=5, eps=1e-7, weight_decay=0.1, adjust="original", maximize=False
+    )
     vm = forms.MUON
-
-    @staticmethod
-    def moments(attrs) -> int:
-        return 1
+    choices = {**_Step.choices, "nesterov": (False, True), "adjust": MUON_ADJUST}
+    shapes = (3, 4), (5, 2), (1, 3)
 
     @classmethod
     def infer(cls, lr, found, *members, **attrs):
         results = super().infer(lr, found, *members, **attrs)
         for spec in columns(members, 4, 0)[1]:
             if len(spec.shape) != 2:
-                raise ShapeError(
-                    "Muon takes matrices only", expected="[r, c]", got=spec, fix="use AdamW for this parameter"
-                )
+                fix = "use AdamW for this parameter"
+                raise ShapeError("Muon takes matrices only", expected="[r, c]", got=spec, fix=fix)
         return results
-
-    @classmethod
-    def sample(cls, rng):
-        attrs = {name: bool(rng.integers(2)) for name in ("nesterov", "maximize")}
-        attrs |= {"weight_decay": float(rng.choice([0.0, 0.1])), "adjust": str(rng.choice(MUON_ADJUST))}
-        return cls._draw(rng, {**cls.attrs, **attrs}, [(3, 4), (5, 2), (1, 3)])
 
 
 @op("ema_step")
 class EmaStep(Update):
     """target ← target + τ(source - target): operands τ (0-d float64), sources, targets; results the targets."""
 
-    arity = 3, None
-    traits = Traits(carried=True)
-    vm = forms.EMA
+    arity, traits, vm = (3, None), Traits(carried=True), forms.EMA
 
-    @staticmethod
     def infer(tau, *members):
         if tau != Spec((), float64):
             raise DTypeError("tau must be a float64 scalar", got=tau)
@@ -235,7 +194,6 @@ class EmaStep(Update):
                 raise DTypeError("only floating values can be averaged", got=target)
         return targets
 
-    @staticmethod
     def sample(rng):
         shapes = [(3, 4), (5,), (1,)][: rng.integers(1, 4)]
         return [np.float64(0.1), *(rng.normal(size=s) for _ in range(2) for s in shapes)], {}
@@ -248,10 +206,8 @@ class UnscaleCheck(Update):
     Operands: inverse scale (0-d float32), found (0-d float32), gradients of one dtype; results: found, gradients.
     """
 
-    arity = 3, None
-    traits = Traits(carried=True)
+    arity, traits = (3, None), Traits(carried=True)
 
-    @staticmethod
     def infer(inverse, found, *grads):
         if inverse != _COUNT or found != _COUNT:
             raise DTypeError("inverse scale and found must be float32 scalars", got=f"{inverse}, {found}")
@@ -259,7 +215,6 @@ class UnscaleCheck(Update):
             raise DTypeError("gradients of one call must share a floating dtype", got=", ".join(map(repr, grads)))
         return found, *grads
 
-    @staticmethod
     def sample(rng):
         grads = [rng.normal(size=s) for s in [(3, 4), (5,), (1,)][: rng.integers(1, 4)]]
         if rng.integers(2):

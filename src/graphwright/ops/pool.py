@@ -5,8 +5,7 @@ Averages and interpolations are linear: each has its transpose beside it, and th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -21,21 +20,23 @@ from graphwright.ops.call import call
 from graphwright.ops.conv import each
 from graphwright.ops.emit import Emit
 from graphwright.ops.onnx import OnnxRow, OnnxUse
-from graphwright.ops.registry import Cost, Saves, Traits, op
+from graphwright.ops.registry import Cost, Row, Saves, Traits, op
 from graphwright.ops.rules import Backward, floating
 
-_ROW_MAJOR = Traits(contiguous=(0,))
+
+class _PoolOp(Row):
+    arity, traits = 1, Traits(contiguous=(0,))
 
 
-def _window(x: Spec, kernel: Any, attrs: Any) -> tuple[Spec, Window]:
-    """The spec with one entry per window over the trailing axes, and the windows."""
+def _windows(x: Spec, kernel: Any, attrs: Any) -> Spec:
+    """The spec with one entry per window over the trailing axes."""
     rule, rank = Window.of(kernel, attrs), len(kernel)
     if rank > 2 or len(floating(x).shape) < rank:
         raise ShapeError("pooling takes one or two trailing spatial axes", expected=f"[..., {rank} axes]", got=x)
     if any(2 * p > e for p, e in zip(rule.padding, rule.extent, strict=True)):
         raise ShapeError("padding must be at most half of the window", expected=rule.extent, got=rule.padding)
     at = len(x.shape) - rank
-    return Spec((*x.shape[:at], *rule.counts(x.shape[at:])), x.dtype), rule
+    return Spec((*x.shape[:at], *rule.counts(x.shape[at:])), x.dtype)
 
 
 def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
@@ -46,8 +47,9 @@ def _resized(x: Spec, sizes: tuple[int, ...]) -> Spec:
     return Spec((*x.shape[:at], *sizes), x.dtype)
 
 
-def _flat(t: Any, rank: int) -> Any:
-    return call("flatten", t, start=-rank, end=-1)
+def _back(op: str, g: Any, ins: Any, attrs: Mapping[str, Any]) -> tuple:
+    """The gradient by the transposed op, whose trailing sizes are those of the operand."""
+    return (call(op, g, **{**attrs, "sizes": trailing(ins[0].shape, len(attrs["sizes"]))}),)
 
 
 def _sample(rng, **more):
@@ -76,60 +78,51 @@ def _emit_pool(name: str, *given: str) -> Emit:
 def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
     def row(u: OnnxUse) -> str:
         rank = len(u.attrs["kernel"])
-        x, folded = _planes(u, rank)
         stride = u.attrs["stride"] if u.attrs["stride"] is not None else u.attrs["kernel"]
-        more = {name: int(u.attrs[name]) for name in extra if name != "dilation"}
-        more |= {"dilations": each(u.attrs["dilation"], rank)} if "dilation" in extra else {}
-        y = u(kind, x, kernel_shape=list(u.attrs["kernel"]), strides=each(stride, rank),
-              pads=each(u.attrs["padding"], rank) * 2, **more)  # fmt: skip
-        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+        options: dict[str, Any] = {"kernel_shape": list(u.attrs["kernel"]), "strides": each(stride, rank)}
+        options["pads"] = each(u.attrs["padding"], rank) * 2
+        options |= {name: int(u.attrs[name]) for name in extra if name != "dilation"}
+        options |= {"dilations": each(u.attrs["dilation"], rank)} if "dilation" in extra else {}
+        return _on_planes(u, rank, lambda x: u(kind, x, **options))
 
     return row
 
 
-def _planes(u: OnnxUse, rank: int) -> tuple[str, bool]:
-    """The operand as [N, C, ...], and whether it had another rank."""
+def _on_planes(u: OnnxUse, rank: int, node: Callable[[str], str]) -> str:
+    """A node that takes the operand as [N, C, ...]."""
     shape = u.ins[0].shape
     if len(shape) == rank + 2:
-        return u.names[0], False
+        return node(u.names[0])
     lead = -1 if any(isinstance(d, str) for d in shape[:-rank]) else int(np.prod([int(d) for d in shape[:-rank]]))
-    return u("Reshape", u.names[0], u.ints(1, lead, *(int(d) for d in shape[-rank:]))), True
+    y = node(u("Reshape", u.names[0], u.ints(1, lead, *(int(d) for d in shape[-rank:]))))
+    return u("Reshape", y, u.shape(u.outs[0].shape))
 
 
 @op("max_pool")
-class MaxPool:
+class MaxPool(_PoolOp):
     """max over each window, and its flat index over the spatial axes (int64); the first of equal entries.
 
     Padding counts as -∞. The gradient goes to that index.
     """
 
-    arity, saves, traits = 1, Saves(outputs=(1,)), _ROW_MAJOR
-    attrs = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}
-    axes = resized_last("slides a window over it")
+    attrs, saves = {"kernel": ..., "stride": None, "padding": 0, "dilation": 1}, Saves(outputs=(1,))
+    axes, results = resized_last("slides a window over it"), ("largest", "index")
     emit = _emit_pool("max_pool", "kernel", "stride", "padding", "dilation")
-    results = ("largest", "index")
+    sample = lambda rng: _sample(rng, dilation=int(rng.integers(1, 3)))
 
-    @staticmethod
     def infer(x, kernel, **window):
-        best = _window(x, kernel, window)[0]
+        best = _windows(x, kernel, window)
         return best, Spec(best.shape, int64)
 
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         rank, shape = len(attrs["kernel"]), ins[0].shape
-        flat = (*shape[: len(shape) - rank], prod(trailing(ins[0].shape, rank)))
-        total = call("scatter_sum", _flat(g[0], rank), _flat(outs[1], rank), axis=-1, shape=flat)
-        return (call("reshape", total, shape=shape),)
+        flat = (*shape[: len(shape) - rank], prod(trailing(shape, rank)))
+        parts = (call("flatten", t, start=-rank, end=-1) for t in (g[0], outs[1]))
+        return (call("reshape", call("scatter_sum", *parts, axis=-1, shape=flat), shape=shape),)
 
-    @staticmethod
     def cost(ins, outs, attrs):
         return Cost(outs[0].size * prod(attrs["kernel"]), ins[0].nbytes, sum(o.nbytes for o in outs))
 
-    @staticmethod
-    def sample(rng):
-        return _sample(rng, dilation=int(rng.integers(1, 3)))
-
-    @staticmethod
     def onnx(u: OnnxUse):
         values = _onnx_pool("MaxPool", "dilation")(u)
         assert isinstance(values, str)
@@ -137,51 +130,34 @@ class MaxPool:
 
 
 @op("avg_pool")
-class AvgPool:
+class AvgPool(_PoolOp):
     """Mean over each window; with `count_include_pad`, zeros of the padding count as entries."""
 
-    arity, traits = 1, _ROW_MAJOR
     attrs = {"kernel": ..., "stride": None, "padding": 0, "count_include_pad": True}
     axes = resized_last("slides a window over it")
     onnx = _onnx_pool("AveragePool", "count_include_pad")
     emit = _emit_pool("avg_pool", "kernel", "stride", "padding", "count_include_pad")
+    infer = lambda x, kernel, count_include_pad, **window: _windows(x, kernel, window)
+    cost = lambda ins, outs, attrs: Cost(outs[0].size * prod(attrs["kernel"]), ins[0].nbytes, outs[0].nbytes)
+    sample = lambda rng: _sample(rng, count_include_pad=bool(rng.random() < 0.5))
 
-    @staticmethod
-    def infer(x, kernel, count_include_pad, **window):
-        return _window(x, kernel, window)[0]
-
-    @staticmethod
     def vjp(g, ins, outs, attrs, needs):
         return (call("avg_pool_backward", g, **attrs, sizes=trailing(ins[0].shape, len(attrs["kernel"]))),)
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(outs[0].size * prod(attrs["kernel"]), ins[0].nbytes, outs[0].nbytes)
-
-    @staticmethod
-    def sample(rng):
-        return _sample(rng, count_include_pad=bool(rng.random() < 0.5))
-
 
 @op("avg_pool_backward")
-class AvgPoolBackward(Backward):
+class AvgPoolBackward(_PoolOp, Backward):
     """avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
 
-    arity, traits = 1, replace(_ROW_MAJOR, backward_of="avg_pool")
-    attrs = {**AvgPool.attrs, "sizes": ...}
+    attrs, traits = {**AvgPool.attrs, "sizes": ...}, Traits(backward_of="avg_pool")
+    vjp = lambda g, ins, outs, attrs, needs: (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
 
-    @staticmethod
     def infer(g, sizes, kernel, count_include_pad, **window):
         x = Spec((*g.shape[: len(g.shape) - len(kernel)], *sizes), g.dtype)
-        if len(x.shape) != len(g.shape) or _window(x, kernel, window)[0] != g:
+        if len(x.shape) != len(g.shape) or _windows(x, kernel, window) != g:
             raise ShapeError("the gradient must have one entry per window", expected=f"windows over {sizes}", got=g)
         return x
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("avg_pool", g, **{name: attrs[name] for name in AvgPool.attrs}),)
-
-    @staticmethod
     def sample(rng):
         (x,), attrs = AvgPool.sample(rng)
         positions = Window.of(attrs["kernel"], attrs).counts(x.shape[2:])
@@ -189,100 +165,66 @@ class AvgPoolBackward(Backward):
 
 
 @op("adaptive_avg_pool")
-class AdaptiveAvgPool:
+class AdaptiveAvgPool(_PoolOp):
     """Means over windows that divide the trailing axes: entry i of m covers ⌊i·n/m⌋ to ⌈(i+1)·n/m⌉."""
 
-    arity, attrs, traits = 1, {"sizes": ...}, _ROW_MAJOR
-    axes = resized_last("divides it into windows")
+    attrs, axes = {"sizes": ...}, resized_last("divides it into windows")
     emit = _emit_pool("adaptive_avg_pool", "sizes")
+    vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool_backward", g, ins, attrs)
+    infer = lambda x, sizes: _resized(x, sizes)
 
-    @staticmethod
-    def infer(x, sizes):
-        return _resized(x, sizes)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("adaptive_avg_pool_backward", g, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
-
-    @staticmethod
     def sample(rng):
         rank = int(rng.integers(1, 3))
-        return [rng.normal(size=(2, 3, *rng.integers(2, 8, rank)))], {
-            "sizes": tuple(map(int, rng.integers(1, 6, rank)))
-        }
+        x = rng.normal(size=(2, 3, *rng.integers(2, 8, rank)))
+        return [x], {"sizes": tuple(map(int, rng.integers(1, 6, rank)))}
 
-    @staticmethod
     def onnx(u: OnnxUse):
         sizes, spatial = u.attrs["sizes"], u.ins[0].shape[-len(u.attrs["sizes"]) :]
         if any(isinstance(n, str) or n % m for n, m in zip(spatial, sizes, strict=True)):
             return None
         kernel = [int(n) // m for n, m in zip(spatial, sizes, strict=True)]
-        x, folded = _planes(u, len(sizes))
-        y = u("AveragePool", x, kernel_shape=kernel, strides=kernel)
-        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+        return _on_planes(u, len(sizes), lambda x: u("AveragePool", x, kernel_shape=kernel, strides=kernel))
 
 
 @op("adaptive_avg_pool_backward")
-class AdaptiveAvgPoolBackward(Backward):
+class AdaptiveAvgPoolBackward(_PoolOp, Backward):
     """adaptive_avg_poolᵀ g: each entry spread evenly over its window, trailing axes of `sizes`."""
 
-    arity, attrs, traits, sample = (
-        1,
-        {"sizes": ...},
-        replace(_ROW_MAJOR, backward_of="adaptive_avg_pool"),
-        AdaptiveAvgPool.sample,
-    )
-
-    @staticmethod
-    def infer(g, sizes):
-        return _resized(g, sizes)
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return (call("adaptive_avg_pool", g, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
+    attrs, traits, sample = {"sizes": ...}, Traits(backward_of="adaptive_avg_pool"), AdaptiveAvgPool.sample
+    vjp = lambda g, ins, outs, attrs, needs: _back("adaptive_avg_pool", g, ins, attrs)
+    infer = lambda g, sizes: _resized(g, sizes)
 
 
 def _interpolated(x: Spec, sizes: tuple[int, ...], mode: str, align_corners: bool) -> Spec:
     if mode not in ("nearest", "linear") or (align_corners and mode == "nearest"):
-        raise ShapeError(
-            "unknown interpolation mode", expected="nearest, or linear with or without align_corners", got=mode
-        )
+        expected = "nearest, or linear with or without align_corners"
+        raise ShapeError("unknown interpolation mode", expected=expected, got=mode)
     return _resized(x, sizes)
 
 
 @op("interpolate")
-class Interpolate:
+class Interpolate(_PoolOp):
     """The trailing axes resampled to `sizes`: entry i of m reads at s of n, `nearest` below or `linear` between two.
 
     nearest: s = floor(i·n/m). linear: s = (i + ½)·n/m - ½, at least 0, or i·(n-1)/(m-1) with `align_corners`.
     """
 
-    arity, attrs, traits = 1, {"sizes": ..., "mode": "nearest", "align_corners": False}, _ROW_MAJOR
-    infer = _interpolated
+    attrs, infer = {"sizes": ..., "mode": "nearest", "align_corners": False}, _interpolated
     axes = resized_last("resamples it")
+    vjp = lambda g, ins, outs, attrs, needs: _back("interpolate_backward", g, ins, attrs)
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        same = {"mode": attrs["mode"], "align_corners": attrs["align_corners"]}
-        return (call("interpolate_backward", g, **same, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
-
-    @staticmethod
     def sample(rng):
         inputs, attrs = AdaptiveAvgPool.sample(rng)
         mode = "linear" if rng.random() < 0.6 else "nearest"
         return inputs, {**attrs, "mode": mode, "align_corners": mode == "linear" and bool(rng.random() < 0.5)}
 
-    @staticmethod
     def onnx(u: OnnxUse):
         rank, linear = len(u.attrs["sizes"]), u.attrs["mode"] == "linear"
-        x, folded = _planes(u, rank)
         way = "align_corners" if u.attrs["align_corners"] else "half_pixel" if linear else "asymmetric"
-        options = {"mode": "linear"} if linear else {"mode": "nearest", "nearest_mode": "floor"}
-        axes = list(range(2, 2 + rank))
-        y = u("Resize", x, "", "", u.ints(*u.attrs["sizes"]), axes=axes, coordinate_transformation_mode=way, **options)
-        return u("Reshape", y, u.shape(u.outs[0].shape)) if folded else y
+        options: dict[str, Any] = {"mode": "linear"} if linear else {"mode": "nearest", "nearest_mode": "floor"}
+        options |= {"axes": list(range(2, 2 + rank)), "coordinate_transformation_mode": way}
+        return _on_planes(u, rank, lambda x: u("Resize", x, "", "", u.ints(*u.attrs["sizes"]), **options))
 
-    @staticmethod
     def emit(i, a):
         mode = "bilinear" if a["mode"] == "linear" and len(a["sizes"]) == 2 else a["mode"]
         corners = ", align_corners=True" if a["align_corners"] else ""
@@ -290,18 +232,9 @@ class Interpolate:
 
 
 @op("interpolate_backward")
-class InterpolateBackward(Backward):
+class InterpolateBackward(_PoolOp, Backward):
     """interpolateᵀ g: each entry added to the entries it was interpolated from, trailing axes of `sizes`."""
 
-    arity, attrs, traits, sample = (
-        1,
-        Interpolate.attrs,
-        replace(_ROW_MAJOR, backward_of="interpolate"),
-        Interpolate.sample,
-    )
-    infer = _interpolated
-
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        same = {"mode": attrs["mode"], "align_corners": attrs["align_corners"]}
-        return (call("interpolate", g, **same, sizes=trailing(ins[0].shape, len(attrs["sizes"]))),)
+    attrs, infer, sample = Interpolate.attrs, _interpolated, Interpolate.sample
+    traits = Traits(backward_of="interpolate")
+    vjp = lambda g, ins, outs, attrs, needs: _back("interpolate", g, ins, attrs)

@@ -10,7 +10,7 @@ import numpy as np
 
 from graphwright.array.dtype import DType, bfloat16, float32, int64
 from graphwright.array.spec import Spec
-from graphwright.array.vm.encode import sampling as forms
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
 from graphwright.ops.axes import Atom, AxesUse, Dims
 from graphwright.ops.call import call
@@ -39,32 +39,36 @@ def _redraws(u: AxesUse, key: Dims, over: Dims) -> None:
         u.mixed(term, "draws other numbers for another shape")
 
 
-def _drawn(u: AxesUse) -> list[Dims]:
-    """A dimension for each size in `shape`."""
-    out = tuple(Atom(n) for n in u.shapes[0])
-    _redraws(u, u.ins[0], out)
-    u.sizes["shape"] = out
-    return [out]
+class _Shaped(Random):
+    """Random numbers of a given shape."""
+
+    arity, traits = 1, Traits(contiguous=(0,), fixed=(0,), valueless=True)
+
+    def axes(u: AxesUse) -> list[Dims]:
+        u.sizes["shape"] = out = tuple(Atom(n) for n in u.shapes[0])
+        _redraws(u, u.ins[0], out)
+        return [out]
 
 
-def _masked(u: AxesUse) -> list[Dims]:
-    """The dimensions of the masked operand, and of the key."""
-    _redraws(u, u.ins[1], u.ins[0])
-    return [u.ins[0], u.ins[1]][: len(u.shapes)]
+class _Masked(Random):
+    """A random choice for each entry of operand 0; operand 1 is the key."""
+
+    arity, traits = 2, Traits(contiguous=(1,), fixed=(1,))
+
+    def axes(u: AxesUse) -> list[Dims]:
+        _redraws(u, u.ins[1], u.ins[0])
+        return [u.ins[0], u.ins[1]][: len(u.shapes)]
 
 
-class _Noise(Random):
+class _Noise(_Shaped):
     """Floating random numbers of a given shape."""
 
-    arity, attrs, axes = 1, {"stream": ..., "shape": ..., "dtype": float32}, _drawn
-    traits = Traits(contiguous=(0,), fixed=(0,), valueless=True)
+    attrs = {"stream": ..., "shape": ..., "dtype": float32}
 
-    @staticmethod
     def infer(key: Spec, stream: int, shape: tuple[int, ...], dtype: DType) -> Spec:
         _keyed(key, stream)
         return floating(Spec(tuple(shape), dtype))
 
-    @staticmethod
     def sample(rng):
         attrs = {"stream": int(rng.integers(0, 2**32)), "shape": (3, int(rng.integers(1, 5))), "dtype": float32}
         return [key_sample(rng)], attrs
@@ -88,70 +92,49 @@ class Gumbel(_Noise):
 
 
 @op("randint")
-class Randint(Random):
+class Randint(_Shaped):
     """i ~ U{low, ..., high - 1}, int64, by the high half of a 64-bit product."""
 
-    arity, traits = 1, Traits(contiguous=(0,), fixed=(0,), valueless=True)
     attrs = {"stream": ..., "shape": ..., "low": 0, "high": ...}
-    axes = _drawn
 
-    @staticmethod
     def infer(key, stream, shape, low, high):
         _keyed(key, stream)
         if not 0 < high - low <= 2**31:
             raise UsageError("the range must hold 1 to 2³¹ integers", expected="low < high", got=f"{low}..{high}")
         return Spec(tuple(shape), int64)
 
-    @staticmethod
     def sample(rng):
         low = int(rng.integers(-5, 5))
         return [key_sample(rng)], {"stream": 3, "shape": (2, 5), "low": low, "high": low + int(rng.integers(1, 9))}
 
 
 @op("bernoulli")
-class Bernoulli(Random):
+class Bernoulli(_Masked):
     """1 with probability p else 0, elementwise, in the dtype of p."""
 
-    arity, attrs = 2, {"stream": ...}
-    traits = Traits(contiguous=(1,), fixed=(1,))
-    axes = _masked
-    vm = forms.BERNOULLI
+    attrs, vm = {"stream": ...}, forms.BERNOULLI
+    sample = lambda rng: ([rng.uniform(0, 1, (3, 4)), key_sample(rng)], {"stream": int(rng.integers(0, 2**32))})
 
-    @staticmethod
     def infer(p, key, stream):
         _keyed(key, stream)
         return floating(p)
 
-    @staticmethod
-    def sample(rng):
-        return [rng.uniform(0, 1, (3, 4)), key_sample(rng)], {"stream": int(rng.integers(0, 2**32))}
-
 
 @op("dropout")
-class Dropout(Random):
+class Dropout(_Masked):
     """x / (1 - p) if u ≥ p else 0, u uniform, elementwise; and the key, from which the gradient recomputes the mask."""
 
-    arity, attrs, saves = 2, {"p": ..., "stream": ...}, Saves(outputs=(1,))
-    traits = Traits(contiguous=(1,), fixed=(1,), inplace=((0, 0),))
-    axes = _masked
-    vm = forms.DROPOUT
+    attrs, saves, vm = {"p": ..., "stream": ...}, Saves(outputs=(1,)), forms.DROPOUT
+    traits = Traits(inplace=((0, 0),))
+    vjp = lambda g, ins, outs, attrs, needs: (call("dropout", g[0], outs[1], **attrs)[0],)
+    cost = lambda ins, outs, attrs: Cost(2 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
 
-    @staticmethod
     def infer(x, key, p, stream):
         _keyed(key, stream)
         if not 0 <= p <= 1:
             raise UsageError("p must be a probability", expected="0..1", got=p)
         return floating(x), key
 
-    @staticmethod
-    def vjp(g, ins, outs, attrs, needs):
-        return call("dropout", g[0], outs[1], **attrs)[0], None
-
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * outs[0].size, ins[0].nbytes, outs[0].nbytes)
-
-    @staticmethod
     def sample(rng):
         p = float(rng.choice((0.0, 0.3, 0.8, 1.0)))
         return [rng.normal(size=(4, 5)), key_sample(rng)], {"p": p, "stream": int(rng.integers(0, 2**32))}
@@ -164,18 +147,15 @@ class StochasticRound(Random):
     Values that bfloat16 represents, infinities and NaN stay as they are (Gupta et al. 2015, section 3).
     """
 
-    arity, attrs = 2, {"stream": ...}
-    vjp, why = None, {"vjp": "it rounds updated weights, through which no gradient flows", "axes": Update.why["axes"]}
-    traits = Traits(contiguous=(0, 1), fixed=(0, 1))
+    arity, attrs, traits = 2, {"stream": ...}, Traits(contiguous=(0, 1), fixed=(0, 1))
+    why = {"vjp": "it rounds updated weights, through which no gradient flows", "axes": Update.why["axes"]}
 
-    @staticmethod
     def infer(x, key, stream):
         _keyed(key, stream)
         if x.dtype is not float32:
             raise DTypeError("stochastic_round takes float32", expected="float32", got=x)
         return Spec(x.shape, bfloat16)
 
-    @staticmethod
     def sample(rng):
         return [rng.normal(size=(3, 4)).astype(np.float32), key_sample(rng)], {"stream": int(rng.integers(0, 2**32))}
 
@@ -187,25 +167,21 @@ class Multinomial(Random):
     Without replacement no index is drawn twice; at least `samples` weights of a row must then be above 0.
     """
 
-    arity = 2
-    attrs, traits = {"stream": ..., "samples": ..., "replacement": False}, Traits(contiguous=(0, 1), fixed=(0, 1))
+    arity, attrs = 2, {"stream": ..., "samples": ..., "replacement": False}
+    traits = Traits(contiguous=(0, 1), fixed=(0, 1))
 
-    @staticmethod
     def infer(weights, key, stream, samples, replacement):
         _keyed(key, stream)
         count = floating(weights).shape[-1] if weights.shape else 0
         if isinstance(count, str) or not samples >= 0 or (samples > count and not (replacement and count)):
-            raise ShapeError(
-                "cannot draw more samples than there are weights", expected=f"at most {count}", got=samples
-            )
+            most = f"at most {count}"
+            raise ShapeError("cannot draw more samples than there are weights", expected=most, got=samples)
         return Spec((*weights.shape[:-1], samples), int64)
 
-    @staticmethod
     def sample(rng):
         attrs = {"stream": 5, "samples": int(rng.integers(1, 4)), "replacement": bool(rng.random() < 0.5)}
         return [rng.uniform(0.1, 1, (2, 4)), key_sample(rng)], attrs
 
-    @staticmethod
     def axes(u: AxesUse):
         x = u.ins[0]
         _redraws(u, u.ins[1], x)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 Attrs = Mapping[str, Any]
 Infer = Callable[..., "Spec | tuple[Spec, ...]"]
 Cells = TypeVar("Cells", bound=type)
+Row: Any = object
+"""Base of rows. Their functions are cells, read from the class, and take no `self`; `Any` tells type checkers so."""
 
 
 class UnknownOp(UsageError, KeyError):
@@ -54,164 +56,113 @@ class Saves:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """Properties by which the planner, the passes and the tools decide, instead of by an op's name.
+    """Properties by which the planner, the passes and the tools decide, instead of by an op's name."""
 
-    Attributes:
-        inplace: pairs (result, operand): the result may overwrite that operand's memory.
-        contiguous: operand numbers that must be row-major (negative from the end); others are copied first.
-        nary: takes any number of operands, summed in port order: a junction.
-        amp: casting class: `low`, `f32` under autocast (`f32` promotes otherwise); `promote`, `inner` (follow the first
-            operand) always; `keep`.
-        fixed: operand numbers that no casting class touches: ids, masks, conditions.
-        elementwise: each element of the result depends on the operands' elements at the same index alone.
-        update: advances carried state; never folded, merged or run twice.
-        carried: the results are new values of the last operands, one for one, and may overwrite them; there may be
-            any number of them, and all operands must be row-major.
-        opaque: has a gradient that the row cannot give: where one may be wanted the expansion runs instead; without
-            an expansion, asking for a gradient raises instead of counting as zero.
-        convert: the result is the operand's values, in other memory or in another dtype.
-        identity: pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result
-            is the other one, bit for bit.
-        sums: the result is the sum of the two operands.
-        multiplies: the result is the product of the two operands, element by element.
-        divides: integers of two dtypes are cast to float32 each, as their common dtype may lose a sign.
-        barrier: common-subexpression elimination keeps values computed from the result and from the operand apart.
-        addend: number of an optional operand that is added to the result, one entry per entry of the last axis (of
-            axis 1 for a convolution).
-        narrow: operand numbers that the VM also reads as bfloat16, where they are stored so.
-        backward_of: the op whose gradient this op computes; "" for every other op.
-        random: draws random numbers from a key.
-        activation: an elementwise nonlinearity of one operand, as a network's hidden layer has it.
-        loss: compares predictions with targets.
-        normalises: divides by a statistic of its own operand.
-        attention: reads queries, keys and values (operands 0, 1, 2).
-        contracts: layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for
-            x·W, `window` for [out, in, kernel...]; "" for ops that contract nothing.
-        matrix: number of the operand that is a trained matrix [out, in]; None for ops without one.
-        lookup: takes rows of operand 0 by the ids of operand 1.
-        channels_first: the result has its channels on axis 1.
-        casts: the result is the operand's values in another dtype.
-        slices: takes entries of one axis from `start` on, `step` apart.
-        pads: writes the operand's entries into zeros along one axis: the transpose of a slice.
-        splits_axis, joins_axis: the same entries, with one axis split into several or several joined into one.
-        rearranges: the operand's entries, each once, in another shape or order.
-        gates: computes the values of gates.
-        keeps_zero: zeros in all operands give zeros.
-        annihilated: the result is zero wherever one of the operands is zero.
-        linear_in: operand numbers in which the op is linear while the others, trained weights, are held fixed.
-        jointly_linear: the op is linear in all its operands taken together: a sum, a difference, a concatenation.
-        mixes: name of the attribute with the axes along which a linear op mixes entries; "" for none.
-        valueless: the result depends on shapes, attributes and keys alone, never on the values of operand 0.
-        looks_ahead: the result depends on the largest position in the batch, so a later token changes earlier ones.
-        float32_constants: reads its constants in float32 whatever dtype the model computes in.
-        batch_statistics: subtracts a mean over the batch, so that a shift of operand 0 has no effect.
-        applies: the op that a loss applies to its predictions itself; "" for losses of probabilities.
-        gradient_scale: the factor of the gradient: a number, or the name of the attribute; None for a true gradient.
-    """
-
-    inplace: tuple[tuple[int, int], ...] = ()
+    inplace: tuple[tuple[int, int], ...] = ()  # pairs (result, operand): the result may overwrite that operand's memory
+    # operand numbers that must be row-major (negative from the end); others are copied first
     contiguous: tuple[int, ...] = ()
-    nary: bool = False
+    nary: bool = False  # takes any number of operands, summed in port order: a junction
+    # casting class: `low`, `f32` under autocast (`f32` promotes otherwise); `promote`, `inner` (follow the first
+    # operand) always; `keep`
     amp: str = "keep"
-    fixed: tuple[int, ...] = ()
-    elementwise: bool = False
-    update: bool = False
+    fixed: tuple[int, ...] = ()  # operand numbers that no casting class touches: ids, masks, conditions
+    elementwise: bool = False  # each element of the result depends on the operands' elements at the same index alone
+    update: bool = False  # advances carried state; never folded, merged or run twice
+    # the results are new values of the last operands, one for one, and may overwrite them; there may be any number of
+    # them, and all operands must be row-major
     carried: bool = False
+    # has a gradient that the row cannot give: where one may be wanted the expansion runs instead; without an
+    # expansion, asking for a gradient raises instead of counting as zero
     opaque: bool = False
-    convert: bool = False
+    convert: bool = False  # the result is the operand's values, in other memory or in another dtype
+    # pairs (operand, value): where that operand of two is this value (the sign of zero counts), the result is the
+    # other one, bit for bit
     identity: tuple[tuple[int, float], ...] = ()
-    sums: bool = False
-    multiplies: bool = False
-    divides: bool = False
+    sums: bool = False  # the result is the sum of the two operands
+    multiplies: bool = False  # the result is the product of the two operands, element by element
+    divides: bool = False  # integers of two dtypes are cast to float32 each, as their common dtype may lose a sign
+    # common-subexpression elimination keeps values computed from the result and from the operand apart
     barrier: bool = False
+    # number of an optional operand that is added to the result, one entry per entry of the last axis (of axis 1 for a
+    # convolution)
     addend: int | None = None
-    narrow: tuple[int, ...] = ()
-    backward_of: str = ""
-    random: bool = False
-    activation: bool = False
-    loss: bool = False
-    normalises: bool = False
-    attention: bool = False
+    narrow: tuple[int, ...] = ()  # operand numbers that the VM also reads as bfloat16, where they are stored so
+    backward_of: str = ""  # the op whose gradient this op computes; "" for every other op
+    random: bool = False  # draws random numbers from a key
+    activation: bool = False  # an elementwise nonlinearity of one operand, as a network's hidden layer has it
+    loss: bool = False  # compares predictions with targets
+    normalises: bool = False  # divides by a statistic of its own operand
+    attention: bool = False  # reads queries, keys and values (operands 0, 1, 2)
+    # layout of operand 1, a weight that operand 0 is contracted with: `out_in` for x·Wᵀ, `in_out` for x·W, `window`
+    # for [out, in, kernel...]; "" for ops that contract nothing
     contracts: str = ""
-    matrix: int | None = None
-    lookup: bool = False
-    channels_first: bool = False
-    casts: bool = False
-    slices: bool = False
-    pads: bool = False
+    matrix: int | None = None  # number of the operand that is a trained matrix [out, in]; None for ops without one
+    lookup: bool = False  # takes rows of operand 0 by the ids of operand 1
+    channels_first: bool = False  # the result has its channels on axis 1
+    casts: bool = False  # the result is the operand's values in another dtype
+    slices: bool = False  # takes entries of one axis from `start` on, `step` apart
+    pads: bool = False  # writes the operand's entries into zeros along one axis: the transpose of a slice
+    # splits_axis, joins_axis: the same entries, with one axis split into several or several joined into one
     splits_axis: bool = False
     joins_axis: bool = False
-    rearranges: bool = False
-    gates: bool = False
-    keeps_zero: bool = False
-    annihilated: bool = False
+    rearranges: bool = False  # the operand's entries, each once, in another shape or order
+    gates: bool = False  # computes the values of gates
+    keeps_zero: bool = False  # zeros in all operands give zeros
+    annihilated: bool = False  # the result is zero wherever one of the operands is zero
+    # operand numbers in which the op is linear while the others, trained weights, are held fixed
     linear_in: tuple[int, ...] = ()
+    # the op is linear in all its operands taken together: a sum, a difference, a concatenation
     jointly_linear: bool = False
-    mixes: str = ""
-    valueless: bool = False
+    mixes: str = ""  # name of the attribute with the axes along which a linear op mixes entries; "" for none
+    valueless: bool = False  # the result depends on shapes, attributes and keys alone, never on the values of operand 0
+    # the result depends on the largest position in the batch, so a later token changes earlier ones
     looks_ahead: bool = False
-    float32_constants: bool = False
-    batch_statistics: bool = False
-    applies: str = ""
+    float32_constants: bool = False  # reads its constants in float32 whatever dtype the model computes in
+    batch_statistics: bool = False  # subtracts a mean over the batch, so that a shift of operand 0 has no effect
+    applies: str = ""  # the op that a loss applies to its predictions itself; "" for losses of probabilities
+    # the factor of the gradient: a number, or the name of the attribute; None for a true gradient
     gradient_scale: str | float | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: of the op and of its kernel in a backend.
-        doc: formula and meaning.
-        arity: number of operands, or (least, most); most None for any number.
-        attrs: attribute names with their defaults; `...` marks a required one.
-        infer: specs of the operands and the attributes -> spec or specs of the results.
-        view: layout of the operand and attributes -> layout of the result over the same memory, or None when it must
-            copy; the cell is None for ops that compute.
-        vjp: gradients of the results -> gradients of the operands, written with tensor operations.
-        saves: operands and results that the vjp reads.
-        cost: specs of operands and results -> Cost.
-        traits: see Traits.
-        sample: seeded generator -> operands (numpy) and attributes for the tests.
-        expand: operands and attributes -> the same results by simpler ops; None for a primitive.
-        axes: how dimensions of operands and results are tied together; see `ops.axes`.
-        emit: operands' source texts and attributes -> torch source text, or None for a use without one. Without the
-            cell, generated code has the expansion.
-        results: names of the results in generated code, for ops with several.
-        onnx: one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the cell, exports have the expansion.
-        onnx_23: a single ONNX node from opset 23 on, and when it computes the same.
-        aten: name of the torch function that is the CPU kernel: all operands, then `out=`. None where `array/cpu` has a
-            kernel of its own, or none.
-        vm: how the VM runs the op; see `array.vm.encode`. None where only another kernel, or the expansion, can.
-        operands: names of the operands in generated functions.
-        method, functional, module: names of the generated Tensor method, `nn.functional` function and module.
-        why: the reason for each cell that is None.
-    """
-
-    name: str
-    doc: str
-    arity: int | tuple[int, int | None]
-    attrs: Attrs
-    infer: Infer
+    name: str  # of the op and of its kernel in a backend
+    doc: str  # formula and meaning
+    arity: int | tuple[int, int | None]  # number of operands, or (least, most); most None for any number
+    attrs: Attrs  # attribute names with their defaults; `...` marks a required one
+    infer: Infer  # specs of the operands and the attributes -> spec or specs of the results
+    # layout of the operand and attributes -> layout of the result over the same memory, or None when it must copy; the
+    # cell is None for ops that compute
     view: Callable[[Layout, Attrs], Layout | None] | None
+    # gradients of the results -> gradients of the operands, by tensor operations; the last may be left out for None
     vjp: Callable[..., tuple] | None
-    saves: Saves
-    cost: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Cost]
-    traits: Traits
-    sample: Callable[..., Any]
+    saves: Saves  # operands and results that the vjp reads
+    cost: Callable[[Sequence[Spec], Sequence[Spec], Attrs], Cost]  # specs of operands and results -> Cost
+    traits: Traits  # see Traits
+    sample: Callable[..., Any]  # seeded generator -> operands (numpy) and attributes for the tests
+    # operands and attributes -> the same results by simpler ops; None for a primitive
     expand: Callable[[Sequence[Any], Attrs], Any] | None = None
-    axes: AxesRule | None = None
+    axes: AxesRule | None = None  # how dimensions of operands and results are tied together; see `ops.axes`
+    # operands' source texts and attributes -> torch source text, or None for a use without one. Without the cell,
+    # generated code has the expansion
     emit: Emit | None = None
-    results: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()  # names of the results in generated code, for ops with several
+    # one use of the op -> ONNX nodes of opset 20; see `ops.onnx`. Without the cell, exports have the expansion
     onnx: OnnxRow | None = None
-    onnx_23: WholeNode | None = None
+    onnx_23: WholeNode | None = None  # a single ONNX node from opset 23 on, and when it computes the same
+    # name of the torch function that is the CPU kernel: all operands, then `out=`. None where `array/cpu` has a kernel
+    # of its own, or none
     aten: str | None = None
+    # how the VM runs the op; see `array.vm.encode`. None where only another kernel, or the expansion, can
     vm: VmForm | None = None
-    operands: tuple[str, ...] = ()
+    operands: tuple[str, ...] = ()  # names of the operands in generated functions
+    # method, functional, module: names of the generated Tensor method, `nn.functional` function and module
     method: str | None = None
     functional: str | None = None
     module: str | None = None
-    why: Mapping[str, str] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)  # the reason for each cell that is None
 
     def inplace(self, ins: int, outs: int) -> Sequence[tuple[int, int]]:
         """Pairs (result, operand) of one use of the op: the result may overwrite that operand's memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from graphwright.array.dtype import bool_
 from graphwright.array.spec import Dim, Spec, broadcast_shapes
 from graphwright.errors import DTypeError, ShapeError
-from graphwright.ops.registry import Traits, free_cost
+from graphwright.ops.registry import Row, Traits, free_cost
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
@@ -32,21 +32,23 @@ def broadcast(*ins: Spec, **attrs: Any) -> Spec:
     return Spec(broadcast_shapes(*(i.shape for i in ins)), ins[0].dtype)
 
 
-def one_dtype(*ins: Spec) -> None:
-    """Raises: DTypeError unless all operands share a dtype."""
-    if any(i.dtype is not ins[0].dtype for i in ins):
-        raise DTypeError(
-            "operands differ in dtype",
-            expected=ins[0].dtype.name,
-            got=", ".join(map(repr, ins)),
-            fix="cast one of them",
-        )
+def one_dtype(first: Spec, *others: Spec | None) -> Spec:
+    """The first operand. Raises: DTypeError unless all that there are share a dtype."""
+    if any(i is not None and i.dtype is not first.dtype for i in others):
+        got = ", ".join(repr(i) for i in (first, *others) if i is not None)
+        raise DTypeError("operands differ in dtype", expected=first.dtype.name, got=got, fix="cast one of them")
+    return first
 
 
 def equal_dim(a: Dim, b: Dim, axis: str) -> None:
     """Raises: ShapeError unless two dimensions agree."""
     if a != b:
         raise ShapeError("sizes differ", where=f"axis {axis}", expected=a, got=b)
+
+
+def wanted(needs: Sequence[bool], *gradients: Callable[[], Any]) -> tuple[Any, ...]:
+    """The gradients that are needed, of as many operands as there are."""
+    return tuple(gradient() if need else None for gradient, need in zip(gradients, needs, strict=False))
 
 
 # -- samplers ----------------------------------------------------------------------------------------------------------
@@ -56,6 +58,11 @@ Sample = tuple[list[Any], dict[str, Any]]
 def unary_sample(low: float, high: float, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
     """Operands uniform in [low, high], and attributes."""
     return lambda rng: ([rng.uniform(low, high, (3, 5))], attrs)
+
+
+def normal_sample(*shape: int, **attrs: Any) -> Callable[[np.random.Generator], Sample]:
+    """A normally distributed operand, and attributes."""
+    return lambda rng: ([rng.normal(size=shape)], attrs)
 
 
 def away_from_zero(rng: np.random.Generator) -> Sample:
@@ -74,7 +81,7 @@ def binary_sample(rng: np.random.Generator, low: float = -2, high: float = 2) ->
 
 
 # -- base classes of rows ----------------------------------------------------------------------------------------------
-class Unary:
+class Unary(Row):
     """An elementwise op of one operand that keeps its spec."""
 
     arity, infer, operands = 1, same, ("x",)
@@ -87,48 +94,44 @@ class UnaryFloat(Unary):
     infer = floating
 
 
-class Binary:
+class Binary(Row):
     """An elementwise op of two operands of one dtype, which broadcast."""
 
     arity, infer, sample, operands = 2, broadcast, binary_sample, ("a", "b")
     traits = Traits(inplace=((0, 0), (0, 1)), elementwise=True, amp="promote")
 
 
-class Flat:
+class Flat(Row):
     """An op whose gradient is zero wherever it exists."""
 
     vjp, why = None, {"vjp": "the gradient is zero wherever it exists"}
 
 
-class Predicate:
+class Predicate(Row):
     """An elementwise op with a bool result."""
 
     vjp, why = None, {"vjp": "the result is bool"}
     traits = Traits(elementwise=True)
-
-    @staticmethod
-    def infer(*ins):
-        return Spec(broadcast(*ins).shape, bool_)
+    infer = lambda *ins: Spec(broadcast(*ins).shape, bool_)
 
 
-class Comparison(Predicate):
+class ComparisonOp(Predicate):
     """A predicate of two operands that broadcast."""
 
     arity, operands, traits = 2, ("a", "b"), Traits(amp="promote")
 
-    @staticmethod
     def sample(rng):
         """Two operands that broadcast, with ties, zeros and both signs."""
         return [rng.integers(-1, 2, (3, 1, 4)).astype(float), rng.integers(-1, 2, (5, 4)).astype(float)], {}
 
 
-class View:
+class ViewOp(Row):
     """A result over the operand's memory wherever strides allow it."""
 
     arity, cost, operands = 1, free_cost, ("x",)
 
 
-class Backward:
+class Backward(Row):
     """An op that stands only in gradients."""
 
     why = dict.fromkeys(("emit", "onnx"), "backward ops are not part of an exported model") | {
@@ -136,7 +139,7 @@ class Backward:
     }
 
 
-class Update:
+class Update(Row):
     """An op that advances carried state."""
 
     vjp, traits = None, Traits(update=True)
@@ -148,14 +151,14 @@ class Update:
     }
 
 
-class Loss:
+class Loss(Row):
     """An op that compares predictions with targets."""
 
     traits = Traits(loss=True)
     why = dict.fromkeys(("emit", "onnx"), "losses are not part of an exported model")
 
 
-class Random:
+class Random(Row):
     """An op that draws random numbers from a key."""
 
     vjp, traits = None, Traits(random=True)

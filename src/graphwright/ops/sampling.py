@@ -9,10 +9,10 @@ import numpy as np
 
 from graphwright.array.dtype import float32, int32, int64
 from graphwright.array.spec import Spec
-from graphwright.array.vm.encode import sampling as forms
+from graphwright.array.vm.encode import rows as forms
 from graphwright.errors import DTypeError, ShapeError
 from graphwright.ops.axes import AxesUse
-from graphwright.ops.registry import Cost, Traits, op
+from graphwright.ops.registry import Cost, Row, Traits, op
 from graphwright.ops.rules import equal_dim
 
 RULES = ("repetition_penalty", "presence", "frequency", "temperature", "top_p", "min_p")
@@ -22,7 +22,7 @@ KEYS = ("seed", "stream", "position", "top_k")
 
 
 @op("sample_token")
-class SampleToken:
+class SampleToken(Row):
     """argmax(z - ln(-ln u)) over the kept logits z: the next token id int64 [B], and z [B, V], -inf where dropped.
 
     Operands: logits float32 [B, V], rules float32 [B, 6] and keys int64 [B, 4] (see `RULES`, `KEYS`), and the tokens
@@ -49,8 +49,8 @@ class SampleToken:
     }
     traits = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
     vm = forms.SAMPLE_TOKEN
+    cost = lambda ins, outs, attrs: Cost(2 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
-    @staticmethod
     def infer(logits, rules, keys, seen):
         if [t.dtype for t in (logits, rules, keys, seen)] != [float32, float32, int64, int32]:
             raise DTypeError("operands must be logits and rules float32, keys int64 and seen int32")
@@ -63,11 +63,6 @@ class SampleToken:
             equal_dim(logits.shape[0], shape[0], f"rows of {name}")
         return Spec(logits.shape[:1], int64), logits
 
-    @staticmethod
-    def cost(ins, outs, attrs):
-        return Cost(2 * ins[0].size, sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
-
-    @staticmethod
     def sample(rng):
         rules = np.array(
             [[1.3, 0.5, 0.25, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.8, 0.7, 0.05], [0.8, 0.1, 0.0, 1.5, 1.0, 0.0]]
@@ -84,7 +79,6 @@ class SampleToken:
             seen.astype(np.int32),
         ], {}
 
-    @staticmethod
     def axes(u: AxesUse):
         logits, *rest = u.ins
         for dims in rest:

@@ -70,7 +70,7 @@ def test_source_hash_changes_with_loops_only(copied: Path) -> None:
         (copied / around).write_text("# another\n")
     assert machine.source() == before
     known = {before}
-    for loops in ("gemm.py", "code.py", "machine.py"):
+    for loops in ("products.py", "code.py", "machine.py"):
         (copied / loops).write_text((copied / loops).read_text() + "\n")
         assert machine.source() not in known
         known.add(machine.source())

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call, Fresh, MissingKernel, Needs, torch_functions
-from graphwright.array.cpu import (
-    arrange,
-    attention,
-    conv,
-    elementwise,
-    gate,
-    index,
-    linear,
-    loss,
-    norm,
-    optimize,
-    pool,
-    random,
-    reduce,
-    sampling,
-)
-from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of, torch_dtype
-from graphwright.array.cpu.pages import MANY, in_large_pages
+from graphwright.array.cpu.kernel import KERNELS, TORCH_DTYPE, kernel_of
 from graphwright.array.device import CPU, Device
 from graphwright.array.dtype import DType
 from graphwright.array.dtype import dtype as named
@@ -35,25 +22,33 @@ from graphwright.array.ndarray import NDArray
 from graphwright.array.spec import Spec
 from graphwright.array.storage import Storage
 
-__all__ = [
-    "CpuBackend",
-    "arrange",
-    "attention",
-    "conv",
-    "elementwise",
-    "gate",
-    "index",
-    "linear",
-    "loss",
-    "norm",
-    "optimize",
-    "pool",
-    "random",
-    "reduce",
-    "sampling",
-]
+_FAMILIES = "attention conv elementwise index linear loss norm optimize pool random reduce"
+for _family in _FAMILIES.split():
+    import_module(f"{__name__}.{_family}")  # enters its kernels
 
-_ALIGN = 64
+_MANY, _LARGE = 1 << 20, 4 << 20
+"""Elements from which on large pages may pay; bytes from which on they are requested, as in numpy."""
+_PAGE = 4096
+_HUGEPAGE = 14  # MADV_HUGEPAGE
+
+
+@cache
+def _advise() -> Any:
+    """Return madvise, or None if the system has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return call
+
+
+def _in_large_pages(block: torch.Tensor) -> torch.Tensor:
+    """Request 2 MiB pages on Linux, for fewer page faults and TLB misses; the system may refuse."""
+    size = block.nbytes
+    if size >= _LARGE and (advise := _advise()) is not None:
+        start = -(-block.data_ptr() // _PAGE) * _PAGE
+        advise(start, block.data_ptr() + size - start & -_PAGE, _HUGEPAGE)
+    return block
 
 
 class CpuBackend:
@@ -64,15 +59,13 @@ class CpuBackend:
     stream = 0
 
     def allocate(self, nbytes: int) -> Storage:
-        """Return a block of bytes, aligned to 64."""
-        return Storage(in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
+        return Storage(_in_large_pages(torch.empty(nbytes, dtype=torch.uint8)), nbytes, CPU, kind="owned")
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
-        """Return an uninitialised array with its own memory."""
         strides = row_major(shape)
         tensor = torch.empty_strided(shape, strides, dtype=TORCH_DTYPE[dtype])
-        if tensor.numel() >= MANY:
-            in_large_pages(tensor)
+        if tensor.numel() >= _MANY:
+            _in_large_pages(tensor)
         return NDArray.owning(tensor, Spec(shape, dtype), strides)
 
     def wrap(self, array: NDArray) -> torch.Tensor:
@@ -81,29 +74,15 @@ class CpuBackend:
 
     def _typed(self, array: NDArray) -> torch.Tensor:
         """Return a tensor over the block in the array's dtype; only its memory matters."""
-        memory = array.storage.memory
-        if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[array.dtype]:
-            return memory
-        flat = array.storage.views.get(array.dtype)
-        if flat is None:
-            flat = array.storage.views[array.dtype] = self._flat(array.storage, array.dtype)
-        return flat
-
-    @staticmethod
-    def _flat(storage: Storage, dtype: DType) -> torch.Tensor:
+        storage, kind = array.storage, array.dtype
         memory = storage.memory
-        if not isinstance(memory, torch.Tensor):
-            if storage.nbytes == 0:
-                return torch.empty(0, dtype=torch_dtype(dtype))
-            view = memoryview(memory).cast("B") if not isinstance(memory, np.ndarray) else memory.view(np.uint8)
-            host = np.frombuffer(view, np.uint8)
-            if host.ctypes.data % dtype.itemsize:  # a file with an odd header length; vector loads need alignment
-                host = host.copy()
-            if not host.flags.writeable:  # torch has no read-only tensors; Storage.readonly refuses writes
-                host = _writable_alias(host)
-            memory = torch.from_numpy(host)
-        flat = memory.reshape(-1).view(torch.uint8)
-        return flat[: len(flat) // dtype.itemsize * dtype.itemsize].view(torch_dtype(dtype))
+        if isinstance(memory, torch.Tensor) and memory.dtype is TORCH_DTYPE[kind]:
+            return memory
+        if kind not in storage.views:
+            flat = (memory if isinstance(memory, torch.Tensor) else _of_host(storage, kind)).reshape(-1)
+            whole = flat.view(torch.uint8)[: flat.nbytes // kind.itemsize * kind.itemsize]
+            storage.views[kind] = whole.view(TORCH_DTYPE[kind])
+        return storage.views[kind]
 
     def copy(self, target: NDArray, source: NDArray) -> None:
         """Copy `source` into `target`, converting the dtype (round to nearest even)."""
@@ -115,7 +94,6 @@ class CpuBackend:
             target.impl.copy_(source.impl)
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, sharing memory."""
         tensor = self._typed(array).reshape(-1) if _backwards(array) else array.impl
         if array.dtype.as_bits:
             tensor = tensor.view(torch.uint16 if array.dtype.itemsize == 2 else torch.uint8)
@@ -126,7 +104,6 @@ class CpuBackend:
         return np.lib.stride_tricks.as_strided(host[array.offset :], array.shape, strides)
 
     def adopt(self, other: Any) -> NDArray:
-        """Return an array over the memory of an object that supports DLPack."""
         tensor = torch.from_dlpack(other)
         block = tensor.untyped_storage()
         storage = Storage(torch.empty(0, dtype=torch.uint8).set_(block), block.nbytes(), CPU)
@@ -134,7 +111,6 @@ class CpuBackend:
         return NDArray(storage, kind, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
     def address(self, array: NDArray) -> int:
-        """Return the address of the first element."""
         memory = array.storage.memory
         if isinstance(memory, np.ndarray):  # most feeds are used once, so no tensor is made for them
             at = memory.__array_interface__["data"][0] + array.offset * array.dtype.itemsize
@@ -143,19 +119,16 @@ class CpuBackend:
         return array.impl.data_ptr()
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Return the specs of the scratch buffers that a kernel needs."""
         row = kernel_of(name)
         return row.work(outs, ins, attrs) if row is not None and row.work is not None else []
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return the host requirements of a kernel, for devices that run it."""
         row = kernel_of(name)
         return row.needs(ins, attrs) if row is not None else Needs()
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray] = ()
     ) -> list[Call]:
-        """Return the calls that compute `outs` from `ins`."""
         row = kernel_of(name)
         if row is None:
             raise MissingKernel("the CPU backend has no such kernel", where=name)
@@ -168,11 +141,9 @@ class CpuBackend:
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
     def has_kernel(self, name: str) -> bool:
-        """True if there is a kernel of this name."""
         return name in KERNELS or name in torch_functions
 
     def kernels(self) -> frozenset[str]:
-        """Return the names of all kernels."""
         return frozenset((*KERNELS, *torch_functions))
 
 
@@ -180,21 +151,33 @@ def _backwards(array: NDArray) -> bool:
     return min(array.strides, default=0) < 0
 
 
-def make(device: Device) -> CpuBackend:
-    """Return a backend of the CPU."""
-    return CpuBackend()
+def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
+    """Return a tensor of bytes over a host buffer; a copy if its address suits no vector loads."""
+    memory = storage.memory
+    if storage.nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    host = (
+        memory.view(np.uint8) if isinstance(memory, np.ndarray) else np.frombuffer(memoryview(memory).cast("B"), "u1")
+    )
+    if host.ctypes.data % kind.itemsize:  # a file with an odd header length
+        host = host.copy()
+    return torch.from_numpy(host if host.flags.writeable else np.asarray(_WritableAlias(host)))
 
 
-class _Alias:
-    """numpy's array interface over the address of a read-only buffer, keeping the buffer alive."""
+class _WritableAlias:
+    """numpy's array interface over the address of a read-only buffer, which it keeps alive.
+
+    torch has no read-only tensors; `Storage.readonly` refuses writes.
+    """
 
     def __init__(self, host: np.ndarray) -> None:
         self.keep = host
         self.__array_interface__: dict[str, Any] = {**host.__array_interface__, "data": (host.ctypes.data, False)}
 
 
-def _writable_alias(host: np.ndarray) -> np.ndarray:
-    return np.asarray(_Alias(host))
+def make(device: Device) -> CpuBackend:
+    """Return a backend of the CPU."""
+    return CpuBackend()
 
 
 def kernel_place(name: str) -> str:
@@ -205,9 +188,8 @@ def kernel_place(name: str) -> str:
     return row.where if row.where.startswith("torch.") else f"array/cpu/{row.where}"
 
 
-def set_num_threads(threads: int) -> None:
-    """Set the number of CPU threads of all kernels."""
-    torch.set_num_threads(threads)
+set_num_threads = torch.set_num_threads
+"""Set the number of CPU threads of all kernels."""
 
 
 def tensor_allocations(run: Call) -> list[int]:

@@ -12,23 +12,25 @@ from math import inf
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, carry, kernel
-from graphwright.array.cpu.norm import statistic
-from graphwright.array.dtype import bool_, float32, int64
+from graphwright.array.cpu.kernel import Tensors, carry, kernel, number, statistic
+from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec
 
 
 @kernel("rope_table", work=lambda o, i, a: [o[0]])
-def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
-    positions, frequencies = ins[0], ins[1]
-    angle, scale = work[0], torch.tensor(attrs["scale"], dtype=frequencies.dtype)
-    calls: list[Call] = [partial(angle.copy_, positions.unsqueeze(-1)), partial(angle.mul_, frequencies)]
-    for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
-        calls += [partial(function, angle, out=out)]
-        if attrs["scale"] != 1.0:
-            calls += [partial(out.mul_, scale)]
-    return calls
+    (positions, frequencies), angle, scale = (ins[0].unsqueeze(-1), ins[1]), work[0], attrs["scale"]
+    factor = number(scale, frequencies)
+
+    def run() -> None:
+        angle.copy_(positions).mul_(frequencies)
+        for out, function in zip(outs, (torch.cos, torch.sin), strict=True):
+            function(angle, out=out)
+            if scale != 1.0:
+                out.mul_(factor)
+
+    return run
 
 
 @kernel("rope_dynamic")
@@ -57,7 +59,7 @@ def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Cal
 
 
 @kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
-def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Rotate pairs (a, b), half an axis apart or adjacent: (a·cos - b·sin, b·cos + a·sin)."""
     x, out, other = ins[0], outs[0], work[0]
     cos, sin = (t.unsqueeze(1) for t in ins[1:3])  # [B, 1, T, d/2], the same for all heads
@@ -65,121 +67,88 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
     apart = attrs["style"] == "half"
     first, second = (slice(half), slice(half, 2 * half)) if apart else (slice(0, 2 * half, 2), slice(1, 2 * half, 2))
     a, b, out_a, out_b = x[..., first], x[..., second], out[..., first], out[..., second]
-    calls: list[Call] = [
-        partial(torch.mul, a, cos, out=out_a),
-        partial(torch.mul, b, sin, out=other),
-        partial(out_a.sub_, other),
-        partial(torch.mul, b, cos, out=out_b),
-        partial(torch.mul, a, sin, out=other),
-        partial(out_b.add_, other),
-    ]
-    if 2 * half < x.shape[-1]:
-        calls.append(partial(out[..., 2 * half :].copy_, x[..., 2 * half :]))
-    return calls
+    rest, out_rest, rests = x[..., 2 * half :], out[..., 2 * half :], 2 * half < x.shape[-1]
+
+    def run() -> None:
+        torch.mul(a, cos, out=out_a).sub_(torch.mul(b, sin, out=other))
+        torch.mul(b, cos, out=out_b).add_(torch.mul(a, sin, out=other))
+        if rests:
+            out_rest.copy_(rest)
+
+    return run
 
 
-class _Visible:
-    """Masks of the keys that a query may not read: [Tq, Tk], or [B, Tq, Tk] with padding.
+class _Attention:
+    """Probabilities of one batch element at a time, in scratch.
 
     Query i sees key j iff j <= start + i, with a window w also j > start + i - w, and the key is not padding.
     """
 
-    def __init__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        extra: dict[str, torch.Tensor],
-        attrs: Attrs,
-        work: Tensors,
-    ) -> None:
-        self.calls: list[Call] = []
+    def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
+        (q, k), extra = ins[:2], dict(zip(attrs["optional"], ins[3:], strict=False))
+        self.mask, self.blind, self.padded, self.base, self.row, self.edge, self.outside, self.bound = work[:8]
+        self.wide, self.low = work[8], work[9] if len(work) > 9 else None
+        self.p = self.wide if self.low is None else self.low
+        self.grouped = _grouped(self.p, k.shape[1])
+        self.scale, self.causal, window = attrs["scale"], attrs["causal"], attrs["window"]
         queries, keys = q.shape[-2], k.shape[-2]
-        self.padding = extra.get("key_mask")
-        self.any = attrs["causal"] or self.padding is not None
+        self.column, self.first = torch.arange(keys), torch.arange(queries).unsqueeze(1)
+        self.start, self.width = extra.get("q_start"), None if window is None else number(window, self.column)
+        if self.start is None:
+            self.row = self.first + (keys - queries)
+        self.padding = [p.unsqueeze(0) for p in extra["key_mask"]] if "key_mask" in extra else []
         # without padding and with a known start, query i sees at least its own key, if there are that many keys
-        self.some_blind = self.padding is not None or "q_start" in extra or (attrs["causal"] and queries > keys)
-        self.mask, self.blind, self.padded, self.base, row, edge, outside, self.bound = work
-        if not self.any:
+        self.some_blind = "key_mask" in extra or "q_start" in extra or (self.causal and queries > keys)
+        self.masked = self.causal or "key_mask" in extra
+
+    def prepare(self) -> None:
+        """Write the masks that all batch elements share."""
+        if not self.causal:
+            if self.padding:
+                self.base.zero_()
             return
-        column = torch.arange(keys)
-        if not attrs["causal"]:
-            self.calls.append(self.base.zero_)  # with padding, which `of` adds
-            return
-        first = torch.arange(queries).unsqueeze(1)
-        start = extra.get("q_start")
-        if start is None:
-            row = first + (keys - queries)
-        else:
-            self.calls.append(partial(torch.add, first, start, out=row))
-        self.calls.append(partial(torch.gt, column, row, out=self.base))
-        if attrs["window"] is not None:
-            width = torch.tensor(attrs["window"])
-            self.calls += [
-                partial(torch.sub, row, width, out=edge),
-                partial(torch.le, column, edge, out=outside),
-                partial(torch.logical_or, self.base, outside, out=self.base),
-            ]
-        if self.padding is None:
-            self.calls += self._bounded(self.base)
-            if self.some_blind:
-                self.calls.append(partial(torch.all, self.base, 1, True, out=self.blind))
+        if self.start is not None:
+            torch.add(self.first, self.start, out=self.row)
+        torch.gt(self.column, self.row, out=self.base)
+        if self.width is not None:
+            torch.le(self.column, torch.sub(self.row, self.width, out=self.edge), out=self.outside)
+            torch.logical_or(self.base, self.outside, out=self.base)
+        if not self.padding:
+            self._bounded(self.base)
 
-    def _bounded(self, mask: torch.Tensor) -> list[Call]:
-        """Return calls that write the upper bound of each score: -infinity where the key is masked."""
-        return [partial(self.bound.fill_, float("inf")), partial(self.bound.masked_fill_, mask, float("-inf"))]
+    def _bounded(self, mask: torch.Tensor) -> None:
+        """Write the upper bound of each score, -infinity where the key is masked, and the queries without a key."""
+        self.bound.fill_(inf).masked_fill_(mask, -inf)
+        if self.some_blind:
+            torch.all(mask, 1, True, out=self.blind)
 
-    def of(self, batch: int) -> list[Call]:
-        """Return calls that prepare `mask` (and `blind`: queries without a key) for one batch element."""
-        if self.padding is None:
-            return []
-        return [
-            partial(torch.logical_not, self.padding[batch].unsqueeze(0), out=self.padded),
-            partial(torch.logical_or, self.base, self.padded, out=self.mask),
-            *self._bounded(self.mask),
-            partial(torch.all, self.mask, 1, True, out=self.blind),
-        ]
+    def probabilities(self, batch: int, q: torch.Tensor, k: torch.Tensor) -> None:
+        """Write softmax(scale · q kᵀ) of a batch element into `p`; NaN for a query without a key."""
+        if self.padding:
+            torch.logical_not(self.padding[batch], out=self.padded)
+            self._bounded(torch.logical_or(self.base, self.padded, out=self.mask))
+        torch.baddbmm(self.grouped, q, k, beta=0, alpha=self.scale, out=self.grouped)
+        if self.low is not None:
+            self.wide.copy_(self.low)
+        if self.masked:  # a minimum takes an eighth of the time of masked_fill_ with a mask for all heads
+            torch.minimum(self.wide, self.bound, out=self.wide)
+        torch.ops.aten._softmax.out(self.wide, -1, False, out=self.wide)
+        if self.low is not None:
+            self.low.copy_(self.wide)
 
-    def softmax(self, scores: torch.Tensor) -> list[Call]:
-        """Return calls that turn scores [H, Tq, Tk] into probabilities in place; NaN for a query without a key."""
-        calls: list[Call] = []
-        if self.any:  # a minimum takes an eighth of the time of masked_fill_ with a mask for all heads
-            calls.append(partial(torch.minimum, scores, self.bound, out=scores))
-        calls.append(partial(torch.ops.aten._softmax.out, scores, -1, False, out=scores))
-        return calls
-
-    def clear(self, rows: torch.Tensor) -> list[Call]:
-        """Return calls that write zeros into the rows [H, Tq, .] of queries without a key."""
-        return [partial(rows.masked_fill_, self.blind, 0.0)] if self.some_blind else []
-
-
-def _mask_work(ins: Sequence[Spec]) -> list[Spec]:
-    queries, keys = ins[0].shape[-2], ins[1].shape[-2]
-    plane = Spec((queries, keys), bool_)
-    return [
-        plane,
-        Spec((queries, 1), bool_),
-        Spec((1, keys), bool_),
-        plane,
-        Spec((queries, 1), int64),
-        Spec((queries, 1), int64),
-        plane,
-        Spec((queries, keys), statistic(ins[0].dtype)),
-    ]
-
-
-_MASKS = 8  # buffers of `_mask_work`
-
-
-def _visible(ins: Tensors, attrs: Attrs, work: Tensors) -> _Visible:
-    extra = dict(zip(attrs["optional"], ins[3:], strict=False))
-    return _Visible(ins[0], ins[1], extra, attrs, work)
+    def clear(self, rows: torch.Tensor) -> None:
+        """Write zeros into the rows [H, Tq, .] of queries without a key."""
+        if self.some_blind:
+            rows.masked_fill_(self.blind, 0.0)
 
 
 def _score_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    q, k = ins[0], ins[1]
-    plane = (q.shape[1], q.shape[2], k.shape[2])
-    wide = [Spec(plane, statistic(q.dtype))]
-    return _mask_work(ins) + wide + ([Spec(plane, q.dtype)] if q.dtype.is_low else [])
+    q, wide = ins[0], statistic(ins[0].dtype)
+    heads, queries, keys = *q.shape[1:3], ins[1].shape[2]
+    one, plane = Spec((queries, 1), int64), Spec((queries, keys), bool_)
+    masks = [plane, Spec((queries, 1), bool_), Spec((1, keys), bool_), plane, one, one, plane]
+    kinds = (wide, q.dtype) if q.dtype.is_low else (wide,)
+    return [*masks, Spec((queries, keys), wide), *(Spec((heads, queries, keys), kind) for kind in kinds)]
 
 
 def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
@@ -187,96 +156,92 @@ def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
     return t.view(groups, -1, t.shape[-1])
 
 
-def _probabilities(
-    q: torch.Tensor, k: torch.Tensor, scale: float, wide: torch.Tensor, low: torch.Tensor | None, visible: _Visible
-) -> list[Call]:
-    """Return calls for softmax(scale · q kᵀ) of one batch element, into `low` if given, else `wide`."""
-    scores = (wide if low is None else low).view(k.shape[0], -1, k.shape[1])
-    calls: list[Call] = [partial(torch.baddbmm, scores, q, k.transpose(1, 2), beta=0, alpha=scale, out=scores)]
-    if low is not None:
-        calls.append(partial(wide.copy_, low))
-    calls += visible.softmax(wide)
-    if low is not None:
-        calls.append(partial(low.copy_, wide))
-    return calls
-
-
 @kernel("sdpa", work=_score_work)
-def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def sdpa(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """softmax(scale · q kᵀ, masked) v; q must be contiguous, k and v may be strided."""
-    q, k, v, out = ins[0], ins[1], ins[2], outs[0]
-    visible = _visible(ins, attrs, work[:_MASKS])
-    wide, low = work[_MASKS], work[_MASKS + 1] if len(work) > _MASKS + 1 else None
-    probabilities = (wide if low is None else low).view(k.shape[1], -1, k.shape[2])
-    calls = list(visible.calls)
-    for b in range(q.shape[0]):
-        calls += visible.of(b)
-        calls += _probabilities(_grouped(q[b], k.shape[1]), k[b], attrs["scale"], wide, low, visible)
-        calls.append(partial(torch.bmm, probabilities, v[b], out=_grouped(out[b], k.shape[1])))
-        calls += visible.clear(out[b])
-    return calls
+    (q, k, v), out, a = ins[:3], outs[0], _Attention(ins, attrs, work)
+    groups = k.shape[1]
+    parts = [
+        (_grouped(q[b], groups), k[b].transpose(1, 2), v[b], out[b], _grouped(out[b], groups)) for b in range(len(q))
+    ]
+
+    def run() -> None:
+        a.prepare()
+        for b, (queries, keys, values, rows, grouped) in enumerate(parts):
+            a.probabilities(b, queries, keys)
+            torch.bmm(a.grouped, values, out=grouped)
+            a.clear(rows)
+
+    return run
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    q = ins[0]
-    scores = _score_work(outs, ins, attrs)
+    q, scores = ins[0], _score_work(outs, ins, attrs)
     rows = Spec((q.shape[1], q.shape[2], 1), q.dtype)
     return [*scores, scores[-1], Spec((*q.shape[1:3], ins[2].shape[-1]), q.dtype), rows]
 
 
 @kernel("sdpa_backward", work=_backward_work)
-def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """dq, dk, dv from q, k, v, extras, the output and its gradient; recomputes the probabilities.
 
     Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
     """
     *ins, out, grad = ins
-    q, k, v = ins[:3]
-    dq, dk, dv = outs
-    visible = _visible(ins, attrs, work[:_MASKS])
-    *scores, ds, product, row = work[_MASKS:]
-    wide, low = scores[0], scores[1] if len(scores) > 1 else None
-    groups, scale = k.shape[1], attrs["scale"]
-    p = wide if low is None else low
-    pg, dsg = p.view(groups, -1, k.shape[2]), ds.view(groups, -1, k.shape[2])
-    calls = list(visible.calls)
-    for b in range(q.shape[0]):
-        qb, gb, dqb = (_grouped(t[b], groups) for t in (q, grad, dq))
-        calls += visible.of(b)
-        calls += _probabilities(qb, k[b], scale, wide, low, visible)
-        calls += visible.clear(p)
-        calls += [
-            partial(torch.mul, grad[b], out[b], out=product),
-            partial(torch.sum, product, [-1], True, out=row),
-            partial(torch.bmm, pg.transpose(1, 2), gb, out=dv[b]),
-            partial(torch.bmm, gb, v[b].transpose(1, 2), out=dsg),
-            partial(ds.sub_, row),
-            partial(ds.mul_, p),
-            partial(torch.baddbmm, dqb, dsg, k[b], beta=0, alpha=scale, out=dqb),
-            partial(torch.baddbmm, dk[b], dsg.transpose(1, 2), qb, beta=0, alpha=scale, out=dk[b]),
-        ]
-    return calls
+    (q, k, v), (dq, dk, dv), (*scores, ds, product, row) = ins[:3], outs, work
+    a, scale, groups = _Attention(ins, attrs, scores), attrs["scale"], k.shape[1]
+    transposed, dsg, dst = a.grouped.transpose(1, 2), _grouped(ds, groups), _grouped(ds, groups).transpose(1, 2)
+    parts = [
+        (
+            *(_grouped(t[b], groups) for t in (q, grad, dq)),
+            *(k[b], k[b].transpose(1, 2), v[b].transpose(1, 2), dk[b], dv[b], grad[b], out[b]),
+        )
+        for b in range(len(q))
+    ]
+
+    def run() -> None:
+        a.prepare()
+        for b, (qb, gb, dqb, kb, keys, values, dkb, dvb, gradient, result) in enumerate(parts):
+            a.probabilities(b, qb, keys)
+            a.clear(a.p)
+            torch.sum(torch.mul(gradient, result, out=product), (-1,), True, out=row)
+            torch.bmm(transposed, gb, out=dvb)
+            torch.bmm(gb, values, out=dsg)
+            ds.sub_(row).mul_(a.p)
+            torch.baddbmm(dqb, dsg, kb, beta=0, alpha=scale, out=dqb)
+            torch.baddbmm(dkb, dst, qb, beta=0, alpha=scale, out=dkb)
+
+    return run
+
+
+@kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
+def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Write rows [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises IndexError past the end."""
+    cache, rows, start = ins
+    positions, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
+    return [
+        partial(torch.add, positions, start, out=work[0]),
+        partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
+        *carry(outs, [cache]),
+        partial(outs[0].index_copy_, 2, work[0], rows),
+    ]
 
 
 _TILE = 256  # keys per tile, in whole blocks
-
-
-def _known(pages: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Raises: IndexError unless all ids are blocks of the pool."""
-    if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
-        raise IndexError("a position has no block in the block table")
-    return pages
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
     """Return the blocks of the positions from `first` on of one sequence. Raises: IndexError if one is missing."""
     if stop > first and (stop - 1) // block >= len(table):
         raise IndexError("a position is past the last block of the table")
-    return _known(table[first // block : -(-stop // block)], blocks)
+    pages = table[first // block : -(-stop // block)]
+    if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
+        raise IndexError("a position has no block in the block table")
+    return pages
 
 
 @kernel("kv_append_paged")
-def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Raises: IndexError for a position without a block, before any write."""
     pool, rows, table, lengths = ins
     out, count, block = outs[0], rows.shape[2], pool.shape[2]
@@ -296,7 +261,7 @@ def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) ->
                 out[page, :, inside : inside + some].copy_(rows[b, :, done : done + some])
                 done, inside = done + some, 0
 
-    return [run]
+    return run
 
 
 def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -304,7 +269,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
     (_, groups, block, deep), wide = k.sizes, v.sizes[3]
     blocks = max(_TILE // block, 1)
     queries, rows, keys = q.sizes[2], q.sizes[1] // groups * q.sizes[2], blocks * block
-    kind = float32 if q.dtype.is_low else q.dtype  # statistics need at least float32
+    kind = statistic(q.dtype)
     return [
         Spec((blocks, groups, block, deep), k.dtype),
         Spec((blocks, groups, block, wide), v.dtype),
@@ -315,7 +280,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 
 @kernel("sdpa_paged", work=_scratch)
-def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Attend sequence by sequence, tile by tile in the order of the block table."""
     q, k, v, table, lengths = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
@@ -347,9 +312,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
                 mask |= torch.le(ahead[:, :n], start - low - window, out=away)
             s.view(groups, -1, queries, n).masked_fill_(mask, -inf)
         torch.amax(s, -1, True, out=top)
-        torch.maximum(best, top, out=top).clamp_(
-            min=lowest
-        )  # a fully masked tile gives the lowest finite value, not -inf
+        torch.maximum(best, top, out=top).clamp_(min=lowest)  # of a fully masked tile not -inf
         torch.sub(best, top, out=kept).exp_()
         s.sub_(top).exp_()
         torch.sum(s, -1, True, out=part)
@@ -373,4 +336,4 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list
                 look(b, start, low, min(low + tile, stop))
             out[b].view(groups, rows, -1).copy_(mixed.div_(whole))
 
-    return [run]
+    return run

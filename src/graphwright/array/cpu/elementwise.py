@@ -1,4 +1,4 @@
-"""Elementwise kernels that take more than one torch call (single calls are `aten` cells of `ops/`)."""
+"""Elementwise kernels that take attributes or more than one torch call (others are `aten` cells of `ops/`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import inf, prod
 import torch
 
 from graphwright.array.backend import Attrs, Call, Fresh, Needs
-from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, row_major
+from graphwright.array.cpu.kernel import TORCH_DTYPE, Tensors, kernel, number, out_kernel, row_major, statistic
 from graphwright.array.dtype import bool_, float32, int16, int32, int64, uint8
 from graphwright.array.spec import Spec
 from graphwright.errors import NonFinite
@@ -17,10 +17,31 @@ from graphwright.errors import NonFinite
 aten = torch.ops.aten
 
 
-@kernel("silu", fresh=row_major(torch.nn.functional.silu))
-def silu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x·σ(x)."""
-    return partial(aten.silu.out, ins[0], out=outs[0])
+def _linear_from(x: torch.Tensor) -> float:
+    """From here on softplus(x) equals x to the last digit and eˣ is finite; ATen's 20 costs float64 seven digits."""
+    return 700.0 if x.dtype == torch.float64 else 80.0
+
+
+def _copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    return partial(outs[0].copy_, ins[0])
+
+
+out_kernel("silu", lambda i, a: partial(aten.silu.out, i[0]), row_major(torch.nn.functional.silu))
+out_kernel("relu", lambda i, a: partial(torch.clamp_min, i[0], 0), row_major(lambda x: torch.clamp_min(x, 0)))
+out_kernel("leaky_relu", lambda i, a: partial(aten.leaky_relu.out, i[0], a["slope"]))
+out_kernel("elu", lambda i, a: partial(aten.elu.out, i[0], a["alpha"]))
+out_kernel("gelu", lambda i, a: partial(aten.gelu.out, i[0], approximate=a["approximate"]))
+out_kernel("softplus", lambda i, a: partial(aten.softplus.out, i[0], 1, _linear_from(i[0])))
+out_kernel("step", lambda i, a: partial(torch.heaviside, i[0], number(0, i[0])))
+out_kernel("clamp", lambda i, a: partial(torch.clamp, i[0], a["low"], a["high"]))
+out_kernel("isnan", lambda i, a: partial(torch.ne, i[0], i[0]))
+
+
+kernel("copy", fresh=row_major(torch.clone))(_copy)
+kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))(_copy)
+kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))(
+    lambda o, i, a, w: partial(o[0].fill_, a["value"])
+)
 
 
 @kernel("swiglu")
@@ -30,85 +51,26 @@ def swiglu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return [partial(aten.silu.out, a.expand(outs[0].shape), out=outs[0]), partial(outs[0].mul_, b)]
 
 
-@kernel("relu", fresh=row_major(lambda x: torch.clamp_min(x, 0)))
-def relu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """max(x, 0)."""
-    return partial(torch.clamp_min, ins[0], 0, out=outs[0])
-
-
-@kernel("leaky_relu")
-def leaky_relu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x if x > 0 else slope·x."""
-    return partial(aten.leaky_relu.out, ins[0], attrs["slope"], out=outs[0])
-
-
-@kernel("elu")
-def elu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x if x > 0 else alpha·(eˣ - 1)."""
-    return partial(aten.elu.out, ins[0], attrs["alpha"], out=outs[0])
-
-
-@kernel("gelu")
-def gelu(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x·Φ(x) by erf, or by tanh with `approximate="tanh"`."""
-    return partial(aten.gelu.out, ins[0], approximate=attrs["approximate"], out=outs[0])
-
-
-def _linear_from(x: torch.Tensor) -> float:
-    """From here on softplus(x) equals x to the last digit and eˣ is finite; ATen's 20 costs float64 seven digits."""
-    return 700.0 if x.dtype == torch.float64 else 80.0
-
-
-@kernel("softplus")
-def softplus(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """ln(1 + eˣ)."""
-    return partial(aten.softplus.out, ins[0], 1, _linear_from(ins[0]), out=outs[0])
-
-
 @kernel("logsigmoid")
 def logsigmoid(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """-softplus(-x), in the output's memory."""
     out = outs[0]
-    return [
-        partial(torch.neg, ins[0], out=out),
-        partial(aten.softplus.out, out, 1, _linear_from(out), out=out),
-        out.neg_,
-    ]
+    softplus = partial(aten.softplus.out, out, 1, _linear_from(out), out=out)
+    return [partial(torch.neg, ins[0], out=out), softplus, out.neg_]
 
 
-def _sech_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    wide = float32 if ins[0].dtype.is_low else ins[0].dtype
-    return [Spec(ins[0].shape, wide)] * 2
-
-
-@kernel("sech", work=_sech_work)
-def sech(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+@kernel("sech", work=lambda o, i, a: [Spec(i[0].shape, statistic(i[0].dtype))] * 2)
+def sech(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """2e / (1 + e²) with e = e^-|x|, in float32 or wider."""
     e, square = work
-    one = torch.ones((), dtype=e.dtype)
-    return [
-        partial(e.copy_, ins[0]),
-        e.abs_,
-        e.neg_,
-        e.exp_,
-        partial(torch.mul, e, e, out=square),
-        partial(square.add_, one),
-        partial(e.add_, e),
-        partial(e.div_, square),
-        partial(outs[0].copy_, e),
-    ]
+    one = number(1, e)
 
+    def run() -> None:
+        e.copy_(ins[0]).abs_().neg_().exp_()
+        torch.mul(e, e, out=square).add_(one)
+        outs[0].copy_(e.add_(e).div_(square))
 
-@kernel("step")
-def step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """1 where x > 0, else 0."""
-    return partial(torch.heaviside, ins[0], torch.zeros((), dtype=ins[0].dtype), out=outs[0])
-
-
-@kernel("clamp")
-def clamp(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Clamp between two bounds, either of which may be None."""
-    return partial(torch.clamp, ins[0], attrs["low"], attrs["high"], out=outs[0])
+    return run
 
 
 @kernel("junction", work=lambda o, i, a: [Spec(o[0].shape, float32)] if o[0].dtype.is_low and len(i) > 2 else [])
@@ -117,15 +79,12 @@ def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     out = outs[0]
     if not ins:
         return [out.zero_]
+    if work:
+        start: list[Call] = [partial(work[0].copy_, ins[0])]
+        return [*start, *(partial(work[0].add_, other) for other in ins[1:]), partial(out.copy_, work[0])]
     if len(ins) == 1:
         return [partial(out.copy_, ins[0])]
-    target = work[0] if work else out
-    calls: list[Call] = [partial(torch.add, ins[0], ins[1], out=target)]
-    calls += [partial(target.add_, other) for other in ins[2:]]
-    if work:
-        calls = [partial(target.copy_, ins[0]), *(partial(target.add_, other) for other in ins[1:])]
-        calls.append(partial(out.copy_, target))
-    return calls
+    return [partial(torch.add, ins[0], ins[1], out=out), *(partial(out.add_, other) for other in ins[2:])]
 
 
 _WIDE = 2048
@@ -144,81 +103,50 @@ def _chosen(ins: Tensors, attrs: Attrs) -> Fresh | None:
 
 
 @kernel("where", _bits, fresh=_chosen)
-def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """a or b; for many elements b ^ ((a ^ b) · c), which does not branch."""
     if not work:
-        return [partial(torch.where, *ins, out=outs[0])]
+        return partial(torch.where, *ins, out=outs[0])
     mask = work[0]
     a, b, out = (t.view(mask.dtype).expand(mask.shape) for t in (*ins[1:], outs[0]))
-    return [
-        partial(mask.copy_, ins[0]),
-        partial(torch.bitwise_xor, a, b, out=out),
-        partial(out.mul_, mask),
-        partial(out.bitwise_xor_, b),
-    ]
+
+    def run() -> None:
+        mask.copy_(ins[0])
+        torch.bitwise_xor(a, b, out=out).mul_(mask).bitwise_xor_(b)
+
+    return run
 
 
-@kernel("isnan")
-def isnan(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x != x."""
-    return partial(torch.ne, ins[0], ins[0], out=outs[0])
-
-
-def _magnitude(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return [ins[0]] if ins[0].dtype.is_float else []
-
-
-def _against_infinity(compare: Callable[..., object], whole: bool) -> Callable:
+def _against_infinity(name: str, compare: Callable[..., object], whole: bool) -> None:
     """Compare |x| with infinity; `whole` is the result for integers."""
 
+    @kernel(name, work=lambda o, i, a: [i[0]] if i[0].dtype.is_float else [])
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         if not work:
             return [partial(outs[0].fill_, whole)]
-        limit = torch.tensor(inf, dtype=ins[0].dtype)
-        return [partial(torch.abs, ins[0], out=work[0]), partial(compare, work[0], limit, out=outs[0])]
-
-    return bind
+        size = partial(torch.abs, ins[0], out=work[0])
+        return [size, partial(compare, work[0], number(inf, ins[0]), out=outs[0])]
 
 
-kernel("isinf", work=_magnitude)(_against_infinity(torch.eq, False))
-kernel("isfinite", work=_magnitude)(_against_infinity(torch.lt, True))
+_against_infinity("isinf", torch.eq, False)
+_against_infinity("isfinite", torch.lt, True)
 
 
-@kernel("cast", fresh=row_major(lambda x, dtype: x.to(TORCH_DTYPE[dtype], copy=True)))
-@kernel("copy", fresh=row_major(torch.clone))
-def copy(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy elements, converted to the dtype of the output."""
-    return partial(outs[0].copy_, ins[0])
-
-
-@kernel("full_like", fresh=row_major(lambda x, value: torch.full_like(x, value)))
-def full_like(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Fill with one value."""
-    return partial(outs[0].fill_, attrs["value"])
-
-
-def _checks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    return [ins[0], Spec(ins[0].shape, bool_), Spec((), bool_)]
-
-
-@kernel("assert_finite", work=_checks, needs=Needs(answers=True))
-def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+@kernel(
+    "assert_finite", work=lambda o, i, a: [i[0], Spec(i[0].shape, bool_), Spec((), bool_)], needs=Needs(answers=True)
+)
+def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Copy after checking the values on the host."""
     size, fine, whole = work
-    answer = whole.numpy()
+    answer, limit = whole.numpy(), number(inf, size)
 
-    def check() -> None:
+    def run() -> None:
+        torch.lt(torch.abs(ins[0], out=size), limit, out=fine)
+        torch.all(fine, out=whole)
         if not answer:
             first = tuple((~fine).nonzero()[0].tolist())
-            raise NonFinite(
-                f"{fine.numel() - int(fine.sum())} of {fine.numel()} values are not finite, the first at {list(first)}",
-                got=float(ins[0][first]),
-            )
+            wrong = f"{fine.numel() - int(fine.sum())} of {fine.numel()} values are not finite"
+            raise NonFinite(f"{wrong}, the first at {list(first)}", got=float(ins[0][first]))
+        outs[0].copy_(ins[0])
 
-    return [
-        partial(torch.abs, ins[0], out=size),
-        partial(torch.lt, size, torch.tensor(inf, dtype=size.dtype), out=fine),
-        partial(torch.all, fine, out=whole),
-        check,
-        partial(outs[0].copy_, ins[0]),
-    ]
+    return run

@@ -1,23 +1,23 @@
-"""Gathers and scatters by index arrays, padding of slices, concatenation."""
+"""Gathers and scatters by index arrays; copies that pad, permute, repeat or mirror entries, and their transposes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from math import prod
 
 import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, carry, host, kernel
+from graphwright.array.cpu.kernel import Tensors, carry, host, kernel, number, out_kernel
 from graphwright.array.dtype import bool_, int64
 from graphwright.array.spec import Spec, broadcast_shapes
 
 
 @kernel("embedding")
 def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Gather rows of a table [V, D] for ids of any shape."""
     table, ids = ins
     return partial(torch.index_select, table, 0, ids.view(-1), out=outs[0].view(ids.numel(), table.shape[1]))
 
@@ -41,19 +41,12 @@ def pad_slice(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 @kernel("concat")
 def concat(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Concatenate along an axis."""
-    calls: list[Call] = []
-    at, axis = 0, attrs["axis"]
-    for part in ins:
-        calls.append(partial(outs[0].narrow(axis, at, part.shape[axis]).copy_, part))
-        at += part.shape[axis]
-    return calls
+    axis = attrs["axis"]
+    parts = outs[0].split_with_sizes([part.shape[axis] for part in ins], axis)
+    return [partial(out.copy_, part) for out, part in zip(parts, ins, strict=True)]
 
 
-@kernel("size")
-def size(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """The size of an axis, known when the call is bound."""
-    return partial(outs[0].fill_, ins[0].shape[attrs["axis"]])
+kernel("size")(lambda o, i, a, w: partial(o[0].fill_, i[0].shape[a["axis"]]))
 
 
 class FlatIndices:
@@ -73,7 +66,7 @@ class FlatIndices:
             table = torch.arange(n).repeat(2) * stride  # indices -n..n-1, shifted by n
             moved, found = work[1].view(work[0].shape), self.flat if k == 0 else work[2].view(-1)
             self.calls += [
-                partial(torch.add, index.expand(moved.shape), torch.tensor(n), out=moved),
+                partial(torch.add, index.expand(moved.shape), number(n, index), out=moved),
                 partial(torch.index_select, table, 0, moved.view(-1), out=found),
             ]
             if k:
@@ -103,27 +96,21 @@ class FlatIndices:
 
 @kernel("index", lambda o, i, a: FlatIndices.scratch(i[1:]))
 def index(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Gather at flat indices."""
-    flat_indices = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
-    x, out = flat_indices.array(ins[0]), flat_indices.entries(outs[0])
-    return [*flat_indices.calls, partial(torch.index_select, x, flat_indices.axis, flat_indices.flat, out=out)]
+    at = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
+    return [*at.calls, partial(torch.index_select, at.array(ins[0]), at.axis, at.flat, out=at.entries(outs[0]))]
 
 
 @kernel("index_sum", lambda o, i, a: FlatIndices.scratch(i[1:]), widen=True)
 def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Add entries to zeros at flat indices, in order."""
-    flat_indices = FlatIndices(outs[0].shape, ins[1:], attrs["axis"], work)
-    add = partial(
-        flat_indices.array(outs[0]).index_add_, flat_indices.axis, flat_indices.flat, flat_indices.entries(ins[0])
-    )
-    return [*flat_indices.calls, outs[0].zero_, add]
+    at = FlatIndices(outs[0].shape, ins[1:], attrs["axis"], work)
+    return [*at.calls, outs[0].zero_, partial(at.array(outs[0]).index_add_, at.axis, at.flat, at.entries(ins[0]))]
 
 
 def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     """Return scratch: indices, and the values broadcast to them if they are fewer."""
     x, values, *ids = ins
-    work = FlatIndices.scratch(ids)
-    start = attrs["axis"] % len(x.shape)
+    work, start = FlatIndices.scratch(ids), attrs["axis"] % len(x.shape)
     full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
     return work if values.shape == full else [*work, Spec(full, values.dtype)]
 
@@ -131,51 +118,40 @@ def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[FlatIndices, torch.Tensor, list[Call]]:
     """Return indices, a value for each, and the calls before; an index out of range raises before a write."""
     x, values, *ids = ins
-    flat_indices = FlatIndices(x.shape, ids, attrs["axis"], work)
-    calls = list(flat_indices.calls)
-    for full in work[2 if len(ids) == 1 else 3 :]:
-        calls.append(partial(full.copy_, values))
-        values = full
-    return flat_indices, flat_indices.entries(values), [*calls, *carry(outs, [x])]
+    at, full = FlatIndices(x.shape, ids, attrs["axis"], work), work[2 if len(ids) == 1 else 3 :]
+    spread: list[Call] = [partial(wide.copy_, values) for wide in full]
+    return at, at.entries((*full, values)[0]), [*at.calls, *spread, *carry(outs, [x])]
 
 
 @kernel("index_put", _update_work)
 def index_put(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Write values at flat indices in order: ATen's index_copy leaves the order of duplicates open."""
-    flat_indices, values, calls = _update(outs, ins, attrs, work)
-    return [*calls, _write(outs[0], flat_indices, host(values))]
+    at, values, calls = _update(outs, ins, attrs, work)
+    return [*calls, _write(outs[0], at, host(values))]
 
 
 @kernel("index_add", _update_work, widen=True)
 def index_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add values at flat indices, in order."""
-    flat_indices, values, calls = _update(outs, ins, attrs, work)
-    return [*calls, partial(flat_indices.array(outs[0]).index_add_, flat_indices.axis, flat_indices.flat, values)]
+    at, values, calls = _update(outs, ins, attrs, work)
+    return [*calls, partial(at.array(outs[0]).index_add_, at.axis, at.flat, values)]
 
 
 @kernel("index_fill", lambda o, i, a: FlatIndices.scratch(i[1:]))
 def index_fill(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write one value at flat indices."""
-    flat_indices = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
+    at = FlatIndices(ins[0].shape, ins[1:], attrs["axis"], work)
     value = host(torch.tensor(attrs["value"], dtype=outs[0].dtype))
-    return [*flat_indices.calls, *carry(outs, ins[:1]), _write(outs[0], flat_indices, value)]
+    return [*at.calls, *carry(outs, ins[:1]), _write(outs[0], at, value)]
 
 
-def _write(out: torch.Tensor, flat_indices: FlatIndices, values: np.ndarray) -> Call:
-    target = host(flat_indices.array(out))
-    return partial(target.__setitem__, (slice(None),) * flat_indices.axis + (flat_indices.flat.numpy(),), values)
+def _write(out: torch.Tensor, at: FlatIndices, values: np.ndarray) -> Call:
+    return partial(host(at.array(out)).__setitem__, (slice(None),) * at.axis + (at.flat.numpy(),), values)
 
 
-@kernel("one_hot")
-def one_hot(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Ones at the ids."""
-    out, ids = outs[0], ins[0].unsqueeze(-1)
-    return [out.zero_, partial(out.scatter_, -1, ids, 1)]
+kernel("one_hot")(lambda o, i, a, w: [o[0].zero_, partial(o[0].scatter_, -1, i[0].unsqueeze(-1), 1)])
 
 
 @kernel("bincount")
 def bincount(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Count each id."""
     ids = ins[0].view(-1)
     return [outs[0].zero_, partial(outs[0].index_add_, 0, ids, torch.ones(1, dtype=torch.int64).expand(len(ids)))]
 
@@ -186,56 +162,152 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 
 @kernel("nonzero", _ranks)
-def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Write the flat index of each nonzero entry at its rank; others, and those past `size`, at one spare end."""
-    (x,), (out,), (hit, rank, flat, found, absent) = ins, outs, work
-    size, flat_indices = attrs["size"], found[:-1] if attrs["size"] else found[:0]
-    calls: list[Call] = [
-        partial(torch.ne, x, torch.zeros((), dtype=x.dtype), out=hit.view(x.shape)),
-        partial(rank.copy_, hit),
-        partial(torch.cumsum, rank, 0, out=rank),
-        partial(rank.sub_, torch.tensor(1)),
-        partial(torch.clamp, rank, max=size, out=rank),
-        partial(torch.where, hit, rank, torch.tensor(size), out=rank),
-        partial(torch.arange, len(flat), out=flat),
-        partial(found.fill_, -1),
-        partial(found.scatter_, 0, rank, flat),
-        partial(torch.lt, flat_indices, torch.tensor(0), out=absent),
-    ]
-    for axis, n in enumerate(x.shape):
-        column, stride = out[:, axis], torch.tensor(max(prod(x.shape[axis + 1 :]), 1))
-        calls += [
-            partial(torch.div, flat_indices, stride, rounding_mode="floor", out=column),
-            partial(torch.remainder, column, torch.tensor(max(n, 1)), out=column),
-            partial(column.masked_fill_, absent, attrs["fill"]),
-        ]
-    return calls
+    (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
+    flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
+    none, one, end = (number(n, rank) for n in (0, 1, size))
+    sizes = [(number(max(prod(x.shape[a + 1 :]), 1), rank), number(max(n, 1), rank)) for a, n in enumerate(x.shape)]
+    columns = [(out[:, axis], *numbers) for axis, numbers in enumerate(sizes)]
+
+    def run() -> None:
+        torch.ne(x, zero, out=truths)
+        torch.cumsum(rank.copy_(hit), 0, out=rank).sub_(one)
+        torch.clamp(rank, max=size, out=rank)
+        torch.where(hit, rank, end, out=rank)
+        found.fill_(-1).scatter_(0, rank, torch.arange(len(flat), out=flat))
+        torch.lt(flat_indices, none, out=absent)
+        for column, stride, n in columns:
+            torch.div(flat_indices, stride, rounding_mode="floor", out=column)
+            torch.remainder(column, n, out=column).masked_fill_(absent, attrs["fill"])
+
+    return run
 
 
-@kernel("gather")
-def gather(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Gather along an axis."""
-    return partial(torch.gather, ins[0], attrs["axis"], ins[1], out=outs[0])
+out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 
-@kernel("scatter_sum", widen=True)
-def scatter_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add each entry to zeros at its index, in the order of the entries."""
-    return [outs[0].zero_, partial(outs[0].scatter_add_, attrs["axis"], ins[1], ins[0])]
-
-
-def _checked(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Return calls before a write: an index out of range raises, then the array is copied."""
     return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
 
 
-@kernel("scatter", lambda o, i, a: [i[2]])
-def scatter(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write values at their indices, in order."""
-    return [*_checked(outs, ins, attrs, work), partial(outs[0].scatter_, attrs["axis"], *ins[1:])]
+# written and added in the order of the entries
+kernel("scatter_sum", widen=True)(lambda o, i, a, w: [o[0].zero_, partial(o[0].scatter_add_, a["axis"], i[1], i[0])])
+kernel("scatter", lambda o, i, a: [i[2]])(
+    lambda o, i, a, w: [*_before(o, i, a, w), partial(o[0].scatter_, a["axis"], *i[1:])]
+)
+kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)(
+    lambda o, i, a, w: [*_before(o, i, a, w), partial(o[0].scatter_add_, a["axis"], *i[1:])]
+)
 
 
-@kernel("scatter_add", lambda o, i, a: [i[2]], widen=True)
-def scatter_add(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add values at their indices, in order."""
-    return [*_checked(outs, ins, attrs, work), partial(outs[0].scatter_add_, attrs["axis"], *ins[1:])]
+@kernel("flip")
+def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    axes = {axis % ins[0].dim() for axis in attrs["axes"]}
+    index = tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(ins[0].dim()))
+    return partial(np.copyto, host(outs[0]), host(ins[0])[index])  # torch has no negative strides
+
+
+@kernel("roll")
+def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Exchange two pieces along each axis."""
+    x, out = ins[0], outs[0]
+    if not x.numel():
+        return []
+    pieces = []
+    for shift, axis in zip(attrs["shifts"], attrs["axes"], strict=True):
+        size = x.shape[axis]
+        at = shift % size
+        pieces.append([(axis, 0, at, size - at)] + ([(axis, size - at, 0, at)] if at else []))
+    calls: list[Call] = []
+    for choice in product(*pieces):
+        source, target = x, out
+        for axis, start, to, size in choice:
+            source, target = source.narrow(axis, start, size), target.narrow(axis, to, size)
+        calls.append(partial(target.copy_, source))
+    return calls
+
+
+@kernel("tile")
+def tile(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Copy once from a view in which repeats are axes of stride 0."""
+    if not outs[0].numel():
+        return []
+    x, repeats = ins[0], attrs["repeats"]
+    sizes = [1] * (len(repeats) - x.dim()) + list(x.shape)
+    ones = [size for n in sizes for size in (1, n)]
+    pairs = [size for pair in zip(repeats, sizes, strict=True) for size in pair]
+    return [partial(outs[0].view(pairs).copy_, x.view(ones).expand(pairs))]
+
+
+@kernel("repeat_interleave")
+def repeat_interleave(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Copy once from a view in which the repeats are an axis of stride 0."""
+    axis, repeats = attrs["axis"] % ins[0].dim(), attrs["repeats"]
+    pairs = outs[0].unflatten(axis, (ins[0].shape[axis], repeats))
+    return [partial(pairs.copy_, ins[0].unsqueeze(axis + 1).expand(pairs.shape))]
+
+
+def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
+    """Return the padded axes with their widths before and after."""
+    lead = rank - len(attrs["widths"])
+    return [(lead + i, *pair) for i, pair in enumerate(attrs["widths"]) if any(pair)]
+
+
+def _sources(size: int, before: int, after: int, mode: str) -> torch.Tensor:
+    """Return the source index of each entry of a padded axis."""
+    indices, last = torch.arange(-before, size + after), size - 1
+    return indices.clamp(0, last) if mode == "replicate" else last - (last - indices.abs()).abs()
+
+
+def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+    for axis, before, after in widths:
+        t = t.narrow(axis, before, t.shape[axis] - before - after)
+    return t
+
+
+def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
+    """Return the part inside the padding, axis by axis."""
+    if attrs["mode"] == "constant":
+        return []
+    shape, made = list(start.sizes), []
+    for axis, *_ in _widths(attrs, len(shape))[:-1]:
+        shape[axis] = end.sizes[axis]
+        made.append(Spec(tuple(shape), start.dtype))
+    return made
+
+
+@kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
+def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Pad with a value around a copy, or index by index along each axis."""
+    x, widths = ins[0], _widths(attrs, ins[0].dim())
+    if attrs["mode"] == "constant":
+        return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
+    if not widths:
+        return [partial(outs[0].copy_, x)]
+    calls: list[Call] = []
+    for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
+        indices = _sources(x.shape[axis], before, after, attrs["mode"])
+        calls.append(partial(torch.index_select, x, axis, indices, out=target))
+        x = target
+    return calls
+
+
+@kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
+def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Return the inner part, or add every padded entry to its source along each axis."""
+    g, widths = ins[0], _widths(attrs, ins[0].dim())
+    if attrs["mode"] == "constant" or not widths:
+        return [partial(outs[0].copy_, _inner(g, widths))]
+    calls: list[Call] = []
+    for (axis, before, after), target in zip(widths, [*work, outs[0]], strict=True):
+        indices = _sources(target.shape[axis], before, after, attrs["mode"])
+        calls += [target.zero_, partial(target.index_add_, axis, indices, g)]
+        g = target
+    return calls
+
+
+out_kernel("tril", lambda i, a: partial(torch.tril, i[0], a["diagonal"]))
+out_kernel("triu", lambda i, a: partial(torch.triu, i[0], a["diagonal"]))
+out_kernel("iota", lambda i, a: partial(torch.arange, i[0].shape[a["axis"]]))

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial, wraps
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,6 @@ Tensors = Sequence[torch.Tensor]
 Bind = Callable[[Tensors, Tensors, Attrs, Tensors], "Call | list[Call]"]
 Work = Callable[[Sequence[Spec], Sequence[Spec], Attrs], list[Spec]]
 Choose = Callable[[Tensors, Attrs], "Fresh | None"]
-
-
 Asks = Callable[[Sequence[Spec], Attrs], Needs]
 
 
@@ -50,19 +48,27 @@ KERNELS: dict[str, Kernel] = {}
 _NONE = Needs()
 TORCH_DTYPE: dict[DType, torch.dtype] = {d: getattr(torch, name) for name, d in DTYPES.items()}
 _LOW = frozenset(t for d, t in TORCH_DTYPE.items() if d.is_low)
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def torch_dtype(dtype: DType) -> torch.dtype:
-    """Return torch's dtype for a DType."""
-    return TORCH_DTYPE[dtype]
+def statistic(dtype: DType) -> DType:
+    """Return the dtype of sums over an axis: float32 for 16-bit floats, else the dtype itself."""
+    return float32 if dtype.is_low else dtype
+
+
+@lru_cache(maxsize=512)
+def _constant(value: float, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(value, dtype=dtype)
+
+
+def number(value: float, like: torch.Tensor) -> torch.Tensor:
+    """Return a shared constant in the dtype of `like`; for a Python number ATen would allocate a tensor per call."""
+    return _constant(value, like.dtype)
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
     """Return copies for the outputs that do not share memory with their operand."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
-
-
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def host(t: torch.Tensor) -> np.ndarray:
@@ -71,20 +77,14 @@ def host(t: torch.Tensor) -> np.ndarray:
 
 
 def kernel(
-    name: str,
-    work: Work | None = None,
-    *,
-    widen: bool = False,
-    where: str = "",
-    fresh: Choose | None = None,
+    name: str, work: Work | None = None, *, widen: bool = False, fresh: Choose | None = None,
     needs: Needs | Asks = _NONE,
-) -> Callable[[Bind], Bind]:
+) -> Callable[[Bind], Bind]:  # fmt: skip
     """Register a kernel.
 
     Args:
         work, fresh: see `Kernel`.
         needs: host requirements, or a function that returns those of one use.
-        where: file and line; by default those of the function.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
 
@@ -92,12 +92,22 @@ def kernel(
         if name in KERNELS:
             raise ValueError(f"kernel {name!r} is already registered")
         code = inspect.unwrap(bind).__code__
-        place = where or f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        place = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
         asks: Asks = (lambda ins, attrs, said=needs: said) if isinstance(needs, Needs) else needs
         KERNELS[name] = Kernel(*(_widened(bind, work) if widen else (bind, work)), place, fresh, asks)
         return bind
 
     return enter
+
+
+def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh: Choose | None = None) -> None:
+    """Register a kernel that is one call with `out=`; `call(ins, attrs)` returns it without its output."""
+
+    @wraps(call)
+    def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+        return partial(call(ins, attrs), out=outs[0])
+
+    kernel(name, fresh=fresh)(bind)
 
 
 def row_major(call: Fresh) -> Choose:
@@ -110,12 +120,10 @@ def kernel_of(name: str) -> Kernel | None:
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)
-        found = KERNELS[name] = Kernel(partial(_bind_function, call), None, f"torch.{function}", row_major(call))
+        found = KERNELS[name] = Kernel(
+            lambda outs, ins, attrs, work: partial(call, *ins, out=outs[0]), None, f"torch.{function}", row_major(call)
+        )
     return found
-
-
-def _bind_function(call: Callable[..., object], outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    return partial(call, *ins, out=outs[0])
 
 
 def _widened(bind: Bind, work: Work | None) -> tuple[Bind, Work]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise, product
 
 import torch
 
-from graphwright.array.backend import Attrs, Call, Needs
+from graphwright.array.backend import Attrs, Call, Fresh, Needs
 from graphwright.array.cpu.kernel import Tensors, kernel
 from graphwright.array.dtype import int32
 from graphwright.array.spec import Spec
@@ -29,10 +28,8 @@ def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]
     """
     if a.dim() == 2:
         return [partial(torch.mm, a, b, out=out)]
-    calls: list[Call] = []
-    for index in product(*(range(n) for n in out.shape[:-3])):
-        calls.append(partial(torch.bmm, a[index], b[index], out=out[index]))
-    return calls
+    indices = product(*(range(n) for n in out.shape[:-3]))
+    return [partial(torch.bmm, a[index], b[index], out=out[index]) for index in indices]
 
 
 @kernel("matmul", fresh=lambda ins, attrs: torch.mm if ins[0].dim() == ins[1].dim() == 2 else None)
@@ -53,20 +50,18 @@ def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Cal
     return bmm_calls(a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:]), out)
 
 
-def _with_bias(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.addmm(b, x, w.t())
+def _fresh(ins: Tensors, attrs: Attrs) -> Fresh | None:
+    return (lambda x, w, b: torch.addmm(b, x, w.t())) if ins[0].dim() == 2 and len(ins) == 3 else None
 
 
-@kernel("linear", fresh=lambda ins, attrs: _with_bias if ins[0].dim() == 2 and len(ins) == 3 else None)
+@kernel("linear", fresh=_fresh)
 def linear(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """x · wᵀ (+ b), w as [out, in]."""
     return _linear(outs[0], ins[0], ins[1], ins[2:])
 
 
 def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) -> list[Call]:
     if 0 in x.shape or 0 in w.shape:
-        fill = partial(out.copy_, bias[0].expand(out.shape)) if len(bias) and out.numel() else out.zero_
-        return [fill]
+        return [partial(out.copy_, bias[0].expand(out.shape)) if len(bias) and out.numel() else out.zero_]
     rows, target = _rows(x), _rows(out)
     if rows is None or target is None:  # leading axes that do not merge: one product per leading index
         batch = out.shape[:-2]
@@ -102,7 +97,6 @@ def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
 
 @kernel("grouped_matmul", needs=Needs(reads=(2,)))
 def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Multiply the rows of group e by matrix e."""
     x, w, offsets = ins
 
     def run() -> None:
@@ -117,7 +111,6 @@ def grouped_matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> 
 
 @kernel("grouped_outer", needs=Needs(reads=(2,)))
 def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Per group, multiply transposed rows of x by rows of y."""
     x, y, offsets = ins
 
     def run() -> None:
@@ -130,12 +123,7 @@ def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
     return run
 
 
-def _factors(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    n = ins[0].shape[0]
-    return [ins[0], Spec((n,), int32), Spec((), int32), outs[0]]
-
-
-@kernel("solve", work=_factors, widen=True)
+@kernel("solve", lambda o, i, a: [i[0], Spec(i[0].shape[:1], int32), Spec((), int32), o[0]], widen=True)
 def solve(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Solve in column-major buffers, as LAPACK does; a singular matrix gives infinities and NaN."""
     lu, pivots, info, solution = work

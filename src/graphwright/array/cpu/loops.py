@@ -16,11 +16,9 @@ from graphwright.native import cached, njit
 
 _inlined: Any = njit(error_model="numpy", nogil=True)
 _PRIMITIVES = {
-    "absolute": _inlined(lambda x: abs(x)),
-    "exp": exp,
-    "log": log,
+    "absolute": _inlined(lambda x: abs(x)), "exp": exp, "log": log,
     "select": _inlined(lambda condition, x, y: x if condition else y),
-}
+}  # fmt: skip
 _sigmoids = {
     name: getattr(specialise(activations, _PRIMITIVES, _inlined), name) for name in ("sigmoid", "sigmoid_slope")
 }

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from graphwright.array.backend import Attrs, Call, Needs
-from graphwright.array.cpu.kernel import Tensors, carry, kernel
-from graphwright.array.dtype import int64
-from graphwright.array.formulas.optimizers import QUINTIC
+from graphwright.array.cpu.kernel import Tensors, carry, kernel, number
+from graphwright.array.formulas.optimizers import QUINTIC, muon_scale
 from graphwright.array.spec import Spec
 
 _FOUND = Needs(reads=(1,))
@@ -49,8 +48,19 @@ def _unless(found: torch.Tensor, *calls: Call) -> Call:
 
 
 def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
-    one = torch.ones(())
-    return [partial(s.add_, one) for s in steps]
+    return [partial(s.add_, number(1, s)) for s in steps]
+
+
+def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) -> list[Call]:
+    """Return calls of `step(parameter, gradient, *moments)` for each parameter, then those that count."""
+    params, *moments, steps = _columns(outs, width)
+    calls = [partial(step, *member) for member in zip(params, ins[2 : 2 + len(params)], *moments, strict=True)]
+    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+
+
+def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
+    """Write the gradient of what is minimised."""
+    torch.neg(grad, out=out) if attrs["maximize"] else out.copy_(grad)
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
@@ -75,15 +85,8 @@ def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     """Gradient descent; in the first step of a parameter the momentum is the gradient itself."""
     params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
     grads = list(ins[2 : 2 + len(params)])
-    fused = partial(
-        torch._fused_sgd_,  # pyright: ignore[reportPrivateImportUsage]
-        weight_decay=attrs["weight_decay"],
-        momentum=attrs["momentum"],
-        lr=ins[0],
-        dampening=attrs["dampening"],
-        nesterov=attrs["nesterov"],
-        maximize=attrs["maximize"],
-    )
+    numbers = {name: attrs[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
+    fused = partial(torch._fused_sgd_, lr=ins[0], **numbers)  # pyright: ignore[reportPrivateImportUsage]
 
     def step() -> None:
         new = [not s.item() for s in steps]
@@ -102,13 +105,12 @@ def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs)
 @kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Parameter by parameter, in scratch of the size of the largest."""
-    params, *moments, steps = _columns(outs, 3 + bool(attrs["momentum"]) + attrs["centered"])
-    lr, grads, decay = ins[0], ins[2 : 2 + len(params)], attrs["weight_decay"]
-    alpha, momentum, eps = (params[0].new_tensor(attrs[name]) for name in ("alpha", "momentum", "eps"))
+    lr, decay = ins[0], attrs["weight_decay"]
+    alpha, momentum, eps = (number(attrs[name], outs[0]) for name in ("alpha", "momentum", "eps"))
 
     def step(param: torch.Tensor, grad: torch.Tensor, v: torch.Tensor, *rest: torch.Tensor) -> None:
         g, root = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
-        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        _signed(grad, attrs, g)
         if decay:
             g.add_(param, alpha=decay)
         v.mul_(alpha).addcmul_(g, g, value=1 - attrs["alpha"])
@@ -122,25 +124,22 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
         else:
             param.addcdiv_(g, root, value=-lr.item())
 
-    calls = [partial(step, *member) for member in zip(params, grads, *moments, strict=True)]
-    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return _each(outs, ins, 3 + bool(attrs["momentum"]) + attrs["centered"], step)
 
 
 @kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Parameter by parameter: the step is the sign of an interpolation of momentum and gradient."""
-    params, moments, steps = _columns(outs, 3)
-    lr, grads = ins[0], ins[2 : 2 + len(params)]
+    lr = ins[0]
 
     def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
         g, way = (w.view(-1)[: param.numel()].view(param.shape) for w in work)
-        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        _signed(grad, attrs, g)
         torch.lerp(m, g, 1 - attrs["beta1"], out=way).sign_()
         param.add_(param, alpha=-lr.item() * attrs["weight_decay"]).add_(way, alpha=-lr.item())
         m.lerp_(g, 1 - attrs["beta2"])
 
-    calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
-    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return _each(outs, ins, 3, step)
 
 
 def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -153,10 +152,8 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Matrix by matrix, in scratch of the size of the largest; one with more rows than columns as its transpose."""
-    params, moments, steps = _columns(outs, 3)
-    lr, grads, momentum = ins[0], ins[2 : 2 + len(params)], attrs["momentum"]
+    lr, momentum, eps = ins[0], attrs["momentum"], number(attrs["eps"], outs[0])
     a, b, c = QUINTIC
-    eps = params[0].new_tensor(attrs["eps"])
 
     def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
         (rows, columns), flat = param.shape, param.shape[0] <= param.shape[1]
@@ -164,7 +161,7 @@ def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
         g = work[0][: param.numel()].view(param.shape)
         x, y = (w[: param.numel()].view(wide) for w in work[1:3])
         square, fourth = (w[: wide[0] ** 2].view(wide[0], wide[0]) for w in work[3:5])
-        torch.neg(grad, out=g) if attrs["maximize"] else g.copy_(grad)
+        _signed(grad, attrs, g)
         m.lerp_(g, 1 - momentum)
         g.lerp_(m, momentum) if attrs["nesterov"] else g.copy_(m)
         x.copy_(g if flat else g.T)
@@ -175,18 +172,15 @@ def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
             torch.addmm(square, square, square, beta=b, alpha=c, out=fourth)
             torch.addmm(x, fourth, x, beta=a, out=y)
             x, y = y, x
-        most = max(rows, columns) if attrs["adjust"] != "original" else max(1.0, rows / columns)
-        scale = most**0.5 * (0.2 if attrs["adjust"] != "original" else 1.0)
+        scale = muon_scale(rows, columns, attrs["adjust"])
         param.add_(param, alpha=-lr.item() * attrs["weight_decay"])
         param.add_(x if flat else x.T, alpha=-lr.item() * scale)
 
-    calls = [partial(step, *member) for member in zip(params, grads, moments, strict=True)]
-    return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
+    return _each(outs, ins, 3, step)
 
 
 @kernel("ema_step", needs=Needs(reads=(0,)))
 def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Target ← target + τ·(source - target)."""
 
     def step() -> None:
         tau = ins[0].item()
@@ -201,16 +195,3 @@ def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> l
     """One pass over all gradients by ATen."""
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
     return [*_carried(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
-
-
-@kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
-def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write rows [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises IndexError past the end."""
-    cache, rows, start = ins
-    positions, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
-    return [
-        partial(torch.add, positions, start, out=work[0]),
-        partial(torch.index_select, room, 0, work[0], out=work[1]),  # raises before anything is written
-        *carry(outs, [cache]),
-        partial(outs[0].index_copy_, 2, work[0], rows),
-    ]

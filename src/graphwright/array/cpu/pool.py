@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +20,15 @@ aten = torch.ops.aten
 
 def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
     """View [..., H, W] as [N, H, W]; a line is a plane of one row."""
-    return t.view(-1, *(1,) * (2 - rank), *t.shape[t.dim() - rank :])
+    lead = t.dim() - rank
+    return t.view(prod(t.shape[:lead]), *(1,) * (2 - rank), *t.shape[lead:])
 
 
-def _pairs(attrs: Attrs) -> dict[str, list[int]]:
+def _pairs(attrs: Attrs) -> list[list[int]]:
     """Return kernel, stride, padding and dilation of a plane."""
-    window = Window.of(attrs["kernel"], attrs)
-    lead = 2 - len(window.kernel)
-    return {
-        "kernel": [1] * lead + list(window.kernel),
-        "stride": [1] * lead + list(window.stride),
-        "padding": [0] * lead + list(window.padding),
-        "dilation": [1] * lead + list(window.dilation),
-    }
+    w = Window.of(attrs["kernel"], attrs)
+    facts = ((1, w.kernel), (1, w.stride), (0, w.padding), (1, w.dilation))
+    return [[alone] * (2 - len(sizes)) + list(sizes) for alone, sizes in facts]
 
 
 def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
@@ -48,18 +44,14 @@ def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
         at += count
 
 
-def _side_by_side(work: Sequence[Spec], shapes: Sequence[Sequence[int]]) -> list[Spec]:
-    """Return scratch for the planes of a block: one spec of each dtype in `work`."""
-    size = prod(shapes[0][1:])
-    most = max((block.stop - block.start for block, _ in _blocks(shapes[0][0], size)), default=0)
-    return [Spec((most * prod(shape[1:]),), w.dtype) for w, shape in zip(work, shapes, strict=True)]
-
-
 def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
+    """Return scratch for the planes of a block of the operand and of each result."""
     arrays, rank = [ins[0], *outs], len(attrs["kernel"])
     if not outs[0].size:
         return []
-    return _side_by_side(arrays, [(prod(a.sizes[:-rank]), *trailing(a.sizes, rank)) for a in arrays])
+    sizes = [prod(trailing(a.sizes, rank)) for a in arrays]
+    most = max((block.stop - block.start for block, _ in _blocks(prod(ins[0].sizes[:-rank]), sizes[0])), default=0)
+    return [Spec((most * size,), a.dtype) for a, size in zip(arrays, sizes, strict=True)]
 
 
 @kernel("max_pool", _max_work)
@@ -75,76 +67,62 @@ def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
             w[: t.numel()].view(len(t), *t.shape[2:], wide).movedim(-1, 1)
             for w, t in zip(work, (given, *made), strict=True)
         )
-        pool = partial(aten.max_pool2d_with_indices.out, transposed, *_pairs(attrs).values())
+        pool = partial(aten.max_pool2d_with_indices.out, transposed, *_pairs(attrs))
         calls += [partial(transposed.copy_, given), partial(pool, out=results[0], indices=results[1])]
         calls += [partial(t.copy_, r) for t, r in zip(made, results, strict=True)]
     return calls
 
 
-def _average(attrs: Attrs) -> dict[str, Any]:
-    pairs = _pairs(attrs)
-    return {
-        "kernel_size": pairs["kernel"],
-        "stride": pairs["stride"],
-        "padding": pairs["padding"],
-        "ceil_mode": False,
-        "count_include_pad": attrs["count_include_pad"],
-        "divisor_override": None,
-    }
+def _average(attrs: Attrs) -> tuple[Any, ...]:
+    """Return kernel, stride, padding, ceil_mode, count_include_pad and divisor_override."""
+    return (*_pairs(attrs)[:3], False, attrs["count_include_pad"], None)
 
 
 @kernel("avg_pool", widen=True)
 def avg_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Mean of each window."""
-    if not outs[0].numel():
-        return []
     x, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
-    return [partial(aten.avg_pool2d.out, x, **_average(attrs), out=out)]
+    return [partial(aten.avg_pool2d.out, x, *_average(attrs), out=out)] if out.numel() else []
 
 
 @kernel("avg_pool_backward", widen=True)
 def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Spread each gradient evenly over its window."""
-    if not outs[0].numel():
-        return []
+    """Spread each gradient evenly over its window; the second operand of ATen's kernel gives only sizes."""
     g, out = (_planes(t, len(attrs["kernel"])) for t in (ins[0], outs[0]))
-    grad_input: Any = aten.avg_pool2d_backward.grad_input
-    return [
-        partial(grad_input, g, out, **_average(attrs), grad_input=out)
-    ]  # reads only the sizes of its second operand
+    backward: Any = aten.avg_pool2d_backward.grad_input
+    return [partial(backward, g, out, *_average(attrs), grad_input=out)] if out.numel() else []
 
 
-class Taps(NamedTuple):
-    """One axis of a resampling: entry i is Σ over t of weight[t, i] · x[index[t, i]]."""
-
-    place: np.ndarray
-    weight: np.ndarray
-
-
-def _means(n: int, m: int) -> Taps:
+def _means(n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
     """Means over floor(i·n/m) .. ceil((i+1)·n/m); shorter windows repeat their last entry and split its weight."""
     i = np.arange(m)
     start, end = i * n // m, -(-(i + 1) * n // m)
     count, longest = end - start, int((end - start).max())
     t = np.arange(longest)[:, None]
     shared = np.where(t >= count - 1, longest - count + 1, 1)  # a weight of 0 would make NaN of an infinity
-    return Taps(np.minimum(start + t, end - 1), 1.0 / (count * shared))
+    return np.minimum(start + t, end - 1), 1.0 / (count * shared)
 
 
-def _between(n: int, m: int, align_corners: bool) -> Taps:
+def _between(n: int, m: int, align_corners: bool) -> tuple[np.ndarray, np.ndarray]:
     i = np.arange(m, dtype=np.float64)
     at = i * ((n - 1) / max(m - 1, 1)) if align_corners else np.maximum((i + 0.5) * (n / m) - 0.5, 0.0)
     low = np.minimum(np.floor(at).astype(np.int64), n - 1)
     part = at - low
-    return Taps(np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1.0 - part, part]))
+    return np.stack([low, np.minimum(low + 1, n - 1)]), np.stack([1.0 - part, part])
 
 
-def _taps(n: int, m: int, attrs: Attrs) -> Taps:
-    """Return the resampling from n to m entries."""
+def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the resampling of an axis from n to m entries: entry i is Σ over t of weight[t, i] · x[index[t, i]].
+
+    One pair (index, weight) for each t, the weights shaped along the axis.
+    """
     mode = attrs.get("mode", "mean")
     if mode == "nearest":
-        return Taps((np.arange(m) * n // m)[None], np.ones((1, m)))
-    return _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
+        indices, weights = (np.arange(m) * n // m)[None], np.ones((1, m))
+    else:
+        indices, weights = _means(n, m) if mode == "mean" else _between(n, m, attrs["align_corners"])
+    shape = (-1, *(1,) * (like.dim() - 1 - axis))
+    wide = torch.from_numpy(weights).to(like.dtype)
+    return [(torch.from_numpy(p), w.view(shape)) for p, w in zip(indices, wide, strict=True)]
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -175,15 +153,10 @@ def resample(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
     calls: list[Call] = []
     stages, x = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
-        taps = _taps(x.shape[axis], shape[axis], attrs)
-        for t, (place, weight) in enumerate(_bound(taps, x, axis)):
-            if t == 0:
-                calls += [partial(torch.index_select, x, axis, place, out=target), partial(target.mul_, weight)]
-            else:
-                calls += [
-                    partial(torch.index_select, x, axis, place, out=part),
-                    partial(target.addcmul_, part, weight),
-                ]
+        (place, weight), *others = _taps(x.shape[axis], shape[axis], attrs, x, axis)
+        calls += [partial(torch.index_select, x, axis, place, out=target), partial(target.mul_, weight)]
+        for place, weight in others:
+            calls += [partial(torch.index_select, x, axis, place, out=part), partial(target.addcmul_, part, weight)]
         x = target
     return calls
 
@@ -196,16 +169,7 @@ def resample_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
     stages, g = _stages(ins[0].shape, outs[0].shape, len(attrs["sizes"])), ins[0]
     for (axis, shape), part, target in zip(stages, work, [*work[len(stages) :], outs[0]], strict=False):
         calls.append(target.zero_)
-        for place, weight in _bound(_taps(shape[axis], g.shape[axis], attrs), g, axis):
+        for place, weight in _taps(shape[axis], g.shape[axis], attrs, g, axis):
             calls += [partial(torch.mul, g, weight, out=part), partial(target.index_add_, axis, place, part)]
         g = target
     return calls
-
-
-def _bound(taps: Taps, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return indices and weights of each tap as tensors, the weights shaped along their axis."""
-    shape = (-1, *(1,) * (like.dim() - 1 - axis))
-    return [
-        (torch.from_numpy(place), torch.from_numpy(weight).to(like.dtype).view(shape))
-        for place, weight in zip(*taps, strict=True)
-    ]

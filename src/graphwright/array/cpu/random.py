@@ -1,56 +1,53 @@
-"""Kernels of random numbers and dropout. The key is an operand, so that each run of a bound call has new numbers."""
+"""Kernels that draw: random numbers, dropout, gates, tokens.
+
+The key is an operand, so that each run of a bound call has new numbers. Gates are one native loop over all logits;
+the parts are copied out of one vector. Tokens are sampled by the VM's loop, compiled on its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from math import ceil, pi
+import logging
+from collections.abc import Sequence
+from functools import cache, partial
+from math import ceil, inf, pi
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
 
 from graphwright.array.backend import Attrs, Call
-from graphwright.array.cpu.kernel import Tensors, kernel
-from graphwright.array.dtype import bool_, float32, float64, int32
+from graphwright.array.cpu.kernel import Tensors, kernel, number
+from graphwright.array.dtype import bool_, float32, float64, int32, int64
 from graphwright.array.spec import Spec
+from graphwright.array.vm.code import SCRATCH
+
+_CELL = 2.0**-24
+"""Distance of two random numbers: a word shifted right by 8 has 24 bits."""
 
 
-def words(out: torch.Tensor, key: torch.Tensor, stream: int, shift: int = 8) -> Call:
+def words(out: torch.Tensor, key: torch.Tensor, attrs: Attrs, shift: int = 8) -> Call:
     """The call that fills a contiguous int32 or int64 tensor with random words, shifted right."""
     from graphwright.array.cpu.loops import fill_words  # loads numba
 
-    return partial(fill_words, out.view(-1).numpy(), key.numpy(), stream, shift)
-
-
-def _by(method: Callable[[torch.Tensor], object], t: torch.Tensor, number: float) -> Call:
-    """An in-place call with a scalar tensor; for a Python number ATen would allocate a tensor per call."""
-    return partial(method, torch.tensor(number, dtype=t.dtype))
-
-
-def _grid(out: torch.Tensor, drawn: torch.Tensor, offset: float = 0.0) -> list[Call]:
-    """(24-bit word + offset) · 2⁻²⁴."""
-    calls: list[Call] = [partial(out.copy_, drawn)]
-    if offset:
-        calls.append(_by(out.add_, out, offset))
-    return [*calls, _by(out.mul_, out, 2.0**-24)]
-
-
-def below_one(out: torch.Tensor) -> list[Call]:
-    """Clip 16-bit numbers that were rounded up to 1 to the largest number below 1."""
-    if out.dtype not in (torch.float16, torch.bfloat16):
-        return []
-    return [partial(torch.minimum, out, torch.tensor(1 - torch.finfo(out.dtype).eps / 2, dtype=out.dtype), out=out)]
+    return partial(fill_words, out.view(-1).numpy(), key.numpy(), attrs["stream"], shift)
 
 
 @kernel("uniform", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, float32)])
-def uniform(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Multiples of 2⁻²⁴ in [0, 1)."""
+def uniform(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Multiples of 2⁻²⁴ in [0, 1); 16-bit numbers that were rounded up to 1 become the largest number below 1."""
     out, (drawn, wide) = outs[0], work
-    return [
-        words(drawn, ins[0], attrs["stream"]),
-        *_grid(wide, drawn),
-        partial(out.copy_, wide),
-        *below_one(out),
-    ]
+    draw, cell = words(drawn, ins[0], attrs), number(_CELL, wide)
+    low, most = out.dtype.itemsize == 2, number(1 - torch.finfo(out.dtype).eps / 2, out)
+
+    def run() -> None:
+        draw()
+        out.copy_(wide.copy_(drawn).mul_(cell))
+        if low:
+            torch.minimum(out, most, out=out)
+
+    return run
 
 
 def _pairs(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
@@ -59,91 +56,91 @@ def _pairs(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 
 @kernel("normal", _pairs)
-def normal(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def normal(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """The Box-Muller transform of pairs of words, in float64."""
     out, (drawn, radius, angle, part) = outs[0].view(-1), work
-    calls = [words(drawn, ins[0], attrs["stream"]), *_grid(radius, drawn[0::2], 1.0), *_grid(angle, drawn[1::2])]
-    calls += [radius.log_, _by(radius.mul_, radius, -2.0), radius.sqrt_, _by(angle.mul_, angle, 2 * pi)]
-    for offset, function in enumerate((torch.cos, torch.sin)):
-        target = out[offset::2]
-        calls += [
-            partial(function, angle, out=part),
-            partial(part.mul_, radius),
-            partial(target.copy_, part[: len(target)]),
-        ]
-    return calls
+    draw, evens, odds = words(drawn, ins[0], attrs), drawn[0::2], drawn[1::2]
+    cell, one, factor, turn = (number(n, radius) for n in (_CELL, 1, -2, 2 * pi))
+    halves = [(f, out[at::2], part[: len(out[at::2])]) for at, f in enumerate((torch.cos, torch.sin))]
+
+    def run() -> None:
+        draw()
+        radius.copy_(evens).add_(one).mul_(cell).log_().mul_(factor).sqrt_()
+        angle.copy_(odds).mul_(cell).mul_(turn)
+        for function, target, source in halves:
+            function(angle, out=part).mul_(radius)
+            target.copy_(source)
+
+    return run
 
 
 @kernel("gumbel", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, float64)])
 def gumbel(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """-ln(-ln u), u in the middle of its 24-bit cell."""
     drawn, u = work
-    calls = [words(drawn, ins[0], attrs["stream"]), *_gumbel(u, drawn)]
-    return [*calls, partial(outs[0].copy_, u)]
+    return [words(drawn, ins[0], attrs), _gumbel(u, drawn), partial(outs[0].copy_, u)]
 
 
-def _gumbel(u: torch.Tensor, drawn: torch.Tensor) -> list[Call]:
-    return [*_grid(u, drawn, 0.5), u.log_, u.neg_, u.log_, u.neg_]
+def _gumbel(u: torch.Tensor, drawn: torch.Tensor) -> Call:
+    half, cell = number(0.5, u), number(_CELL, u)
+    return lambda: u.copy_(drawn).add_(half).mul_(cell).log_().neg_().log_().neg_()
 
 
 @kernel("randint", lambda o, i, a: [])
 def randint(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Low + the high half of word·(high - low)."""
     out, (low, high) = outs[0], (attrs["low"], attrs["high"])
-    return [
-        words(out, ins[0], attrs["stream"], 0),
-        _by(out.mul_, out, high - low),
-        _by(out.bitwise_right_shift_, out, 32),
-        _by(out.add_, out, low),
-    ]
+    count, half, first = (number(n, out) for n in (high - low, 32, low))
+    return [words(out, ins[0], attrs, 0), lambda: out.mul_(count).bitwise_right_shift_(half).add_(first)]
 
 
 @kernel("bernoulli", lambda o, i, a: [Spec(o[0].shape, int32), o[0], Spec(o[0].shape, bool_)], widen=True)
-def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """1 where a uniform number is below p, else 0."""
-    (p, key), (drawn, u, hit) = ins, work
-    return [
-        words(drawn, key, attrs["stream"]),
-        *_grid(u, drawn),
-        partial(torch.lt, u, p, out=hit),
-        partial(outs[0].copy_, hit),
-    ]
+def bernoulli(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    (p, key), (drawn, u, hit), out = ins, work, outs[0]
+    draw, cell = words(drawn, key, attrs), number(_CELL, u)
+
+    def run() -> None:
+        draw()
+        out.copy_(torch.lt(u.copy_(drawn).mul_(cell), p, out=hit))
+
+    return run
 
 
 @kernel("dropout", lambda o, i, a: [Spec(o[0].shape, int32), Spec(o[0].shape, bool_)])
-def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def dropout(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """x / (1 - p) with probability 1 - p, else 0; selected, not multiplied, so that infinity does not become NaN."""
     (x, key), (out, kept_key), (drawn, keep), p = ins, outs, work, attrs["p"]
-    zero, least = torch.zeros((), dtype=x.dtype), torch.tensor(ceil(p * 2**24), dtype=torch.int32)
-    calls: list[Call] = [
-        words(drawn, key, attrs["stream"]),
-        partial(torch.ge, drawn, least, out=keep),
-        partial(torch.where, keep, x, zero, out=out),
-        partial(kept_key.copy_, key),
-    ]
-    return calls if p == 1 else [*calls, partial(out.div_, torch.tensor(1 - p, dtype=x.dtype))]
+    draw, zero, least, rest = words(drawn, key, attrs), number(0, x), number(ceil(p * 2**24), drawn), number(1 - p, x)
+
+    def run() -> None:
+        draw()
+        torch.where(torch.ge(drawn, least, out=keep), x, zero, out=out)
+        kept_key.copy_(key)
+        if p != 1:
+            out.div_(rest)
+
+    return run
 
 
 @kernel("stochastic_round", lambda o, i, a: [Spec(o[0].shape, int32), i[0], Spec(o[0].shape, bool_)])
-def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+def stochastic_round(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
     """Add 16 random bits to the low 16 bits, then clear them: the carry rounds up in proportion to their value."""
-    (x, key), (drawn, kept, finite) = ins, work
-    return [
-        words(drawn, key, attrs["stream"], 16),
-        partial(drawn.add_, x.view(torch.int32)),
-        partial(drawn.bitwise_and_, torch.tensor(-(2**16), dtype=torch.int32)),
-        partial(torch.abs, x, out=kept),
-        partial(torch.lt, kept, torch.tensor(torch.inf), out=finite),
-        partial(torch.where, finite, drawn.view(torch.float32), x, out=kept),
-        partial(outs[0].copy_, kept),
-    ]
+    (x, key), (drawn, kept, finite), out = ins, work, outs[0]
+    draw, bits, rounded = words(drawn, key, attrs, 16), x.view(torch.int32), drawn.view(torch.float32)
+    upper, limit = number(-(2**16), drawn), number(inf, kept)
+
+    def run() -> None:
+        draw()
+        drawn.add_(bits).bitwise_and_(upper)
+        torch.lt(torch.abs(x, out=kept), limit, out=finite)
+        out.copy_(torch.where(finite, rounded, x, out=kept))
+
+    return run
 
 
 def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     weights, out = ins[0], outs[0]
     if attrs["replacement"]:
-        rows = Spec(weights.shape, float64)
-        return [Spec(out.shape, int32), Spec(out.shape, float64), rows]
+        return [Spec(out.shape, int32), Spec(out.shape, float64), Spec(weights.shape, float64)]
     return [Spec(weights.shape, int32), *[Spec(weights.shape, float64)] * 2, Spec(out.shape, float64)]
 
 
@@ -151,18 +148,75 @@ def _draws(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 def multinomial(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
     """Search the cumulative weights; without replacement take the largest ln w + Gumbel noise (Vieira 2014)."""
     (weights, key), out, drawn = ins, outs[0], work[0]
-    first = words(drawn, key, attrs["stream"])
+    draw = words(drawn, key, attrs)
     if not attrs["replacement"]:
         _, noise, score, best = work
-        calls = [first, *_gumbel(noise, drawn), partial(score.copy_, weights), score.log_, partial(score.add_, noise)]
-        return [*calls, partial(torch.topk, score, out.shape[-1], -1, out=(best, out))]
+        top = partial(torch.topk, score, out.shape[-1], -1, out=(best, out))
+        return [draw, _gumbel(noise, drawn), lambda: score.copy_(weights).log_().add_(noise), top]
     _, u, total = work
-    return [
-        first,
-        *_grid(u, drawn),
-        partial(total.copy_, weights),
-        partial(torch.cumsum, total, -1, out=total),
-        partial(u.mul_, total[..., -1:]),
-        partial(torch.searchsorted, total, u, right=True, out=out),
-        partial(torch.minimum, out, torch.tensor(weights.shape[-1] - 1), out=out),
-    ]
+    cell, whole, last = number(_CELL, u), total[..., -1:], number(weights.shape[-1] - 1, out)
+
+    def run() -> None:
+        draw()
+        torch.cumsum(total.copy_(weights), -1, out=total)
+        torch.searchsorted(total, u.copy_(drawn).mul_(cell).mul_(whole), right=True, out=out)
+        torch.minimum(out, last, out=out)
+
+    return [run]
+
+
+def _arrays(ins: Tensors) -> list[np.ndarray]:
+    return [t.numpy() for t in ins]
+
+
+@kernel("gate", lambda o, i, a: [i[0]] * 3, widen=True)
+def gate(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Compute all values, then copy each part."""
+    from graphwright.array.cpu.loops import fill_gates  # loads numba
+
+    sizes = list(attrs["sizes"])
+    calls: list[Call] = [partial(fill_gates, *_arrays((*work, *ins)), np.cumsum(sizes, dtype=np.int64))]
+    return calls + [partial(o.copy_, part) for o, part in zip(outs, torch.split(work[0], sizes), strict=True)]
+
+
+@kernel("gate_grad", lambda o, i, a: [i[0]] * 4, widen=True)
+def gate_grad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
+    """Concatenate the gradients of the parts, zero where not given, and pull them back at the same noise."""
+    from graphwright.array.cpu.loops import fill_gates, pull_back
+
+    sizes, given = list(attrs["sizes"]), iter(ins[4:])
+    ends = np.cumsum(sizes, dtype=np.int64)
+    calls: list[Call] = [partial(fill_gates, *_arrays((*work[:3], *ins[:4])), ends)]
+    for part, there in zip(torch.split(work[3], sizes), attrs["given"], strict=True):
+        calls.append(partial(part.copy_, next(given)) if there else part.zero_)
+    return [*calls, partial(pull_back, *_arrays((*outs, *work[1:], *ins[1:4])), ends)]
+
+
+@kernel("sample_token", lambda outs, ins, attrs: [Spec((SCRATCH // 8,), int64)])
+def sample_token(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
+    """Run the loop on a row of code."""
+    (ids, kept), (logits, _, _, seen) = outs, ins
+    addresses = (*(t.data_ptr() for t in ins), seen.shape[1], ids.data_ptr(), kept.data_ptr())
+    row = np.array([0, *logits.shape, *addresses], np.int64)
+    return partial(build(), row, row.ctypes.data, work[0].data_ptr())
+
+
+@cache
+def build() -> Any:
+    """Return the loop, compiling it if it is not cached: some seconds, once per install."""
+    from numba import types
+
+    from graphwright.array import formulas, vm
+    from graphwright.array.vm import sampling
+    from graphwright.native import cached
+
+    @cached(*(Path(str(m.__file__)).parent for m in (vm, formulas)), nogil=True, error_model="numpy")
+    def run(row: Any, address: Any, scratch: Any) -> None:  # `row` owns the memory at the address
+        sampling.sample_token(address, scratch)
+
+    began = perf_counter()
+    run.compile((types.int64[::1], types.int64, types.int64))
+    if not run.stats.cache_hits:
+        spent = perf_counter() - began
+        logging.getLogger(__name__).info("compiled the sampling of tokens in %.1f s", spent)
+    return run

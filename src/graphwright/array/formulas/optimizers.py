@@ -76,3 +76,8 @@ def lerp(start: Any, end: Any, weight: Any) -> Any:
 def lion_update(m: Any, grad: Any, lr: Any, weight: Any) -> Any:
     """lr·sign(β1·m + (1-β1)·g), where weight = 1 - β1."""
     return lr * sign(lerp(m, grad, weight))
+
+
+def muon_scale(rows: int, columns: int, adjust: str) -> float:
+    """The factor of Muon's step: √max(1, rows/columns), or 0.2·√max(rows, columns) to match the step of Adam."""
+    return max(1.0, rows / columns) ** 0.5 if adjust == "original" else max(rows, columns) ** 0.5 * 0.2

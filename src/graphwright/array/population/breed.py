@@ -10,27 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array.population.deal import Parents
-from graphwright.array.population.genes import (
-    LINK,
-    SIZE,
-    SPLIT,
-    UNIT,
-    Genes,
-    Registry,
-    begin,
-    below,
-    compiled,
-    copy_run,
-    find,
-    native,
-    normal,
-    number_of,
-    uniform,
-)
+from graphwright.array.population import genes as genome
+from graphwright.array.population.genes import Genes, Registry, below, compiled, find, native, number_of, uniform
 from graphwright.array.population.names import Births
+from graphwright.array.population.species import Parents
 
 COPY, WEIGHTS, GROW, SPLIT_LINK, ADD_LINK, ADD_DELAY, TOGGLE, REMOVE_LINK, SET_ACTIVATION, REMOVE_DELAY = range(10)
+_ORDER = (GROW, SPLIT_LINK, ADD_LINK, TOGGLE, REMOVE_LINK, REMOVE_DELAY, SET_ACTIVATION)
+"""Structural mutations in the order in which they are tried."""
 BREEDING = 1  # purpose of the random stream
 WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
 """Settings that are integers."""
@@ -81,7 +68,7 @@ class Rates(NamedTuple):
 
 def scratch(nodes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Allocate the scratch of `breed`: rng, seen and stack for children of at most `nodes` nodes."""
-    return np.empty(SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
+    return np.empty(genome.SIZE, np.uint64), np.empty(nodes + 2, np.uint8), np.empty(nodes + 2, np.int64)
 
 
 @native
@@ -170,17 +157,17 @@ def _inherit(
     """
     n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
     l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
-    copy_run(parents.node_id, n0, nodes, out.node_id, n1)
-    copy_run(parents.node_act, n0, nodes, out.node_act, n1)
-    copy_run(parents.link_id, l0, links, out.link_id, l1)
-    copy_run(parents.link_src, l0, links, out.link_src, l1)
-    copy_run(parents.link_dst, l0, links, out.link_dst, l1)
-    copy_run(parents.link_delay, l0, links, out.link_delay, l1)
-    copy_run(parents.link_open, l0, links, out.link_open, l1)
-    copy_run(parents.weight, l0, links, out.weight, l1)
-    copy_run(parents.first, l0, links, out.first, l1)
-    copy_run(parents.second, l0, links, out.second, l1)
-    copy_run(parents.steps, l0, links, out.steps, l1)
+    genome.copy_run(parents.node_id, n0, nodes, out.node_id, n1)
+    genome.copy_run(parents.node_act, n0, nodes, out.node_act, n1)
+    genome.copy_run(parents.link_id, l0, links, out.link_id, l1)
+    genome.copy_run(parents.link_src, l0, links, out.link_src, l1)
+    genome.copy_run(parents.link_dst, l0, links, out.link_dst, l1)
+    genome.copy_run(parents.link_delay, l0, links, out.link_delay, l1)
+    genome.copy_run(parents.link_open, l0, links, out.link_open, l1)
+    genome.copy_run(parents.weight, l0, links, out.weight, l1)
+    genome.copy_run(parents.first, l0, links, out.first, l1)
+    genome.copy_run(parents.second, l0, links, out.second, l1)
+    genome.copy_run(parents.steps, l0, links, out.steps, l1)
     if other_parent < 0:
         return n1 + nodes, l1 + links
     q, q_end = parents.node_off[other_parent], parents.node_off[other_parent + 1]
@@ -219,13 +206,13 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
     delay, weight = np.int64(out.link_delay[e]), np.float64(out.weight[e])
     out.link_open[e] = 0
     k = 0
-    node = number_of(registry, SPLIT, number, k, 0)
+    node = number_of(registry, genome.SPLIT, number, k, 0)
     while find(out.node_id, n0, n1, node) >= 0:
         k += 1
-        node = number_of(registry, SPLIT, number, k, 0)
+        node = number_of(registry, genome.SPLIT, number, k, 0)
     n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
-    l1 = _link(out, l0, l1, number_of(registry, LINK, src, node, delay), src, node, delay, 1.0)
-    l1 = _link(out, l0, l1, number_of(registry, LINK, node, dst, 0), node, dst, 0, weight)
+    l1 = _link(out, l0, l1, number_of(registry, genome.LINK, src, node, delay), src, node, delay, 1.0)
+    l1 = _link(out, l0, l1, number_of(registry, genome.LINK, node, dst, 0), node, dst, 0, weight)
     return n1, l1, number
 
 
@@ -235,34 +222,25 @@ def _grow(
 ) -> Any:
     """Add a node with random weights from all inputs and weight 0 to all outputs: the function is unchanged."""
     k = 0
-    node = number_of(registry, UNIT, k, 0, 0)
+    node = number_of(registry, genome.UNIT, k, 0, 0)
     while find(out.node_id, n0, n1, node) >= 0:
         k += 1
-        node = number_of(registry, UNIT, k, 0, 0)
+        node = number_of(registry, genome.UNIT, k, 0, 0)
     n1 = _node(out, n0, n1, node, acts[below(rng, len(acts))] if len(acts) > 1 else acts[0])
     scale = 1.0 / np.sqrt(max(inputs, 1))
     for i in range(inputs + 1):
-        l1 = _link(out, l0, l1, number_of(registry, LINK, i, node, 0), i, node, 0, normal(rng) * scale)
+        l1 = _link(out, l0, l1, number_of(registry, genome.LINK, i, node, 0), i, node, 0, genome.normal(rng) * scale)
     for o in range(outputs):
         dst = inputs + 1 + o
-        l1 = _link(out, l0, l1, number_of(registry, LINK, node, dst, 0), node, dst, 0, 0.0)
+        l1 = _link(out, l0, l1, number_of(registry, genome.LINK, node, dst, 0), node, dst, 0, 0.0)
     return n1, l1, node
 
 
 @native
 def _add(
-    out: Any,
-    n0: int,
-    n1: int,
-    l0: int,
-    l1: int,
-    inputs: int,
-    registry: Any,
-    rates: Any,
-    rng: Any,
-    seen: Any,
+    out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, registry: Any, rates: Any, rng: Any, seen: Any,
     stack: Any,
-) -> Any:
+) -> Any:  # fmt: skip
     """Link two unlinked nodes. Returns the end of the links, the innovation number (-1 if it failed) and the delay."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
@@ -278,19 +256,15 @@ def _add(
             continue
         if not delay and src > inputs and _reaches(out, n0, n1, l0, l1, dst, src, seen, stack):
             continue
-        number = number_of(registry, LINK, src, dst, delay)
-        weight = normal(rng) * rates.new_link
-        return (
-            _link(out, l0, l1, number, src, dst, delay, min(max(weight, -rates.most), rates.most)),
-            number,
-            np.int64(delay),
-        )
+        number = number_of(registry, genome.LINK, src, dst, delay)
+        weight = min(max(genome.normal(rng) * rates.new_link, -rates.most), rates.most)
+        return _link(out, l0, l1, number, src, dst, delay, weight), number, np.int64(delay)
     return l1, np.int64(-1), np.int64(delay)
 
 
 @native
-def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: int, rng: Any) -> Any:
-    """Remove a link, one with a delay if `delayed` is 1, and hidden nodes that have no link left."""
+def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: bool, rng: Any) -> Any:
+    """Remove a link, one with a delay if `delayed`, and hidden nodes that have no link left."""
     there = 0
     for e in range(l0, l1):
         there += not delayed or out.link_delay[e] > 0
@@ -335,7 +309,7 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
         if uniform(rng) < rates.perturb:
             weight = out.weight[e] + (2.0 * uniform(rng) - 1.0) * step
         else:
-            weight = normal(rng) * rates.power
+            weight = genome.normal(rng) * rates.power
         out.weight[e] = min(max(weight, -rates.most), rates.most)
 
 
@@ -351,22 +325,10 @@ def largest(genes: Genes) -> tuple[int, int]:
 
 @compiled
 def breed(
-    parents: Genes,
-    fitness: np.ndarray,
-    of: Parents,
-    out: Genes,
-    births: Births,
-    registry: Registry,
-    rates: Rates,
-    acts: np.ndarray,
-    inputs: int,
-    outputs: int,
-    seed: int,
-    generation: int,
-    rng: np.ndarray,
-    seen: np.ndarray,
+    parents: Genes, fitness: np.ndarray, of: Parents, out: Genes, births: Births, registry: Registry, rates: Rates,
+    acts: np.ndarray, inputs: int, outputs: int, seed: int, generation: int, rng: np.ndarray, seen: np.ndarray,
     stack: np.ndarray,
-) -> None:
+) -> None:  # fmt: skip
     """Fill `out` with children.
 
     Args:
@@ -381,7 +343,7 @@ def breed(
     """
     out.node_off[0], out.link_off[0] = 0, 0
     for child in range(len(of.elite)):
-        begin(rng, seed, child, generation, BREEDING)
+        genome.begin(rng, seed, child, generation, BREEDING)
         n0, l0 = out.node_off[child], out.link_off[child]
         mutation, site = np.int64(COPY), np.int64(-1)
         if of.elite[child] >= 0:
@@ -403,51 +365,36 @@ def breed(
                     fitter_parent, other_parent = other_parent, fitter_parent
             n1, l1 = _inherit(parents, fitter_parent, other_parent, out, n0, l0, rates.reclose, rng)
             nodes_left, links_left = rates.max_nodes - (n1 - n0), rates.max_links - (l1 - l0)
-            if rates.grow > 0.0 and uniform(rng) < rates.grow:
-                if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
-                    n1, l1, site = _grow(out, n0, n1, l0, l1, inputs, outputs, registry, acts, rng)
-                    mutation = GROW
+            chances = (
+                rates.grow, rates.split_link, rates.add_link, rates.toggle_link, rates.remove_link,
+                rates.remove_delay_link, rates.set_activation,
+            )  # fmt: skip
+            for kind, chance in zip(_ORDER, chances):  # noqa: B905 (numba has no `strict`)
+                if mutation != COPY or not chance > 0.0 or uniform(rng) >= chance:
+                    continue
+                made = kind
+                if kind == GROW:
+                    if nodes_left >= 1 and links_left >= inputs + 1 + outputs:
+                        n1, l1, site = _grow(out, n0, n1, l0, l1, inputs, outputs, registry, acts, rng)
+                elif kind == SPLIT_LINK:
+                    if nodes_left >= 1 and links_left >= 2:
+                        n1, l1, site = _split(out, n0, n1, l0, l1, registry, acts, rng)
+                elif kind == ADD_LINK:
+                    if links_left >= 1:
+                        l1, site, delay = _add(out, n0, n1, l0, l1, inputs, registry, rates, rng, seen, stack)
+                        made = ADD_DELAY if delay else ADD_LINK
+                elif kind == TOGGLE:
+                    if l1 > l0:
+                        at = l0 + below(rng, l1 - l0)
+                        out.link_open[at], site = 1 - out.link_open[at], np.int64(out.link_id[at])
+                elif kind == SET_ACTIVATION:
+                    site = _activate(out, n0, n1, inputs, outputs, acts, rng)
                 else:
-                    births.refused[GROW] += 1
-            if mutation == COPY and rates.split_link > 0.0 and uniform(rng) < rates.split_link:
-                if nodes_left >= 1 and links_left >= 2:
-                    n1, l1, site = _split(out, n0, n1, l0, l1, registry, acts, rng)
+                    n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, kind == REMOVE_DELAY, rng)
                 if site >= 0:
-                    mutation = SPLIT_LINK
+                    mutation = np.int64(made)
                 else:
-                    births.refused[SPLIT_LINK] += 1
-            if mutation == COPY and rates.add_link > 0.0 and uniform(rng) < rates.add_link:
-                delay = np.int64(0)
-                if links_left >= 1:
-                    l1, site, delay = _add(out, n0, n1, l0, l1, inputs, registry, rates, rng, seen, stack)
-                if site >= 0:
-                    mutation = ADD_DELAY if delay else ADD_LINK
-                else:
-                    births.refused[ADD_LINK] += 1
-            if mutation == COPY and rates.toggle_link > 0.0 and uniform(rng) < rates.toggle_link:
-                if l1 > l0:
-                    at = l0 + below(rng, l1 - l0)
-                    out.link_open[at], site, mutation = 1 - out.link_open[at], out.link_id[at], TOGGLE
-                else:
-                    births.refused[TOGGLE] += 1
-            if mutation == COPY and rates.remove_link > 0.0 and uniform(rng) < rates.remove_link:
-                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, 0, rng)
-                if site >= 0:
-                    mutation = REMOVE_LINK
-                else:
-                    births.refused[REMOVE_LINK] += 1
-            if mutation == COPY and rates.remove_delay_link > 0.0 and uniform(rng) < rates.remove_delay_link:
-                n1, l1, site = _remove(out, n0, n1, l0, l1, inputs, outputs, 1, rng)
-                if site >= 0:
-                    mutation = REMOVE_DELAY
-                else:
-                    births.refused[REMOVE_DELAY] += 1
-            if mutation == COPY and rates.set_activation > 0.0 and uniform(rng) < rates.set_activation:
-                site = _activate(out, n0, n1, inputs, outputs, acts, rng)
-                if site >= 0:
-                    mutation = SET_ACTIVATION
-                else:
-                    births.refused[SET_ACTIVATION] += 1
+                    births.refused[kind] += 1
             if mutation == COPY and uniform(rng) < rates.weights:
                 _perturb(out, l0, l1, rates, rng)
                 mutation = WEIGHTS

@@ -16,7 +16,7 @@ from llvmlite import ir
 from graphwright.array import formulas, vm
 from graphwright.array.formulas import philox, specialise
 from graphwright.array.formulas.philox import LOW
-from graphwright.array.vm import vector as v
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.vector import I1, I8, intrinsic_call, pointer
 from graphwright.native import cached, njit
 
@@ -93,16 +93,12 @@ def number_of(registry: Any, kind: Any, a: Any, b: Any, c: Any) -> Any:
     return row
 
 
-_copy_bytes = v.define(
-    "copy_bytes",
-    v.void,
-    (v.i64, v.i64, v.i64),
-    v.effect(
-        lambda b, to, of, size: intrinsic_call(
-            b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), pointer(b, to, I8), pointer(b, of, I8), size, I1(0)
-        )
-    ),
-)
+def _memcpy(b: Any, to: Any, of: Any, size: Any) -> None:
+    pointers = (pointer(b, to, I8), pointer(b, of, I8), size, I1(0))
+    intrinsic_call(b, "llvm.memcpy.p0.p0.i64", ir.VoidType(), *pointers)
+
+
+_copy_bytes = vec.define("copy_bytes", vec.void, (vec.i64, vec.i64, vec.i64), vec.effect(_memcpy))
 
 
 @native

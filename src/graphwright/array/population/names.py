@@ -10,39 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 ACTIVATIONS = (
-    "identity",
-    "sigmoid49",
-    "sigmoid",
-    "tanh",
-    "relu",
-    "leaky_relu",
-    "gelu",
-    "silu",
-    "softplus",
-    "sech",
-    "gauss",
-    "sin",
-    "abs",
-    "step",
-    "sign",
-)
+    "identity", "sigmoid49", "sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "gauss",
+    "sin", "abs", "step", "sign",
+)  # fmt: skip
 """See `array.formulas.activations`."""
 
 LOSSES = ("mse", "bce", "cross_entropy")
 """Mean squared error; binary cross entropy of logits; softmax cross entropy of logits."""
 
 MUTATIONS = (
-    "copy",
-    "weights",
-    "grow",
-    "split_link",
-    "add_link",
-    "add_delay_link",
-    "toggle_link",
-    "remove_link",
-    "set_activation",
-    "remove_delay_link",
-)
+    "copy", "weights", "grow", "split_link", "add_link", "add_delay_link", "toggle_link", "remove_link",
+    "set_activation", "remove_delay_link",
+)  # fmt: skip
 
 NODE_COLUMNS = ("node_id", "node_act")
 LINK_COLUMNS = ("link_id", "link_src", "link_dst", "link_delay", "link_open", "weight", "first", "second", "steps")

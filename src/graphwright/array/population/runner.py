@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.forward import LANES, advance, answer
 from graphwright.array.population.genes import Genes
 from graphwright.array.population.names import LOSSES
-from graphwright.array.population.table import Table, tabulate
-from graphwright.array.population.train import train
+from graphwright.array.population.passes import LANES, advance, answer, train
+from graphwright.array.population.table import Table
 
 _TILE = 1024  # cases at a time: values of a genome stay in the cache
 
@@ -140,11 +139,9 @@ class Lesson:
 
     @staticmethod
     def of(
-        x: np.ndarray,
-        target: np.ndarray,
-        loss: str | Sequence[tuple[str, int, int, float]],
+        x: np.ndarray, target: np.ndarray, loss: str | Sequence[tuple[str, int, int, float]],
         counts: np.ndarray | None = None,
-    ) -> Lesson:
+    ) -> Lesson:  # fmt: skip
         """Inputs [N, inputs] or [N, T, inputs]; targets [N, outputs] or [N, T, outputs], one-hot for cross entropy.
 
         Args:
@@ -166,13 +163,7 @@ class Lesson:
 
 
 def fit(
-    table: Table,
-    genes: Genes,
-    lesson: Lesson,
-    epochs: np.ndarray,
-    lr: np.ndarray,
-    clip: float = 1.0,
-    threads: int = 1,
+    table: Table, genes: Genes, lesson: Lesson, epochs: np.ndarray, lr: np.ndarray, clip: float = 1.0, threads: int = 1
 ) -> np.ndarray:
     """Train all genomes in place with Adam; the whole lesson is one batch.
 
@@ -196,6 +187,3 @@ def fit(
 
     spread(call, genomes, threads)
     return losses
-
-
-__all__ = ["Cases", "Lesson", "Session", "fit", "outputs", "tabulate"]

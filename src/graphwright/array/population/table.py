@@ -103,11 +103,9 @@ def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) 
     scratch, more_scratch = np.empty((4, nodes + 2), np.int64), np.empty((3, links), np.int64)
     if past is None:
         past = Past(genes, Table(row_off, rows, read, ends, node, 1, 1, 0), np.full(count, -1, np.int32))
-    used, most, ring, written = _tabulate(
-        genes, inputs, outputs, past, row_off, rows, read, ends, node, scratch, more_scratch
-    )
+    facts = _tabulate(genes, inputs, outputs, past, row_off, rows, read, ends, node, scratch, more_scratch)
     made = int(row_off[-1])
-    return Table(row_off, rows[:made], read[:used], ends, node[:made], most, ring, written)
+    return Table(row_off, rows[:made], read[: facts[0]], ends, node[:made], *facts[1:])
 
 
 @compiled
@@ -123,12 +121,8 @@ def _tabulate(
         n0, n1, l0, l1 = genes.node_off[g], genes.node_off[g + 1], genes.link_off[g], genes.link_off[g + 1]
         fitter_parent = past.fitter_parent[g]
         if fitter_parent >= 0 and _same(genes, g, past.genes, fitter_parent):
-            table, base, low, high = (
-                past.table,
-                row_off[g],
-                past.table.row_off[fitter_parent],
-                past.table.row_off[fitter_parent + 1],
-            )
+            table, base = past.table, row_off[g]
+            low, high = table.row_off[fitter_parent], table.row_off[fitter_parent + 1]
             start = table.rows[low, 1] if high > low else 0
             for r in range(high - low):
                 rows[base + r, 0] = table.rows[low + r, 0]

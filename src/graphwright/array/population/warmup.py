@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from graphwright.array.population import breed as breeding
-from graphwright.array.population.compare import Coefficients, distances, speciate
-from graphwright.array.population.deal import note, offspring, parents, representatives, survivors
+from graphwright.array.population import species
 from graphwright.array.population.genes import Genes, Registry, number_of
 from graphwright.array.population.names import founders
 from graphwright.array.population.poles import act
-from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs, tabulate
+from graphwright.array.population.runner import Cases, Lesson, Session, fit, outputs
+from graphwright.array.population.table import tabulate
 
 
 def warmup() -> None:
@@ -28,22 +28,19 @@ def warmup() -> None:
     Session(table, genes, 1, 1).step(np.zeros((2, 1, 1), np.float32))
     act(np.zeros((1, 6)), np.zeros(1), 0.0, np.zeros(1, bool))
     fit(table, genes, Lesson.of(x, x, "mse"), np.ones(2, np.int64), np.zeros(2))
-    c = Coefficients(1.0, 1.0, 1.0, 1.0)
-    distances(genes, genes, c)
-    of, _ = speciate(genes, np.zeros(1, np.int64), genes, 3.0, c)
-    _, best, gained = survivors(of, 0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64), 1, 0)
-    note(of, np.zeros(2), 0, best, gained)
+    c = species.Coefficients(1.0, 1.0, 1.0, 1.0)
+    species.distances(genes, genes, c)
+    of, _ = species.speciate(genes, np.zeros(1, np.int64), genes, 3.0, c)
+    _, best, gained = species.survivors(of, 0, np.zeros(1, np.int64), np.zeros(1), np.zeros(1, np.int64), 1, 0)
+    species.note(of, np.zeros(2), 0, best, gained)
     out = Genes._make(np.zeros(32, column.dtype) for column in genes)
     of = np.zeros(2, np.int64)
-    counts = offspring(np.zeros(2), of, np.ones(1, bool), 2)
-    representatives(of, 1, 0, 1)
-    rates = breeding.Rates._make(kind(1) for kind in _KINDS)
+    counts = species.offspring(np.zeros(2), of, np.ones(1, bool), 2)
+    species.representatives(of, 1, 0, 1)
+    rates = breeding.Rates._make((int if n in breeding.WHOLE else float)(1) for n in breeding.Rates._fields)
     breeding.largest(genes)
     breeding.breed(
-        genes, np.zeros(2), parents(np.zeros(2), of, counts, 2, 1.0, 0), out, founders(2), registry, rates,
+        genes, np.zeros(2), species.parents(np.zeros(2), of, counts, 2, 1.0, 0), out, founders(2), registry, rates,
         np.zeros(1, np.int32), 1, 1, 0, 1,
         *breeding.scratch(1),
     )  # fmt: skip
-
-
-_KINDS = tuple(int if name in breeding.WHOLE else float for name in breeding.Rates._fields)

@@ -24,45 +24,12 @@ import numpy as np
 from llvmlite import ir
 from numba.extending import intrinsic
 
-from graphwright.array.vm.code import BLOCK, BYTES, DEPTH, STRIPS, TILES_END
-from graphwright.array.vm.elementwise import F, cell, number
-from graphwright.array.vm.gemm import gemm
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.code import BLOCK, BYTES, DEPTH, STRIPS, TILES_END, Code
+from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, native, tanh
-from graphwright.array.vm.vector import (
-    FLOATS,
-    I8,
-    I32,
-    I64,
-    INTS,
-    LANES,
-    V,
-    aligned,
-    first,
-    first_lanes,
-    fma,
-    i64,
-    intrinsic_call,
-    joined,
-    largest,
-    load,
-    load_f32,
-    load_first,
-    load_i32,
-    load_i64,
-    load_mask,
-    masked_load,
-    masked_store,
-    maximum,
-    outside,
-    pointer,
-    select,
-    splat,
-    store,
-    store_f32,
-    store_first,
-    total,
-    void,
-)
+from graphwright.array.vm.products import gemm
+from graphwright.array.vm.rows import copy_line
 
 _SIDE = 64
 _LINE = 4 * _SIDE
@@ -77,20 +44,20 @@ _KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
 def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
     """Address of an operand of a batch element and head."""
     at = row + BYTES + 32 * index
-    return load_i64(at) + batch * load_i64(at + 8) + head * load_i64(at + 16)
+    return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
 
 @native
 def _step(row: Any, index: Any) -> Any:
     """Bytes from one position of an operand to the next."""
-    return load_i64(row + BYTES + 32 * index + 24)
+    return vec.load_i64(row + BYTES + 32 * index + 24)
 
 
 @native
 def _start(row: Any) -> Any:
     """Position of the first query among the keys."""
     given = cell(row, 10)
-    return load_i64(given) if given else cell(row, 6) - cell(row, 5)
+    return vec.load_i64(given) if given else cell(row, 6) - cell(row, 5)
 
 
 @native
@@ -99,7 +66,7 @@ def _blocks(row: Any, i: Any, rows: Any) -> Any:
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)
-        return load_i64(at), load_i64(at + 8)
+        return vec.load_i64(at), vec.load_i64(at + 8)
     begin, end = 0, (cell(row, 6) + _SIDE - 1) // _SIDE
     if cell(row, 11):
         start = _start(row)
@@ -115,7 +82,7 @@ def _block(row: Any, t: Any) -> Any:
     table = cell(row, 14)
     if table:
         lists = (cell(row, 5) + _SIDE - 1) // _SIDE + 1
-        return _SIDE * load_i64(table + 8 * (lists + t))
+        return _SIDE * vec.load_i64(table + 8 * (lists + t))
     return _SIDE * t
 
 
@@ -134,10 +101,10 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
         end = min(end, place + 1 - j)
         if cell(row, 12):
             begin = place + 1 - cell(row, 12) - j
-    mask = first(end - 16 * v) & outside(begin - 16 * v)
+    mask = vec.first(end - 16 * v) & vec.outside(begin - 16 * v)
     padding = cell(row, 13)
     if padding:
-        mask = mask & load_mask(padding + batch * cell(row, 6) + j + 16 * v, first(keys - 16 * v))
+        mask = mask & vec.load_mask(padding + batch * cell(row, 6) + j + 16 * v, vec.first(keys - 16 * v))
     return mask
 
 
@@ -155,68 +122,63 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
 @native
 def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
     """Scale and mask the scores of a block, update the maximum per query, and set ALPHA, the factor of earlier sums."""
-    low, scale, whole = splat(F(-np.inf)), splat(F(number(row, 9))), _open(row, i, j, rows, keys)
+    low, scale, whole = vec.splat(F(-np.inf)), vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
-        line, top = at + _LINE * r, load_f32(scratch + _TOP + 4 * r)
-        best = splat(top)
+        line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
+        best = vec.splat(top)
         for v in range(0, (keys + 15) // 16):
-            value = load(line + 64 * v) * scale
+            value = vec.load(line + 64 * v) * scale
             if not whole:
-                value = select(_seen(row, batch, i + r, j, keys, v), value, low)
-            store(line + 64 * v, value)
-            best = maximum(best, value)
-        new = largest(best)
+                value = vec.select(_seen(row, batch, i + r, j, keys, v), value, low)
+            vec.store(line + 64 * v, value)
+            best = vec.maximum(best, value)
+        new = vec.largest(best)
         alpha = F(1.0)
         if new != top:
-            alpha = _exponential(top - new)
-        store_f32(scratch + _TOP + 4 * r, new)
-        store_f32(scratch + _ALPHA + 4 * r, alpha)
+            alpha = vec.largest(exp(vec.splat(F(top - new))))
+        vec.store_f32(scratch + _TOP + 4 * r, new)
+        vec.store_f32(scratch + _ALPHA + 4 * r, alpha)
 
 
 @native
 def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
     """Add the exponentials of a block's scores to the sums per query; with `keep` they overwrite the scores."""
     for r in range(rows):
-        line, top = at + _LINE * r, load_f32(scratch + _TOP + 4 * r)
-        base = splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
-        part = splat(F(0.0))
+        line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
+        base = vec.splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
+        part = vec.splat(F(0.0))
         for v in range(0, (keys + 15) // 16):
-            weight = exp(load(line + 64 * v) - base)
+            weight = exp(vec.load(line + 64 * v) - base)
             if keep:
-                store(line + 64 * v, weight)
+                vec.store(line + 64 * v, weight)
             part = part + weight
-        before = load_f32(scratch + _SUM + 4 * r) * load_f32(scratch + _ALPHA + 4 * r)
-        store_f32(scratch + _SUM + 4 * r, before + total(part))
-
-
-@native
-def _exponential(x: Any) -> Any:
-    return largest(exp(splat(F(x))))
+        before = vec.load_f32(scratch + _SUM + 4 * r) * vec.load_f32(scratch + _ALPHA + 4 * r)
+        vec.store_f32(scratch + _SUM + 4 * r, before + vec.total(part))
 
 
 @native
 def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
     """Multiply each row by its own factor."""
     for r in range(rows):
-        factor = load_f32(factors + 4 * r)
+        factor = vec.load_f32(factors + 4 * r)
         if factor != F(1.0):
-            wide = splat(factor)
+            wide = vec.splat(factor)
             for d in range(0, size, 16):
-                mask = first(size - d)
+                mask = vec.first(size - d)
                 place = at + r * step + 4 * d
-                store_first(place, load_first(place, mask) * wide, mask)
+                vec.store_first(place, vec.load_first(place, mask) * wide, mask)
 
 
 @native
 def _fresh(scratch: Any) -> None:
     """Reset maxima and sums."""
     for v in range(_SIDE // 16):
-        store(scratch + _TOP + 64 * v, splat(F(-np.inf)))
-        store(scratch + _SUM + 64 * v, splat(F(0.0)))
+        vec.store(scratch + _TOP + 64 * v, vec.splat(F(-np.inf)))
+        vec.store(scratch + _SUM + 64 * v, vec.splat(F(0.0)))
 
 
-@native
-def attend(row: Any, scratch: Any) -> None:
+@loop(Code.ATTEND)
+def attend(row: Any, scratch: Any) -> Any:
     """softmax(scale·q·kᵀ over the visible keys)·v; 0 for a query that sees no key."""
     heads, groups, queries, keys_all, wide = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 8)
     step_v, step_o = _step(row, 2), _step(row, 3)
@@ -244,47 +206,41 @@ def attend(row: Any, scratch: Any) -> None:
                     at_o, step_o, scratch,
                 )  # fmt: skip
             for r in range(rows):
-                whole = load_f32(scratch + _SUM + 4 * r)
-                store_f32(scratch + _ALPHA + 4 * r, F(1.0) / whole if whole > F(0.0) or whole != whole else F(0.0))
+                whole = vec.load_f32(scratch + _SUM + 4 * r)
+                vec.store_f32(scratch + _ALPHA + 4 * r, F(1.0) / whole if whole > F(0.0) or whole != whole else F(0.0))
             _scaled(at_o, step_o, rows, wide, scratch + _ALPHA)
-
-
-@native
-def _keep_all(scratch: Any) -> None:
-    """Set the factors of earlier sums to 1."""
-    for v in range(_SIDE // 16):
-        store(scratch + _ALPHA + 64 * v, splat(F(1.0)))
+    return 1
 
 
 @native
 def _cleared(at: Any, step: Any, rows: Any, size: Any) -> None:
     for r in range(rows):
         for d in range(0, size, 16):
-            store_first(at + r * step + 4 * d, splat(F(0.0)), first(size - d))
+            vec.store_first(at + r * step + 4 * d, vec.splat(F(0.0)), vec.first(size - d))
 
 
 @native
 def _weights(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
     """Turn the scores of a block into weights, from the maximum and sum per query."""
-    scale, whole = splat(F(number(row, 9))), _open(row, i, j, rows, keys)
+    scale, whole = vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line = scratch + _SCORES + _LINE * r
-        top, factor = splat(load_f32(scratch + _TOP + 4 * r)), splat(load_f32(scratch + _SUM + 4 * r))
+        top, factor = vec.splat(vec.load_f32(scratch + _TOP + 4 * r)), vec.splat(vec.load_f32(scratch + _SUM + 4 * r))
         for v in range(0, (keys + 15) // 16):
-            weight = exp(load(line + 64 * v) * scale - top) * factor
+            weight = exp(vec.load(line + 64 * v) * scale - top) * factor
             if not whole:
-                weight = select(_seen(row, batch, i + r, j, keys, v), weight, 0.0)
-            store(line + 64 * v, weight)
+                weight = vec.select(_seen(row, batch, i + r, j, keys, v), weight, 0.0)
+            vec.store(line + 64 * v, weight)
 
 
-@native
-def attend_backward(row: Any, scratch: Any) -> None:
+@loop(Code.ATTEND_BACKWARD)
+def attend_backward(row: Any, scratch: Any) -> Any:
     """Gradients of q, k, v. Weights are recomputed: once if all blocks of a query fit the scratch, else twice.
 
     D = rowsum(dO ⊙ O); dV = Pᵀ·dO; dS = scale·P ⊙ (dO·Vᵀ - D); dQ = dS·K; dK = dSᵀ·Q.
     """
     heads, groups, queries, keys_all = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6)
-    deep, wide, scale = cell(row, 7), cell(row, 8), splat(F(number(row, 9)))
+    deep, wide, scale = cell(row, 7), cell(row, 8), vec.splat(F(number(row, 9)))
     sq, sk, sv, so = _step(row, 0), _step(row, 1), _step(row, 2), _step(row, 3)
     sg, tq, tk, tv = _step(row, 4), _step(row, 5), _step(row, 6), _step(row, 7)
     share = heads // groups
@@ -312,20 +268,22 @@ def attend_backward(row: Any, scratch: Any) -> None:
                     if not kept:
                         _raised(weights, scratch, rows, keys, False)
                 if kept:
-                    _keep_all(scratch)
+                    for v in range(_SIDE // 16):  # the factors of earlier sums
+                        vec.store(scratch + _ALPHA + 64 * v, vec.splat(F(1.0)))
                     for t in range(begin, end):
                         keys = min(_SIDE, keys_all - _block(row, t))
                         _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)
                 for r in range(rows):
-                    whole, top = load_f32(scratch + _SUM + 4 * r), load_f32(scratch + _TOP + 4 * r)
+                    whole, top = vec.load_f32(scratch + _SUM + 4 * r), vec.load_f32(scratch + _TOP + 4 * r)
                     seen = whole > F(0.0) or whole != whole
-                    store_f32(scratch + _SUM + 4 * r, F(1.0) / whole if seen else F(0.0))
-                    store_f32(scratch + _TOP + 4 * r, top if seen else F(0.0))
-                    part = splat(F(0.0))
+                    vec.store_f32(scratch + _SUM + 4 * r, F(1.0) / whole if seen else F(0.0))
+                    vec.store_f32(scratch + _TOP + 4 * r, top if seen else F(0.0))
+                    part = vec.splat(F(0.0))
                     for d in range(0, wide, 16):
-                        mask = first(wide - d)
-                        part = fma(load_first(g + r * sg + 4 * d, mask), load_first(out + r * so + 4 * d, mask), part)
-                    store_f32(scratch + _ALPHA + 4 * r, total(part))
+                        mask = vec.first(wide - d)
+                        slope, value = g + r * sg + 4 * d, out + r * so + 4 * d
+                        part = vec.fma(vec.load_first(slope, mask), vec.load_first(value, mask), part)
+                    vec.store_f32(scratch + _ALPHA + 4 * r, vec.total(part))
                 for t in range(begin, end):
                     j = _block(row, t)
                     keys = min(_SIDE, keys_all - j)
@@ -340,67 +298,55 @@ def attend_backward(row: Any, scratch: Any) -> None:
                     gemm(weights, 4, _LINE, g, sg, 4, to_v, tv, keys, wide, rows, to_v, tv, scratch)
                     gemm(g, sg, 4, at_v, 4, sv, slopes, _LINE, rows, keys, wide, 0, 0, scratch)
                     for r in range(rows):
-                        less = splat(load_f32(scratch + _ALPHA + 4 * r))
+                        less = vec.splat(vec.load_f32(scratch + _ALPHA + 4 * r))
                         for d in range(0, 4 * keys, 64):
                             at = _LINE * r + d
-                            slope = load(weights + at) * (load(slopes + at) - less) * scale
-                            store(slopes + at, slope)
+                            slope = vec.load(weights + at) * (vec.load(slopes + at) - less) * scale
+                            vec.store(slopes + at, slope)
                     gemm(slopes, _LINE, 4, at_k, sk, 4, dq, tq, rows, deep, keys, dq, tq, scratch)
                     gemm(slopes, 4, _LINE, q, sq, 4, to_k, tk, keys, deep, rows, to_k, tk, scratch)
+    return 2
 
 
-_ZERO = ir.Constant(FLOATS, None)
+_ZERO = ir.Constant(vec.FLOATS, None)
 
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
     """Addresses of 16 rows; from `count` on the address of the first row, so that no other memory is read."""
-    return [
-        builder.select(builder.icmp_signed(">", count, I64(r)), builder.add(base, builder.mul(stride, I64(r))), base)
-        for r in range(LANES)
-    ]
+    addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
+    return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 
 
 def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
     """Emit a loop of `step(offset in bytes, mask or None, state) -> state` over `width`, 16 entries a turn."""
-    whole = builder.and_(width, I64(-LANES))
+    whole = builder.and_(width, vec.I64(-vec.LANES))
     before = builder.block
     loop, rest, tail, done = (builder.append_basic_block(name) for name in ("full", "rest", "tail", "done"))
-    builder.cbranch(builder.icmp_signed(">", whole, I64(0)), loop, rest)
+    builder.cbranch(builder.icmp_signed(">", whole, vec.I64(0)), loop, rest)
     builder.position_at_end(loop)
-    at = builder.phi(I64)
-    carried = [builder.phi(FLOATS) for _ in start]
-    grown = step(builder.mul(at, I64(4)), None, carried)
-    next_at = builder.add(at, I64(LANES))
-    for phi, first_value, then in ((at, I64(0), next_at), *zip(carried, start, grown, strict=True)):
+    at = builder.phi(vec.I64)
+    carried = [builder.phi(vec.FLOATS) for _ in start]
+    grown = step(builder.mul(at, vec.I64(4)), None, carried)
+    next_at = builder.add(at, vec.I64(vec.LANES))
+    for phi, first_value, then in ((at, vec.I64(0), next_at), *zip(carried, start, grown, strict=True)):
         phi.add_incoming(first_value, before)
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_signed("<", next_at, whole), loop, rest)
     builder.position_at_end(rest)
-    middle = [joined(builder, (a, before), (b, loop)) for a, b in zip(start, grown, strict=True)]
+    middle = [vec.joined(builder, (a, before), (b, loop)) for a, b in zip(start, grown, strict=True)]
     builder.cbranch(builder.icmp_signed("<", whole, width), tail, done)
     builder.position_at_end(tail)
-    last = step(builder.mul(whole, I64(4)), first_lanes(builder, builder.sub(width, whole)), middle)
+    last = step(builder.mul(whole, vec.I64(4)), vec.first_lanes(builder, builder.sub(width, whole)), middle)
     builder.branch(done)
     builder.position_at_end(done)
-    return [joined(builder, (a, rest), (b, tail)) for a, b in zip(middle, last, strict=True)]
-
-
-def _fetch(builder: Any, address: Any, mask: Any) -> Any:
-    if mask is None:
-        return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
-    return masked_load(builder, address, mask, FLOATS, "v16f32", 4)
+    return [vec.joined(builder, (a, rest), (b, tail)) for a, b in zip(middle, last, strict=True)]
 
 
 def _sums(builder: Any, rows: list[Any]) -> Any:
     """The sums of 16 vectors as one vector: four rounds that interleave row i with row i + half and add."""
-    low = ir.Constant(INTS, [I32(i // 2 + LANES * (i % 2)) for i in range(LANES)])
-    high = ir.Constant(INTS, [I32(8 + i // 2 + LANES * (i % 2)) for i in range(LANES)])
     while len(rows) > 1:
         half = len(rows) // 2
-        rows = [
-            builder.fadd(builder.shuffle_vector(a, b, low), builder.shuffle_vector(a, b, high))
-            for a, b in zip(rows[:half], rows[half:], strict=True)
-        ]
+        rows = [builder.fadd(*vec.interleaved(builder, a, b)) for a, b in zip(rows[:half], rows[half:], strict=True)]
     return rows[0]
 
 
@@ -413,17 +359,13 @@ def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: An
         rows = _rows_of(builder, k, stride, count)
 
         def step(at: Any, mask: Any, sums: list[Any]) -> list[Any]:
-            x = _fetch(builder, builder.add(q, at), mask)
-            return [
-                intrinsic_call(
-                    builder, "llvm.fma.v16f32", FLOATS, x, _fetch(builder, builder.add(row, at), mask), s
-                )
-                for row, s in zip(rows, sums, strict=True)
-            ]  # fmt: skip
+            x = vec.fetch(builder, builder.add(q, at), mask)
+            terms = [(vec.fetch(builder, builder.add(row, at), mask), s) for row, s in zip(rows, sums, strict=True)]
+            return [vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, x, y, s) for y, s in terms]
 
-        return _sums(builder, _along(builder, width, [_ZERO] * LANES, step))
+        return _sums(builder, _along(builder, width, [_ZERO] * vec.LANES, step))
 
-    return V(i64, i64, i64, i64, i64), codegen
+    return vec.V(vec.i64, vec.i64, vec.i64, vec.i64, vec.i64), codegen
 
 
 @intrinsic
@@ -433,36 +375,26 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args
         rows = _rows_of(builder, v, stride, count)
-        wide = [builder.shuffle_vector(p, p, ir.Constant(INTS, [I32(r)] * LANES)) for r in range(LANES)]
+        wide = [builder.shuffle_vector(p, p, ir.Constant(vec.INTS, [vec.I32(r)] * vec.LANES)) for r in range(vec.LANES)]
 
         def step(at: Any, mask: Any, carried: list[Any]) -> list[Any]:
             place = builder.add(out, at)
-            even, odd = builder.fmul(_fetch(builder, place, mask), kept), _ZERO
-            for r in range(0, LANES, 2):
-                a, b = (_fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
-                even = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide[r], a, even)
-                odd = intrinsic_call(builder, "llvm.fma.v16f32", FLOATS, wide[r + 1], b, odd)
-            total = builder.fadd(even, odd)
-            if mask is None:
-                aligned(builder.store(total, pointer(builder, place, FLOATS)), 4)
-            else:
-                masked_store(builder, total, place, mask, "v16f32", 4)
+            even, odd = builder.fmul(vec.fetch(builder, place, mask), kept), _ZERO
+            for r in range(0, vec.LANES, 2):
+                a, b = (vec.fetch(builder, builder.add(rows[i], at), mask) for i in (r, r + 1))
+                even = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r], a, even)
+                odd = vec.intrinsic_call(builder, "llvm.fma.v16f32", vec.FLOATS, wide[r + 1], b, odd)
+            vec.write(builder, builder.fadd(even, odd), place, mask)
             return []
 
         _along(builder, width, [], step)
-        return ir.Constant(I8.as_pointer(), None)
+        return ir.Constant(vec.I8.as_pointer(), None)
 
-    return void(i64, V, V, i64, i64, i64, i64), codegen
-
-
-@native
-def _filled(out: Any, value: Any, width: Any) -> None:
-    for i in range(0, width, 16):
-        store_first(out + 4 * i, splat(value), first(width - i))
+    return vec.void(vec.i64, vec.V, vec.V, vec.i64, vec.i64, vec.i64, vec.i64), codegen
 
 
-@native
-def attend_cached(row: Any) -> None:
+@loop(Code.ATTEND_CACHED)
+def attend_cached(row: Any) -> Any:
     """Attention over a KV cache.
 
     Cells 1 first unit, 2 units, each a query head of a batch element, 3 q, 4 k, 5 v, 6 out, 7 query heads, 8 key heads,
@@ -474,6 +406,7 @@ def attend_cached(row: Any) -> None:
     """
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
         _attend_head(row, unit)
+    return 1
 
 
 @native
@@ -487,28 +420,26 @@ def _attend_head(row: Any, unit: Any) -> None:
     step_k, step_v, table, block = cell(more, 2), cell(more, 5), cell(more, 7), cell(more, 9)
     start = cell(row, 13)
     if table:
-        start = load_i32(cell(row, 12) + 4 * b)
+        start = vec.load_i32(cell(row, 12) + 4 * b)
         table += b * cell(more, 8)
     elif cell(row, 12):
-        start = load_i64(cell(row, 12))
+        start = vec.load_i64(cell(row, 12))
     k = cell(row, 4) + b * cell(more, 0) + g * cell(more, 1)
     v = cell(row, 5) + b * cell(more, 3) + g * cell(more, 4)
     for t in range(queries):
-        q, out = (
-            cell(row, 3) + 4 * width * (unit * queries + t),
-            cell(row, 6) + 4 * depth * (unit * queries + t),
-        )
+        at = unit * queries + t
+        q, out = cell(row, 3) + 4 * width * at, cell(row, 6) + 4 * depth * at
         high = min(start + t + 1, cell(more, 6)) if start >= 0 else 0
         j = max(high - window, 0) if window else 0
-        _filled(out, F(0.0), depth)
+        _cleared(out, 0, 1, depth)
         if j >= high:
             continue
-        low = splat(F(-np.inf))
-        best, whole = low, splat(F(0.0))
+        low = vec.splat(F(-np.inf))
+        best, whole = low, vec.splat(F(0.0))
         while j < high:
             count, at_k, at_v = min(16, high - j), k + j * step_k, v + j * step_v
             if table:
-                inside, page = j % block, load_i32(table + 4 * (j // block))
+                inside, page = j % block, vec.load_i32(table + 4 * (j // block))
                 count = min(count, block - inside)
                 at_k = k + page * cell(more, 10) + inside * step_k
                 at_v = v + page * cell(more, 11) + inside * step_v
@@ -516,43 +447,41 @@ def _attend_head(row: Any, unit: Any) -> None:
             scores = scores * scale
             if cap:
                 scores = tanh(scores * (F(1.0) / cap)) * cap
-            s = select(first(count), scores, low)
-            top = splat(largest(maximum(s, best)))
+            s = vec.select(vec.first(count), scores, low)
+            top = vec.splat(vec.largest(vec.maximum(s, best)))
             p, kept = exp(s - top), exp(best - top)
-            whole = fma(kept, whole, p)
+            whole = vec.fma(kept, whole, p)
             _weighted(out, kept, p, at_v, step_v, depth, count)
             best = top
             j += count
-        share = splat(F(1.0) / total(whole))
+        share = vec.splat(F(1.0) / vec.total(whole))
         for i in range(0, depth, 16):
-            mask = first(depth - i)
-            store_first(out + 4 * i, load_first(out + 4 * i, mask) * share, mask)
+            mask = vec.first(depth - i)
+            vec.store_first(out + 4 * i, vec.load_first(out + 4 * i, mask) * share, mask)
 
 
-@native
+@loop(Code.KV_APPEND)
 def kv_append(row: Any) -> Any:
-    """Write rows into a KV cache; returns False, and writes nothing, if they do not fit.
+    """Write rows into a KV cache; returns -1, and writes nothing, if they do not fit.
 
     Cells 1 cache, 2 rows, 3 address of the start, 4 batch, 5 heads, 6 number of rows, 7 entries, 8 to 10 bytes per
     batch element, head and row of the cache, 11 to 13 of the rows, 14 capacity of the cache in rows.
     """
-    start, rows, width = load_i64(cell(row, 3)), cell(row, 6), cell(row, 7)
+    start, rows, width = vec.load_i64(cell(row, 3)), cell(row, 6), cell(row, 7)
     if start < 0 or start + rows > cell(row, 14):
-        return False
+        return -1
     for b in range(cell(row, 4)):
         for g in range(cell(row, 5)):
             for t in range(rows):
                 to = cell(row, 1) + b * cell(row, 8) + g * cell(row, 9) + (start + t) * cell(row, 10)
                 at = cell(row, 2) + b * cell(row, 11) + g * cell(row, 12) + t * cell(row, 13)
-                for i in range(0, width, 16):
-                    mask = first(width - i)
-                    store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)
-    return True
+                copy_line(to, at, width)
+    return 0
 
 
-@native
+@loop(Code.KV_SCATTER)
 def kv_scatter(row: Any) -> Any:
-    """Write rows into the blocks of a pool; returns False, and writes nothing, if a row has no block.
+    """Write rows into the blocks of a pool; returns -1, and writes nothing, if a row has no block.
 
     Cells 1 pool, 2 rows, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads, 7 number of rows, 8 entries,
     9 rows in a block, 10 blocks in the table per batch element, 11 blocks in the pool, 12 to 14 bytes per batch
@@ -561,23 +490,21 @@ def kv_scatter(row: Any) -> Any:
     table, lengths, batch, rows, width = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 7), cell(row, 8)
     heads, block, most = cell(row, 6), cell(row, 9), cell(row, 10)
     for b in range(batch):
-        start = load_i32(lengths + 4 * b)
+        start = vec.load_i32(lengths + 4 * b)
         for t in range(rows if start >= 0 else 0):
             j = (start + t) // block
             if j >= most:
-                return False
-            page = load_i32(table + 4 * (b * most + j))
+                return -1
+            page = vec.load_i32(table + 4 * (b * most + j))
             if page < 0 or page >= cell(row, 11):
-                return False
+                return -1
     for b in range(batch):
-        start = load_i32(lengths + 4 * b)
+        start = vec.load_i32(lengths + 4 * b)
         for t in range(rows if start >= 0 else 0):
-            page = load_i32(table + 4 * (b * most + (start + t) // block))
+            page = vec.load_i32(table + 4 * (b * most + (start + t) // block))
             inside = (start + t) % block
             for g in range(heads):
                 to = cell(row, 1) + 4 * width * ((page * heads + g) * block + inside)
                 at = cell(row, 2) + b * cell(row, 12) + g * cell(row, 13) + t * cell(row, 14)
-                for i in range(0, width, 16):
-                    mask = first(width - i)
-                    store_first(to + 4 * i, load_first(at + 4 * i, mask), mask)
-    return True
+                copy_line(to, at, width)
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
+from enum import IntEnum
 
 CELLS = 16
 BYTES = 8 * CELLS
@@ -27,99 +27,29 @@ LOCAL = 1 << 20
 """Smaller addresses are offsets into the scratch; no operating system maps memory there."""
 
 
-class Code(IntEnum):
-    """Opcodes; the loops are in the files of this folder, mostly under the same names."""
-
+Code = IntEnum("Code", [
     # one operand
-    COPY = 0
-    NEG = auto()
-    ABS = auto()
-    SIGN = auto()
-    FLOOR = auto()
-    EXP = auto()
-    LOG = auto()
-    SQRT = auto()
-    RSQRT = auto()
-    RECIPROCAL = auto()
-    TANH = auto()
-    SIGMOID = auto()
-    ERF = auto()
-    RELU = auto()
-    SILU = auto()
-    GELU = auto()
-    GELU_TANH = auto()
-    ROUND = auto()
+    "COPY", "NEG", "ABS", "SIGN", "FLOOR", "EXP", "LOG", "SQRT", "RSQRT", "RECIPROCAL", "TANH", "SIGMOID", "ERF",
+    "RELU", "SILU", "GELU", "GELU_TANH", "ROUND",
     # two operands
-    ADD = auto()
-    SUB = auto()
-    MUL = auto()
-    DIV = auto()
-    MINIMUM = auto()
-    MAXIMUM = auto()
-    SWIGLU = auto()
-    ADD_SILU = auto()
-    EQ = auto()
-    LT = auto()
-    LE = auto()
-    NE = auto()
-    ADD_I64 = auto()
-    PUT_I64 = auto()
-    WIDEN = auto()
-    NARROW = auto()
-    SCALARS = auto()
-    # others
-    WHERE = auto()
-    FILL = auto()
-    SUM_ROWS = auto()
-    SUM_COLUMNS = auto()
-    AMAX_ROWS = auto()
-    SOFTMAX = auto()
-    RMS_NORM = auto()
-    LAYER_NORM = auto()
-    CROSS_ENTROPY = auto()
-    CROSS_ENTROPY_BACKWARD = auto()
-    PRODUCT = auto()
-    ADAM = auto()
-    ADAMW = auto()
-    SGD = auto()
-    RMSPROP = auto()
-    LION = auto()
-    MUON = auto()
-    AVERAGE = auto()
-    NOISE = auto()
-    COPY_AXES = auto()
-    GATHER_ROWS = auto()
-    ADD_ROWS = auto()
-    ROPE = auto()
-    ROPE_TABLE = auto()
-    ATTEND = auto()
-    ATTEND_BACKWARD = auto()
+    "ADD", "SUB", "MUL", "DIV", "MINIMUM", "MAXIMUM", "SWIGLU", "ADD_SILU", "EQ", "LT", "LE", "NE",
+    "ADD_I64", "PUT_I64", "WIDEN", "NARROW", "SCALARS", "WHERE", "FILL",
+    # rows
+    "SUM_ROWS", "SUM_COLUMNS", "AMAX_ROWS", "SOFTMAX", "RMS_NORM", "LAYER_NORM", "CROSS_ENTROPY",
+    "CROSS_ENTROPY_BACKWARD", "PRODUCT", "ADAM", "ADAMW", "SGD", "RMSPROP", "LION", "MUON", "AVERAGE", "NOISE",
+    "COPY_AXES", "GATHER_ROWS", "ADD_ROWS", "ROPE", "ROPE_TABLE", "ATTEND", "ATTEND_BACKWARD",
     # products with stored weights, KV caches, sampling
-    ROWS_F32 = auto()
-    ROWS_BF16 = auto()
-    ROWS_I8 = auto()
-    PANELS_BF16 = auto()
-    PANELS_I8 = auto()
-    ATTEND_CACHED = auto()
-    KV_APPEND = auto()
-    KV_SCATTER = auto()
-    SAMPLE_TOKEN = auto()
+    "ROWS_F32", "ROWS_BF16", "ROWS_I8", "PANELS_BF16", "PANELS_I8", "ATTEND_CACHED", "KV_APPEND", "KV_SCATTER",
+    "SAMPLE_TOKEN",
     # control
-    LOOP = auto()
-    SHARED = auto()
-    SERVE = auto()
-
+    "LOOP", "SHARED",
+], start=0)  # fmt: skip
+"""Opcodes; the loops are in the files of this folder, mostly under the same names."""
 
 UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
 """Optimizer steps: a row, and half a row for each of its parameters (cell 1 how many)."""
 
 UNIFORM, BERNOULLI, DROPOUT = range(3)
 """Kinds of NOISE rows."""
-STORED: dict[int, int] = {
-    Code.ROWS_F32: 4,
-    Code.ROWS_BF16: 2,
-    Code.ROWS_I8: 1,
-    Code.PANELS_BF16: 2,
-    Code.PANELS_I8: 1,
-}
+STORED: dict[int, int] = {Code.ROWS_F32: 4, Code.ROWS_BF16: 2, Code.ROWS_I8: 1, Code.PANELS_BF16: 2, Code.PANELS_I8: 1}
 """Opcodes of products that read stored weights -> bytes of a weight."""

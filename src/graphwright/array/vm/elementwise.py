@@ -13,49 +13,47 @@ stall the load that follows it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from graphwright.array.vm import narrow
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES, LOCAL, PAST, Code
-from graphwright.array.vm.math import exp, formulas, log, native, tanh
-from graphwright.array.vm.narrow import load1_bf16, load_bf16, load_first_bf16, store_bf16, store_first_bf16
-from graphwright.array.vm.vector import (
-    first,
-    load,
-    load_f32,
-    load_f64,
-    load_first,
-    load_i64,
-    load_mask,
-    load_u8,
-    only,
-    select,
-    splat,
-    sqrt,
-    store,
-    store_f32,
-    store_first,
-    store_i64,
-    store_mask,
-    stream,
-)  # fmt: skip
+from graphwright.array.vm.math import erf, exp, formulas, log, native, tanh
 
 F = np.float32
 LINE = 32
 """Bytes of a line of SCALARS."""
+LOOPS: dict[int, Any] = {}
+"""The compiled loop of each instruction; it takes those of `row`, `turn` and `scratch` that it names.
+
+It returns None, or how many further rows it read, or -1 if an index is out of range.
+"""
+
+
+def loop(*codes: Code) -> Callable[[Any], Any]:
+    """Compile a function as the loop of some instructions."""
+
+    def enter(function: Any) -> Any:
+        compiled = native(function)
+        LOOPS.update(dict.fromkeys(codes, compiled))
+        return compiled
+
+    return enter
 
 
 @native
 def cell(row: Any, index: Any) -> Any:
     """One int64 of a row."""
-    return load_i64(row + 8 * index)
+    return vec.load_i64(row + 8 * index)
 
 
 @native
 def number(row: Any, index: Any) -> Any:
     """A float64 stored in a cell."""
-    return load_f64(row + 8 * index)
+    return vec.load_f64(row + 8 * index)
 
 
 @native
@@ -67,12 +65,12 @@ def start(row: Any, index: Any, turn: Any, scratch: Any) -> Any:
 
 @native
 def _part(p: Any, step: Any, i: Any) -> Any:
-    return load(p + 4 * i) if step else splat(load_f32(p))
+    return vec.load(p + 4 * i) if step else vec.splat(vec.load_f32(p))
 
 
 @native
 def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
-    return load_first(p + 4 * i, mask) if step else splat(load_f32(p))
+    return vec.load_first(p + 4 * i, mask) if step else vec.splat(vec.load_f32(p))
 
 
 @native
@@ -85,12 +83,14 @@ def past(row: Any, out: Any) -> Any:
 def put(p: Any, x: Any, streamed: Any) -> None:
     """Write 16 entries of a result."""
     if streamed:
-        stream(p, x)
+        vec.stream(p, x)
     else:
-        store(p, x)
+        vec.store(p, x)
 
 
-def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = store_first, size: int = 4):
+def unary(
+    f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = vec.store_first, size: int = 4
+) -> Any:
     """out = f(x), for entries of the result of `size` bytes; the other arguments read and write 16 entries."""
 
     @native
@@ -103,7 +103,7 @@ def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_
                 write(o + size * i, f(part(x, cx, i)), streamed)
                 i += 16
             if i < cols:
-                mask = first(cols - i)
+                mask = vec.first(cols - i)
                 write_rest(o + size * i, f(rest(x, cx, i, mask)), mask)
             o += so
             x += sx
@@ -111,8 +111,8 @@ def unary(f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_
     return run
 
 
-def binary(f: Any) -> Any:
-    """out = f(x, y)."""
+def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: int = 4) -> Any:
+    """out = f(x, y); the other arguments as of `unary`."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -122,11 +122,11 @@ def binary(f: Any) -> Any:
         for _ in range(rows):
             i, streamed = 0, past(row, o)
             while i + 16 <= cols:
-                put(o + 4 * i, f(_part(x, cx, i), _part(y, cy, i)), streamed)
+                write(o + size * i, f(_part(x, cx, i), _part(y, cy, i)), streamed)
                 i += 16
             if i < cols:
-                mask = first(cols - i)
-                store_first(o + 4 * i, f(_rest(x, cx, i, mask), _rest(y, cy, i, mask)), mask)
+                mask = vec.first(cols - i)
+                write_rest(o + size * i, f(_rest(x, cx, i, mask), _rest(y, cy, i, mask)), mask)
             o += so
             x += sx
             y += sy
@@ -134,26 +134,7 @@ def binary(f: Any) -> Any:
     return run
 
 
-def comparison(f: Any) -> Any:
-    """out = f(x, y), a byte of 0 or 1 per element."""
-
-    @native
-    def run(row: Any, turn: Any, scratch: Any) -> None:
-        rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
-        x, sx, cx = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
-        y, sy, cy = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
-        for _ in range(rows):
-            for i in range(0, cols, 16):
-                mask = first(cols - i)
-                store_mask(o + i, f(_rest(x, cx, i, mask), _rest(y, cy, i, mask)), mask)
-            o += so
-            x += sx
-            y += sy
-
-    return run
-
-
-@native
+@loop(Code.WHERE)
 def where(row: Any, turn: Any, scratch: Any) -> None:
     """out = x where the byte is not 0, else y; the condition is in cells 6 to 8."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
@@ -162,34 +143,40 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
     y, sy, cy = start(row, 12, turn, scratch), cell(row, 13), cell(row, 14)
     for _ in range(rows):
         for i in range(0, cols, 16):
-            mask = first(cols - i)
+            mask = vec.first(cols - i)
             if cc:
-                picked = select(load_mask(c + i, mask), _rest(x, cx, i, mask), _rest(y, cy, i, mask))
+                picked = vec.select(vec.load_mask(c + i, mask), _rest(x, cx, i, mask), _rest(y, cy, i, mask))
             else:
-                picked = _rest(x, cx, i, mask) if load_u8(c) else _rest(y, cy, i, mask)
-            store_first(o + 4 * i, picked, mask)
+                picked = _rest(x, cx, i, mask) if vec.load_u8(c) else _rest(y, cy, i, mask)
+            vec.store_first(o + 4 * i, picked, mask)
         o += so
         c += sc
         x += sx
         y += sy
 
 
-@native
+@loop(Code.FILL)
 def fill(row: Any, turn: Any, scratch: Any) -> None:
     """out = the number in cell 6."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
-    value = splat(F(number(row, 6)))
+    value = vec.splat(F(number(row, 6)))
     for _ in range(rows):
         i, streamed = 0, past(row, o)
         while i + 16 <= cols:
             put(o + 4 * i, value, streamed)
             i += 16
         if i < cols:
-            store_first(o + 4 * i, value, first(cols - i))
+            vec.store_first(o + 4 * i, value, vec.first(cols - i))
         o += so
 
 
-@native
+@loop(Code.PUT_I64)
+def put_i64(row: Any) -> None:
+    """Write the number in cell 2 to the address in cell 1."""
+    vec.store_i64(cell(row, 1), cell(row, 2))
+
+
+@loop(Code.ADD_I64)
 def add_i64(row: Any) -> None:
     """out = x + y, of int64; not inside a LOOP."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
@@ -197,36 +184,51 @@ def add_i64(row: Any) -> None:
     y, sy, cy = cell(row, 9), cell(row, 10), 8 * cell(row, 11)
     for _ in range(rows):
         for i in range(cols):
-            store_i64(o + 8 * i, load_i64(x + cx * i) + load_i64(y + cy * i))
+            vec.store_i64(o + 8 * i, vec.load_i64(x + cx * i) + vec.load_i64(y + cy * i))
         o += so
         x += sx
         y += sy
 
 
-@native
-def _part_bf16(p: Any, step: Any, i: Any) -> Any:
-    return load_bf16(p + 2 * i) if step else splat(load1_bf16(p))
+_part_bf16 = native(lambda p, step, i: narrow.load_bf16(p + 2 * i) if step else vec.splat(narrow.load1_bf16(p)))
+_rest_bf16 = native(
+    lambda p, step, i, m: narrow.load_first_bf16(p + 2 * i, m) if step else vec.splat(narrow.load1_bf16(p))
+)
+_put_bf16 = native(lambda p, x, streamed: narrow.store_bf16(p, x))
+_put_mask = native(lambda p, x, streamed: vec.store_mask(p, x, vec.first(16)))
+_UNARY: dict[Code, Any] = {
+    Code.COPY: lambda x: x, Code.NEG: lambda x: -x, Code.RECIPROCAL: lambda x: 1.0 / x,
+    Code.ABS: lambda x: vec.absolute(x), Code.SIGN: lambda x: formulas.sign(x), Code.FLOOR: lambda x: vec.floor(x),
+    Code.EXP: lambda x: exp(x), Code.LOG: lambda x: log(x), Code.TANH: lambda x: tanh(x), Code.ERF: lambda x: erf(x),
+    Code.SQRT: lambda x: vec.sqrt(x), Code.RSQRT: lambda x: 1.0 / vec.sqrt(x),
+    Code.SIGMOID: lambda x: formulas.sigmoid(x), Code.RELU: lambda x: formulas.relu(x),
+    Code.SILU: lambda x: formulas.silu(x), Code.GELU: lambda x: formulas.gelu(x),
+    Code.GELU_TANH: lambda x: formulas.gelu_tanh(x), Code.ROUND: lambda x: narrow.rounded_bf16(x),
+}  # fmt: skip
+_BINARY: dict[Code, Any] = {
+    Code.ADD: lambda x, y: x + y, Code.SUB: lambda x, y: x - y, Code.MUL: lambda x, y: x * y,
+    Code.DIV: lambda x, y: x / y, Code.MINIMUM: lambda x, y: vec.minimum(x, y),
+    Code.MAXIMUM: lambda x, y: vec.maximum(x, y), Code.SWIGLU: lambda x, y: formulas.silu(x) * y,
+    Code.ADD_SILU: lambda x, y: formulas.silu(x + y),
+}  # fmt: skip
+_COMPARISONS: dict[Code, Any] = {
+    Code.EQ: lambda x, y: x == y, Code.NE: lambda x, y: x != y, Code.LT: lambda x, y: x < y,
+    Code.LE: lambda x, y: x <= y,
+}  # fmt: skip
+LOOPS |= {code: unary(native(f)) for code, f in _UNARY.items()}
+LOOPS |= {code: binary(native(f)) for code, f in _BINARY.items()}
+LOOPS |= {code: binary(native(f), _put_mask, vec.store_mask, 1) for code, f in _COMPARISONS.items()}  # bytes of 0 or 1
+LOOPS[Code.WIDEN] = unary(native(lambda x: x), _part_bf16, _rest_bf16)
+LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narrow.store_first_bf16, size=2)
 
 
-@native
-def _rest_bf16(p: Any, step: Any, i: Any, mask: Any) -> Any:
-    return load_first_bf16(p + 2 * i, mask) if step else splat(load1_bf16(p))
-
-
-_same = native(lambda x: x)
-widen = unary(_same, _part_bf16, _rest_bf16)
-"""bfloat16 to float32."""
-narrow = unary(_same, write=native(lambda p, x, streamed: store_bf16(p, x)), write_rest=store_first_bf16, size=2)
-"""float32 to bfloat16."""
-
-
-@native
-def scalars(row: Any) -> None:
+@loop(Code.SCALARS)
+def scalars(row: Any) -> Any:
     """Run the lines of a SCALARS row."""
     line = row + BYTES
     stop = line + LINE * cell(row, 1)
     while line < stop:
-        op, out, x, y = cell(line, 0), cell(line, 1), load_f32(cell(line, 2)), load_f32(cell(line, 3))
+        op, out, x, y = cell(line, 0), cell(line, 1), vec.load_f32(cell(line, 2)), vec.load_f32(cell(line, 3))
         if op == Code.MUL:
             x = x * y
         elif op == Code.ADD:
@@ -238,14 +240,15 @@ def scalars(row: Any) -> None:
         elif op == Code.NEG:
             x = -x
         elif op == Code.TANH:
-            x = only(tanh(splat(x)))
+            x = vec.only(tanh(vec.splat(x)))
         elif op == Code.SIGMOID:
-            x = only(formulas.sigmoid(splat(x)))
+            x = vec.only(formulas.sigmoid(vec.splat(x)))
         elif op == Code.EXP:
-            x = only(exp(splat(x)))
+            x = vec.only(exp(vec.splat(x)))
         elif op == Code.LOG:
-            x = only(log(splat(x)))
+            x = vec.only(log(vec.splat(x)))
         elif op == Code.SQRT:
-            x = only(sqrt(splat(x)))
-        store_f32(out, x)
+            x = vec.only(vec.sqrt(vec.splat(x)))
+        vec.store_f32(out, x)
         line += LINE
+    return (cell(row, 1) + 3) // 4

@@ -11,21 +11,8 @@ from typing import Any
 import numpy as np
 
 from graphwright.array.formulas import activations, optimizers, specialise
-from graphwright.array.vm.vector import (
-    absolute,
-    copysign,
-    exponent,
-    floor,
-    fma,
-    least,
-    mantissa,
-    maximum,
-    most,
-    rint,
-    scaled,
-    select,
-    sqrt,
-)  # fmt: skip
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.vector import fma, select
 from graphwright.native import njit
 
 native: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
@@ -37,17 +24,41 @@ _PI_2, _PI_2_NEXT, _PI_2_LAST = F(1.5707963705062866), F(-4.371138828673793e-08)
 _INF, _NAN = F(np.inf), F(np.nan)
 
 
+def _polynomial(*coefficients: float) -> Any:
+    """A polynomial, highest power first, by Horner's rule with fused multiplications."""
+    *others, last = coefficients
+    if len(others) == 1:
+        leading = others[0]
+        return native(lambda x: fma(leading, x, last))
+    higher = _polynomial(*others)
+    return native(lambda x: fma(higher(x), x, last))
+
+
+_EXP = _polynomial(0.0013950599823147058, 0.008368954062461853, 0.04166620597243309, 0.166665181517601, 0.5)
+_LOG = _polynomial(
+    0.06915368139743805, -0.11789807677268982, 0.11872976273298264, -0.1238434836268425, 0.14218658208847046,
+    -0.16669251024723053, 0.20002226531505585, -0.24999986588954926, 0.3333331048488617,
+)  # fmt: skip
+_TANH = _polynomial(
+    -0.005720812361687422, 0.020653799176216125, -0.05374442785978317, 0.13331501185894012, -0.3333328366279602
+)
+_ERF_NEAR = _polynomial(
+    8.327486284542829e-05, -0.0008133215014822781, 0.0052002607844769955, -0.026859119534492493, 0.11283691227436066,
+    -0.37612634897232056, 0.12837916612625122,
+)  # fmt: skip
+_ERF_FAR = _polynomial(
+    -4.5645825252904615e-07, -1.5212793186947238e-05, 0.00040201417868956923, -0.004070940427482128,
+    0.024930315092206, -0.10805603861808777, -0.633509635925293, -0.12944865226745605, 0.00016308124759234488,
+)  # fmt: skip
+
+
 @native
 def exp(x: Any) -> Any:
     """eˣ: x = n ln 2 + r, |r| <= ln 2 / 2."""
-    bound = least(most(x, -104.0), 89.0)
-    n = rint(bound * _LOG2E)
+    bound = vec.least(vec.most(x, -104.0), 89.0)
+    n = vec.rint(bound * _LOG2E)
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, bound))
-    p = fma(0.0013950599823147058, r, 0.008368954062461853)
-    p = fma(p, r, 0.04166620597243309)
-    p = fma(p, r, 0.166665181517601)
-    p = fma(p, r, 0.5)
-    return scaled(fma(r * r, p, r) + 1.0, n)
+    return vec.scaled(fma(r * r, _EXP(r), r) + 1.0, n)
 
 
 @native
@@ -55,22 +66,14 @@ def log(x: Any) -> Any:
     """ln x: x = m·2ᵉ with √½ <= m <= √2."""
     small = x < _TINY
     normal = select(small, x * _2_24, x)
-    m, e = mantissa(normal), exponent(normal)
+    m, e = vec.mantissa(normal), vec.exponent(normal)
     e = select(small, e - 24.0, e)
     high = m > _SQRT2
     m = select(high, m * 0.5, m)
     e = select(high, e + 1.0, e)
     f = m - 1.0
-    p = fma(0.06915368139743805, f, -0.11789807677268982)
-    p = fma(p, f, 0.11872976273298264)
-    p = fma(p, f, -0.1238434836268425)
-    p = fma(p, f, 0.14218658208847046)
-    p = fma(p, f, -0.16669251024723053)
-    p = fma(p, f, 0.20002226531505585)
-    p = fma(p, f, -0.24999986588954926)
-    p = fma(p, f, 0.3333331048488617)
     square = f * f
-    tail = fma(square * f, p, fma(square, -0.5, e * _LN2_LOW))
+    tail = fma(square * f, _LOG(f), fma(square, -0.5, e * _LN2_LOW))
     y = fma(e, _LN2_HIGH, f + tail)
     y = select(x <= 0.0, -_INF, y)
     y = select(x < 0.0, _NAN, y)
@@ -80,46 +83,28 @@ def log(x: Any) -> Any:
 @native
 def tanh(x: Any) -> Any:
     """An odd polynomial up to 0.62, 1 - 2 / (e²ˣ + 1) beyond."""
-    size = absolute(x)
+    size = vec.absolute(x)
     z = x * x
-    p = fma(-0.005720812361687422, z, 0.020653799176216125)
-    p = fma(p, z, -0.05374442785978317)
-    p = fma(p, z, 0.13331501185894012)
-    p = fma(p, z, -0.3333328366279602)
-    near = copysign(fma(z * x, p, x), x)  # the product of -0 is +0
-    far = copysign(1.0 - 2.0 / (exp(size + size) + 1.0), x)
+    near = vec.copysign(fma(z * x, _TANH(z), x), x)  # the product of -0 is +0
+    far = vec.copysign(1.0 - 2.0 / (exp(size + size) + 1.0), x)
     return select(size < 0.62, near, select(x != x, x, far))
 
 
 @native
 def erf(x: Any) -> Any:
     """x·(1 + p(x²)) near 0, 1 - e^q(|x|) beyond."""
-    size = absolute(x)
+    size = vec.absolute(x)
     z = x * x
-    p = fma(8.327486284542829e-05, z, -0.0008133215014822781)
-    p = fma(p, z, 0.0052002607844769955)
-    p = fma(p, z, -0.026859119534492493)
-    p = fma(p, z, 0.11283691227436066)
-    p = fma(p, z, -0.37612634897232056)
-    p = fma(p, z, 0.12837916612625122)
-    near = fma(p, x, x)
-    bound = least(size, 4.0)
-    q = fma(-4.5645825252904615e-07, bound, -1.5212793186947238e-05)
-    q = fma(q, bound, 0.00040201417868956923)
-    q = fma(q, bound, -0.004070940427482128)
-    q = fma(q, bound, 0.024930315092206)
-    q = fma(q, bound, -0.10805603861808777)
-    q = fma(q, bound, -0.633509635925293)
-    q = fma(q, bound, -0.12944865226745605)
-    q = fma(q, bound, 0.00016308124759234488)
-    far = copysign(1.0 - exp(q - bound), x)
+    near = fma(_ERF_NEAR(z), x, x)
+    bound = vec.least(size, 4.0)
+    far = vec.copysign(1.0 - exp(_ERF_FAR(bound) - bound), x)
     return select(size < 0.925, near, select(x != x, x, far))
 
 
 @native
 def rsqrt(x: Any) -> Any:
     """1 / √x."""
-    return 1.0 / sqrt(x)
+    return 1.0 / vec.sqrt(x)
 
 
 @native
@@ -128,34 +113,26 @@ def cos_sin(x: Any) -> Any:
 
     Within the error bound up to |x| = 10⁶. For much larger angles k itself is inexact.
     """
-    k = rint(x * _2_PI)
+    k = vec.rint(x * _2_PI)
     r = fma(k, -_PI_2_LAST, fma(k, -_PI_2_NEXT, fma(k, -_PI_2, x)))
     z = r * r
     p = fma(-0.00019516654720064253, z, 0.008332173340022564)
     sine = fma(z * r, fma(p, z, -0.16666655242443085), r)
     p = fma(2.4437727915938012e-05, z, -0.001388736185617745)
     cosine = fma(z * z, fma(p, z, 0.04166664555668831), fma(z, -0.5, 1.0))
-    half = floor(k * 0.5)
+    half = vec.floor(k * 0.5)
     quarter = fma(half, -2.0, k)  # 1 after an odd number of quarter turns
-    over = fma(floor(half * 0.5), -2.0, half)  # 1 in the second half of a turn
+    over = fma(vec.floor(half * 0.5), -2.0, half)  # 1 in the second half of a turn
     swapped, below = quarter > 0.0, fma(over, -2.0, 1.0)
     left = below * fma(quarter, -2.0, 1.0)
     return left * select(swapped, sine, cosine), below * select(swapped, cosine, sine)
 
 
 _PRIMITIVES = {
-    "absolute": absolute,
-    "cosine": native(lambda x: cos_sin(x)[0]),
-    "erf": erf,
-    "exp": exp,
-    "fma": fma,
-    "log1p": native(lambda x: log(1.0 + x)),
-    "maximum": maximum,
-    "select": select,
-    "sine": native(lambda x: cos_sin(x)[1]),
-    "sqrt": sqrt,
-    "tanh": tanh,
-}
+    "absolute": vec.absolute, "erf": erf, "exp": exp, "fma": fma, "log1p": native(lambda x: log(1.0 + x)),
+    "maximum": vec.maximum, "select": select, "sqrt": vec.sqrt, "tanh": tanh,
+    "cosine": native(lambda x: cos_sin(x)[0]), "sine": native(lambda x: cos_sin(x)[1]),
+}  # fmt: skip
 formulas: Any = specialise(activations, _PRIMITIVES, native)
 """`array.formulas.activations` for vectors."""
 updates: Any = specialise(optimizers, {**_PRIMITIVES, "sign": formulas.sign}, native)

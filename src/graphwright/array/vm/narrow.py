@@ -6,34 +6,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from graphwright.array.vm.vector import (
-    BYTES,
-    F32,
-    FLOATS,
-    I8,
-    I16,
-    I32,
-    I64,
-    INTS,
-    LANES,
-    PAIRED,
-    M,
-    V,
-    aligned,
-    constant,
-    define,
-    effect,
-    f32,
-    i64,
-    intrinsic_call,
-    masked_load,
-    masked_store,
-    pointer,
-    void,
-)
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.vector import FLOATS, I32, INTS, V, aligned, constant, define, effect, i64, pointer, void
 
-_HALVES = ir.VectorType(I16, LANES)
-_TWICE = 2 * LANES
+_HALVES = ir.VectorType(vec.I16, vec.LANES)
+_TWICE = 2 * vec.LANES
 
 
 def from_bf16(builder: Any, bits: Any) -> Any:
@@ -41,14 +18,9 @@ def from_bf16(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(I32, 16)), FLOATS)
 
 
-def from_i8(builder: Any, whole: Any) -> Any:
-    """Convert int8."""
-    return builder.sitofp(builder.sext(whole, INTS), FLOATS)
-
-
 def _one_bf16(builder: Any, address: Any) -> Any:
-    bits = builder.zext(aligned(builder.load(pointer(builder, address, I16)), 2), I32)
-    return builder.bitcast(builder.shl(bits, I32(16)), F32)
+    bits = builder.zext(aligned(builder.load(pointer(builder, address, vec.I16)), 2), I32)
+    return builder.bitcast(builder.shl(bits, I32(16)), vec.F32)
 
 
 def _to_bf16(builder: Any, x: Any) -> Any:
@@ -63,25 +35,29 @@ def _to_bf16(builder: Any, x: Any) -> Any:
 
 rounded_bf16 = define("rounded_bf16", V, (V,), lambda b, x: from_bf16(b, _to_bf16(b, x)))
 """Round to the nearest bfloat16; the result is float32."""
-load1_bf16 = define("load1_bf16", f32, (i64,), _one_bf16)
+load1_bf16 = define("load1_bf16", vec.f32, (i64,), _one_bf16)
 load_bf16 = define("load_bf16", V, (i64,), lambda b, p: from_bf16(b, aligned(b.load(pointer(b, p, _HALVES)), 2)))
-load_first_bf16 = define("load_first_bf16", V, (i64, M), lambda b, p, m: fetch_bf16(b, p, m))
+load_first_bf16 = define("load_first_bf16", V, (i64, vec.M), lambda b, p, m: fetch_bf16(b, p, m))
 store_bf16 = define(
     "store_bf16", void, (i64, V), effect(lambda b, p, x: aligned(b.store(_to_bf16(b, x), pointer(b, p, _HALVES)), 2))
 )
 store_first_bf16 = define(
-    "store_first_bf16", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, _to_bf16(b, x), p, m, "v16i16", 2))
+    "store_first_bf16",
+    void,
+    (i64, V, vec.M),
+    effect(lambda b, p, x, m: vec.masked_store(b, _to_bf16(b, x), p, m, "v16i16", 2)),
 )
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
     """Load bfloat16 under a mask."""
-    return from_bf16(builder, masked_load(builder, address, mask, _HALVES, "v16i16", 2))
+    return from_bf16(builder, vec.masked_load(builder, address, mask, _HALVES, "v16i16", 2))
 
 
 def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
     """Load int8 under a mask."""
-    return from_i8(builder, masked_load(builder, address, mask, BYTES, "v16i8", 1))
+    whole = vec.masked_load(builder, address, mask, vec.BYTES, "v16i8", 1)
+    return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
 
 # -- two bfloat16 in 32 bits -------------------------------------------------------------------------------------------
@@ -97,7 +73,7 @@ odds_bf16 = define(
 
 
 def _every_second(start: int) -> Any:
-    index = ir.Constant(INTS, [I32(2 * i + start) for i in range(LANES)])
+    index = ir.Constant(INTS, [I32(2 * i + start) for i in range(vec.LANES)])
     return lambda builder, x, y: builder.shuffle_vector(x, y, index)
 
 
@@ -108,8 +84,8 @@ odds = define("odds", V, (V, V), _every_second(1))
 # -- products of whole numbers -----------------------------------------------------------------------------------------
 def _pairs(builder: Any, x: Any, y: Any) -> Any:
     """x[2i] · y[2i] + x[2i + 1] · y[2i + 1] of 32 numbers of 16 bits."""
-    if PAIRED:
-        return intrinsic_call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, x, y)
+    if vec.PAIRED:
+        return vec.intrinsic_call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, x, y)
     wide = ir.VectorType(I32, _TWICE)
     products = builder.mul(builder.sext(x, wide), builder.sext(y, wide))
     return builder.add(_every_second(0)(builder, products, products), _every_second(1)(builder, products, products))
@@ -118,8 +94,9 @@ def _pairs(builder: Any, x: Any, y: Any) -> Any:
 def _dot_i8(builder: Any, w: Any, x: Any) -> Any:
     total = None
     for half in range(2):
-        eight = builder.load(pointer(builder, builder.add(w, I64(_TWICE * half)), ir.VectorType(I8, _TWICE)))
-        sixteen = builder.load(pointer(builder, builder.add(x, I64(2 * _TWICE * half)), ir.VectorType(I16, _TWICE)))
+        at_w, at_x = builder.add(w, vec.I64(_TWICE * half)), builder.add(x, vec.I64(2 * _TWICE * half))
+        eight = builder.load(pointer(builder, at_w, ir.VectorType(vec.I8, _TWICE)))
+        sixteen = builder.load(pointer(builder, at_x, ir.VectorType(vec.I16, _TWICE)))
         wide = builder.sext(aligned(eight, 1), sixteen.type)
         sums = _pairs(builder, wide, aligned(sixteen, 2))
         total = sums if total is None else builder.add(total, sums)
@@ -131,10 +108,10 @@ dot_i8 = define("dot_i8", V, (i64, i64), _dot_i8)
 products_i8 = define(
     "products_i8",
     V,
-    (i64, i64, M),
+    (i64, i64, vec.M),
     lambda b, w, x, m: b.sitofp(
         b.mul(
-            b.sext(masked_load(b, w, m, BYTES, "v16i8", 1), INTS),
+            b.sext(vec.masked_load(b, w, m, vec.BYTES, "v16i8", 1), INTS),
             b.sext(aligned(b.load(pointer(b, x, _HALVES)), 2), INTS),
         ),
         FLOATS,

@@ -1,40 +1,92 @@
-"""Sample the next token from rows of logits: penalties, temperature, filters and the draw, as the op defines them.
+"""Random numbers, and the next token from rows of logits: penalties, temperature, filters and the draw.
 
-The filters select by counting instead of sorting: entries are counted in 2048 buckets by the upper bits of their order,
-then the entries of one bucket by the next bits. Noise is computed exactly only for entries that can win.
+Random numbers are those of `array.random` for a key and a stream, 16 counters at a time. The filters select by counting
+instead of sorting: entries are counted in 2048 buckets by the upper bits of their order, then the entries of one bucket
+by the next bits. Noise is computed exactly only for entries that can win.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
-from graphwright.array.vm.code import TILES_END, ZEROS
-from graphwright.array.vm.elementwise import F, cell
+from graphwright.array.formulas import philox, specialise
+from graphwright.array.vm import vector as vec
+from graphwright.array.vm.code import BERNOULLI, DROPOUT, TILES_END, ZEROS, Code
+from graphwright.array.vm.elementwise import F, cell, loop, number
 from graphwright.array.vm.math import exp, log, native
-from graphwright.array.vm.noise import uniforms
-from graphwright.array.vm.vector import (
-    first,
-    largest,
-    load,
-    load_f32,
-    load_f64,
-    load_first,
-    load_i32,
-    load_i64,
-    maximum,
-    only,
-    select,
-    splat,
-    store,
-    store_f32,
-    store_f64,
-    store_first,
-    store_i64,
-    top,
-)
 
+_LONGS = ir.VectorType(vec.I64, vec.LANES)
+_WORDS = 4 * vec.LANES
+
+
+class _Lanes:
+    """16 words while code is emitted: the operators that Philox uses append instructions."""
+
+    def __init__(self, builder: Any, value: Any) -> None:
+        self.builder, self.value = builder, value
+
+    def __xor__(self, other: _Lanes) -> _Lanes:
+        return _Lanes(self.builder, self.builder.xor(self.value, other.value))
+
+    def __add__(self, number: Any) -> _Lanes:
+        return _Lanes(self.builder, self.builder.add(self.value, vec.constant(vec.I32, int(number))))
+
+
+def _product(x: _Lanes, factor: Any) -> tuple[_Lanes, _Lanes]:
+    b = x.builder
+    wide = b.mul(b.zext(x.value, _LONGS), vec.constant(vec.I64, int(factor)))
+    return _Lanes(b, b.trunc(b.lshr(wide, vec.constant(vec.I64, 32)), vec.INTS)), _Lanes(b, b.trunc(wide, vec.INTS))
+
+
+_philox: Any = specialise(philox, {"product": _product, "wrapped": lambda x: x}).philox
+
+
+def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any) -> None:
+    """Write the 4 numbers of each of 16 counters from `block` on, a multiple of 16: upper 24 bits · 2⁻²⁴."""
+
+    def word(value: Any, shift: int) -> Any:
+        return vec.broadcast(b, b.trunc(b.lshr(value, vec.I64(shift)) if shift else value, vec.I32))
+
+    lanes = ir.Constant(vec.INTS, [vec.I32(i) for i in range(vec.LANES)])
+    counter = b.add(word(block, 0), lanes), word(block, 32), word(stream, 0), word(step, 0)
+    words = _philox(*(_Lanes(b, w) for w in (*counter, word(seed, 0), word(seed, 32))))
+    numbers = [b.uitofp(b.lshr(w.value, vec.constant(vec.I32, 8)), vec.FLOATS) for w in words]
+    u = [b.fmul(n, vec.constant(vec.F32, 2.0**-24)) for n in numbers]
+    pairs = zip(vec.interleaved(b, *u[:2]), vec.interleaved(b, *u[2:]), strict=True)
+    for i, values in enumerate(chain.from_iterable(vec.interleaved(b, near, far, 2) for near, far in pairs)):
+        vec.write(b, values, b.add(target, vec.I64(64 * i)))
+
+
+uniforms = vec.define("uniforms", types.void, (types.int64,) * 5, vec.effect(_uniform))
+"""Write 64 uniform numbers: target, first block, stream, seed, step."""
+
+
+@loop(Code.NOISE)
+def noise(row: Any, scratch: Any) -> None:
+    """Uniform numbers, Bernoulli samples or dropout.
+
+    Cells 2 count, 3 out, 6 x or p, 7 address of seed and step, 8 stream, 9 kind; of dropout 10 the least uniform number
+    that keeps an entry, 11 the divisor.
+    """
+    count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
+    least, divisor, drawn = F(number(row, 10)), F(number(row, 11)), scratch + ZEROS
+    for start in range(0, count, _WORDS):
+        uniforms(drawn, start // 4, cell(row, 8), vec.load_i64(key), vec.load_i64(key + 8))
+        for i in range(start, min(count, start + _WORDS), 16):
+            mask, u = vec.first(count - i), vec.load(drawn + 4 * (i - start))
+            if kind == DROPOUT:
+                u = vec.select(u >= least, vec.load_first(x + 4 * i, mask), 0.0) / divisor
+            elif kind == BERNOULLI:
+                u = vec.select(u < vec.load_first(x + 4 * i, mask), 1.0, 0.0)
+            vec.store_first(o + 4 * i, u, mask)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
 _BUCKETS = 2048
 _LOWEST = F(-np.inf)
 _MOST_NOISE = F(17.5)  # -ln(-ln u) of the largest u, 1 - 2⁻²⁵, is 17.33
@@ -42,7 +94,7 @@ _SLACK = F(1e-3)  # above the error of `log` there
 _FAINT = F(-87.0)  # exponentials of smaller numbers are subnormal, and slow
 
 
-@native
+@loop(Code.SAMPLE_TOKEN)
 def sample_token(row: Any, scratch: Any) -> None:
     """Cells 1 rows, 2 columns, 3 logits, 4 rules, 5 keys, 6 seen, 7 pairs in a row of it, 8 ids, 9 kept logits."""
     n = cell(row, 2)
@@ -52,19 +104,19 @@ def sample_token(row: Any, scratch: Any) -> None:
         found = _chosen(
             z, cell(row, 3) + 4 * n * b, n, cell(row, 4) + 24 * b, cell(row, 5) + 32 * b, seen, cell(row, 7), scratch
         )
-        store_i64(cell(row, 8) + 8 * b, found)
+        vec.store_i64(cell(row, 8) + 8 * b, found)
 
 
 @native
 def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any, scratch: Any) -> Any:
-    best, position, k = _copied(z, x, n), load_i64(key + 16), load_i64(key + 24)
+    best, position, k = _copied(z, x, n, F(1.0)), vec.load_i64(key + 16), vec.load_i64(key + 24)
     if position < 0:
         return -1
-    temperature, p, least = load_f32(rules + 12), load_f32(rules + 16), load_f32(rules + 20)
+    temperature, p, least = vec.load_f32(rules + 12), vec.load_f32(rules + 16), vec.load_f32(rules + 20)
     if _penalised(z, n, rules, seen, pairs):
-        best = _copied(z, z, n)
+        best = _copied(z, z, n, F(1.0))
     if temperature != F(0.0) and temperature != F(1.0):
-        best = _divided(z, n, temperature)
+        best = _copied(z, z, n, temperature)
     if not (best > _LOWEST and best < F(np.inf)):  # of NaN neither is true
         return -1
     if temperature == F(0.0):
@@ -75,62 +127,52 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
         _cut(z, n, best, p, True, scratch)
     if least > F(0.0):
         for i in range(0, n, 16):
-            mask = first(n - i)
-            v = load_first(z + 4 * i, mask)
-            store_first(z + 4 * i, select(_share(v, best) < least, _LOWEST, v), mask)
-    return _drawn(z, n, load_i64(key), load_i64(key + 8), position, scratch)
+            mask = vec.first(n - i)
+            v = vec.load_first(z + 4 * i, mask)
+            vec.store_first(z + 4 * i, vec.select(_share(v, best) < least, _LOWEST, v), mask)
+    return _drawn(z, n, vec.load_i64(key), vec.load_i64(key + 8), position, scratch)
 
 
 @native
-def _copied(z: Any, x: Any, n: Any) -> Any:
-    """Copy logits; returns the largest, NaN if there is a NaN."""
-    best = splat(_LOWEST)
+def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
+    """Copy logits, divided by a temperature; returns the largest, NaN if there is a NaN."""
+    best = vec.splat(_LOWEST)
     for i in range(0, n, 16):
-        mask = first(n - i)
-        v = load_first(x + 4 * i, mask)
-        store_first(z + 4 * i, v, mask)
-        best = maximum(best, select(mask, v, _LOWEST))
-    return largest(best)
+        mask = vec.first(n - i)
+        v = vec.load_first(x + 4 * i, mask)
+        if temperature != F(1.0):
+            v = v / temperature
+        vec.store_first(z + 4 * i, v, mask)
+        best = vec.maximum(best, vec.select(mask, v, _LOWEST))
+    return vec.largest(best)
 
 
 @native
 def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
     """True if there is a penalty; pairs are (id, count in the output), up to the first id below 0."""
-    repetition, presence, frequency = load_f32(rules), load_f32(rules + 4), load_f32(rules + 8)
+    repetition, presence, frequency = vec.load_f32(rules), vec.load_f32(rules + 4), vec.load_f32(rules + 8)
     if repetition == F(1.0) and presence == F(0.0) and frequency == F(0.0):
         return False
     for j in range(pairs):
-        index, count = load_i32(seen + 8 * j), load_i32(seen + 8 * j + 4)
+        index, count = vec.load_i32(seen + 8 * j), vec.load_i32(seen + 8 * j + 4)
         if index < 0:
             break
         if index < n:
-            v = load_f32(z + 4 * index)
+            v = vec.load_f32(z + 4 * index)
             v = v / repetition if v > F(0.0) else v * repetition
-            store_f32(z + 4 * index, v - (presence + frequency * F(count)) if count > 0 else v)
+            vec.store_f32(z + 4 * index, v - (presence + frequency * F(count)) if count > 0 else v)
     return True
-
-
-@native
-def _divided(z: Any, n: Any, temperature: Any) -> Any:
-    """Divide by the temperature; returns the largest, NaN if there is a NaN."""
-    best = splat(_LOWEST)
-    for i in range(0, n, 16):
-        mask = first(n - i)
-        v = load_first(z + 4 * i, mask) / temperature
-        store_first(z + 4 * i, v, mask)
-        best = maximum(best, select(mask, v, _LOWEST))
-    return largest(best)
 
 
 @native
 def _first_of(z: Any, n: Any, best: Any) -> Any:
     """The lowest id of the largest entry; both zeros are equal."""
     for i in range(0, n, 16):
-        mask = first(n - i)
-        v = select(mask, load_first(z + 4 * i, mask), _LOWEST)
-        if top(select(v == best, 1.0, 0.0)) > F(0.0):
+        mask = vec.first(n - i)
+        v = vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST)
+        if vec.top(vec.select(v == best, 1.0, 0.0)) > F(0.0):
             for j in range(i, min(i + 16, n)):
-                if load_f32(z + 4 * j) == best:
+                if vec.load_f32(z + 4 * j) == best:
                     return j
     return -1
 
@@ -138,7 +180,7 @@ def _first_of(z: Any, n: Any, best: Any) -> Any:
 @native
 def _order(z: Any) -> Any:
     """A 32-bit integer that grows with the float at an address, equal for both zeros."""
-    bits = load_i32(z)
+    bits = vec.load_i32(z)
     return (bits if bits >= 0 else -(1 << 31) - bits) + (1 << 31)
 
 
@@ -146,17 +188,7 @@ def _order(z: Any) -> Any:
 def _share(v: Any, best: Any) -> Any:
     """Probabilities relative to the largest."""
     away = v - best
-    return select(away < _FAINT, 0.0, exp(maximum(away, _FAINT)))
-
-
-@native
-def _weights(v: Any, best: Any, weighed: Any) -> Any:
-    return _share(v, best) if weighed else splat(F(1.0))
-
-
-@native
-def _reached(sum_: Any, total: Any, limit: Any) -> Any:
-    return F(sum_ / total) >= limit
+    return vec.select(away < _FAINT, 0.0, exp(vec.maximum(away, _FAINT)))
 
 
 @native
@@ -171,40 +203,41 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
         shift, width = (21, 11) if level == 0 else (10, 11) if level == 1 else (0, 10)
         size = 1 << width
         for i in range(size):
-            store_f64(buckets + 8 * i, 0.0)
+            vec.store_f64(buckets + 8 * i, 0.0)
         for i in range(0, n, 16):
-            v = load_first(z + 4 * i, first(n - i))
-            if weighed and largest(v) == _LOWEST:  # dropped before: weight 0
+            v = vec.load_first(z + 4 * i, vec.first(n - i))
+            if weighed and vec.largest(v) == _LOWEST:  # dropped before: weight 0
                 continue
-            store(lanes, _weights(v, best, weighed))
+            vec.store(lanes, _share(v, best) if weighed else vec.splat(F(1.0)))
             for j in range(min(16, n - i)):
                 order = _order(z + 4 * (i + j))
                 if order >> (shift + width) == prefix:
                     place = buckets + 8 * ((order >> shift) & (size - 1))
-                    store_f64(place, load_f64(place) + np.float64(load_f32(lanes + 4 * j)))
+                    vec.store_f64(place, vec.load_f64(place) + np.float64(vec.load_f32(lanes + 4 * j)))
         if level == 0 and weighed:
             total = 0.0
             for i in range(size):
-                total += load_f64(buckets + 8 * i)
+                total += vec.load_f64(buckets + 8 * i)
         at, last = size - 1, -1
-        while at >= 0 and not _reached(base + load_f64(buckets + 8 * at), total, limit):
-            base += load_f64(buckets + 8 * at)
-            last = at if load_f64(buckets + 8 * at) > 0.0 else last
+        while at >= 0 and not F((base + vec.load_f64(buckets + 8 * at)) / total) >= limit:
+            base += vec.load_f64(buckets + 8 * at)
+            last = at if vec.load_f64(buckets + 8 * at) > 0.0 else last
             at -= 1
         if at < 0:
             if level == 0:
                 return  # rounded shares never reach the limit: keep all
             at = last
-            base -= load_f64(buckets + 8 * at)
+            base -= vec.load_f64(buckets + 8 * at)
         prefix = prefix << width | at
     full = False
     for i in range(n):
         order = _order(z + 4 * i)
         if order == prefix and not full:
-            base += np.float64(only(_weights(splat(load_f32(z + 4 * i)), best, weighed)))
-            full = _reached(base, total, limit)  # the last one kept
+            v = vec.splat(vec.load_f32(z + 4 * i))
+            base += np.float64(vec.only(_share(v, best) if weighed else vec.splat(F(1.0))))
+            full = F(base / total) >= limit  # the last one kept
         elif order <= prefix:
-            store_f32(z + 4 * i, _LOWEST)
+            vec.store_f32(z + 4 * i, _LOWEST)
 
 
 @native
@@ -215,22 +248,22 @@ def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> A
     """
     noise, best, found = scratch + ZEROS, _LOWEST, -1
     for start in range(0, n, 64):
-        highest = splat(_LOWEST)
+        highest = vec.splat(_LOWEST)
         for i in range(start, min(start + 64, n), 16):
-            mask = first(n - i)
-            highest = maximum(highest, select(mask, load_first(z + 4 * i, mask), _LOWEST))
-        if largest(highest) + _MOST_NOISE <= best:
+            mask = vec.first(n - i)
+            highest = vec.maximum(highest, vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST))
+        if vec.largest(highest) + _MOST_NOISE <= best:
             continue
         uniforms(noise, start // 4, stream, seed, step)
         for i in range(start, min(start + 64, n), 16):
-            mask = first(n - i)
-            v = select(mask, load_first(z + 4 * i, mask), _LOWEST)
-            above = 1.0 - load(noise + 4 * (i - start)) - F(2.0**-25)
+            mask = vec.first(n - i)
+            v = vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST)
+            above = 1.0 - vec.load(noise + 4 * (i - start)) - F(2.0**-25)
             bound = v + (_SLACK - log(above))
-            if top(bound) > best:
+            if vec.top(bound) > best:
                 for j in range(i, min(i + 16, n)):
-                    u = np.float64(load_f32(noise + 4 * (j - start))) + 2.0**-25
-                    sum_ = load_f32(z + 4 * j) + F(-np.log(-np.log(u)))
+                    u = np.float64(vec.load_f32(noise + 4 * (j - start))) + 2.0**-25
+                    sum_ = vec.load_f32(z + 4 * j) + F(-np.log(-np.log(u)))
                     if sum_ > best:
                         best, found = sum_, j
     return found

@@ -1,4 +1,4 @@
-"""Sharing rows among threads: each free thread takes the next ticket. Atomic words, and calls of C functions.
+"""The memory that the machine is called with, in cells of 8 bytes, and the sharing of rows among threads by tickets.
 
 The thread that shares can do all tickets itself, so a helper that gets no core costs nothing: the thread waits only for
 tickets that a helper has begun. Helpers look for work for a while, then sleep on a semaphore.
@@ -9,16 +9,48 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba import types
 
-from graphwright.array.vm import context as at
+from graphwright.array.vm import vector as vec
 from graphwright.array.vm.code import BYTES
 from graphwright.array.vm.elementwise import cell
 from graphwright.array.vm.math import native
-from graphwright.array.vm.vector import I8, I32, I64, define, effect, load_i64, pointer, store_i64
+from graphwright.array.vm.vector import I8, I64, define, effect, i64, pointer, void
 
-i64, void = types.int64, types.void
-_FUNCTION = ir.FunctionType(I32, [I8.as_pointer()])
+# a context: the arguments of a call
+HELPER = 0  # 1-based number of the helper thread that this call serves; 0 to run code
+CODE = 1  # address of the first row
+END = 2  # end of the last
+SCRATCH = 3
+FINE = 4  # address of the object to return
+COUNTED = 5  # 1 if references to that object are counted
+FAILED = 6  # address of the object to return if an index is out of range
+WHERE = 7  # address of that row, or 0
+TEAM = 8  # address of the team
+THREADS = 9  # including this one
+GUARD = 10  # address of a number that must equal SEEN for the code to run; 0 to run always
+SEEN = 11
+RUNS = 12  # address of a counter to increment, or 0
+ASK = 13  # address of a C function called where GUARD or a row fails, or 0
+OTHERWISE = 14  # its argument
+CELLS = 16
+
+# a team: the helper threads and the rows that are shared now
+WORD = 0  # tickets·2³² + the next ticket, in one word, so that both change atomically
+ROWS = 1  # address of the first ticket's first row
+SIZE = 2  # bytes per ticket
+DONE = 3  # tickets done
+WRONG = 4  # address of a row that failed, or 0
+ASLEEP = 5  # helpers that wait on the semaphore
+OWNER = 6  # 1 while a thread is sharing rows
+ALLOWED = 7  # number of helpers that may take tickets
+SEM_WAIT, SEM_POST, YIELD = 8, 9, 10  # addresses of functions
+SEMAPHORE = 12  # 4 cells
+TEAM_CELLS = 16
+
+PAYLOAD = 32
+"""Offset of the data in a CPython bytes object; the machine's argument is such an object or has its layout."""
+
+_FUNCTION = ir.FunctionType(vec.I32, [I8.as_pointer()])
 _QUESTION = ir.FunctionType(I8.as_pointer(), [I8.as_pointer()])
 
 
@@ -48,7 +80,7 @@ _LOW = 0xFFFFFFFF
 
 @native
 def _open(team: Any) -> Any:
-    word = read(team + 8 * at.WORD)
+    word = read(team + 8 * WORD)
     return word & _LOW < word >> 32
 
 
@@ -56,7 +88,7 @@ def _open(team: Any) -> Any:
 def take(team: Any) -> Any:
     """The next ticket, or -1."""
     if _open(team):
-        word = fetch_add(team + 8 * at.WORD, 1)
+        word = fetch_add(team + 8 * WORD, 1)
         if word & _LOW < word >> 32:
             return word & _LOW
     return -1
@@ -65,16 +97,16 @@ def take(team: Any) -> Any:
 @native
 def share(team: Any, row: Any, threads: Any) -> Any:
     """Offer the tickets after a row to the helpers; returns False if another thread is sharing."""
-    if team == 0 or threads < 2 or exchange(team + 8 * at.OWNER, 1):
+    if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
-    store_i64(team + 8 * at.ROWS, row + BYTES)
-    store_i64(team + 8 * at.SIZE, BYTES * cell(row, 2))
-    store_i64(team + 8 * at.WRONG, 0)
-    write(team + 8 * at.ALLOWED, threads - 1)
-    write(team + 8 * at.DONE, 0)
-    write(team + 8 * at.WORD, cell(row, 1) << 32)
-    for _ in range(exchange(team + 8 * at.ASLEEP, 0)):
-        called(load_i64(team + 8 * at.SEM_POST), team + 8 * at.SEMAPHORE)
+    vec.store_i64(team + 8 * ROWS, row + BYTES)
+    vec.store_i64(team + 8 * SIZE, BYTES * cell(row, 2))
+    vec.store_i64(team + 8 * WRONG, 0)
+    write(team + 8 * ALLOWED, threads - 1)
+    write(team + 8 * DONE, 0)
+    write(team + 8 * WORD, cell(row, 1) << 32)
+    for _ in range(exchange(team + 8 * ASLEEP, 0)):
+        called(vec.load_i64(team + 8 * SEM_POST), team + 8 * SEMAPHORE)
     return True
 
 
@@ -82,13 +114,13 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 def finish(team: Any, tickets: Any) -> Any:
     """Wait for the tickets that helpers have begun; returns the address of a row that failed, or 0."""
     looks = 0
-    while read(team + 8 * at.DONE) < tickets:
+    while read(team + 8 * DONE) < tickets:
         looks += 1
         if looks > _LOOKS:
-            called(load_i64(team + 8 * at.YIELD), 0)
-    write(team + 8 * at.WORD, 0)
-    wrong = load_i64(team + 8 * at.WRONG)
-    write(team + 8 * at.OWNER, 0)
+            called(vec.load_i64(team + 8 * YIELD), 0)
+    write(team + 8 * WORD, 0)
+    wrong = vec.load_i64(team + 8 * WRONG)
+    write(team + 8 * OWNER, 0)
     return wrong
 
 
@@ -96,8 +128,8 @@ def finish(team: Any, tickets: Any) -> Any:
 def wait(team: Any, helper: Any) -> None:
     """Wait until there may be work."""
     for _ in range(_LOOKS):
-        if _open(team) and helper <= read(team + 8 * at.ALLOWED):
+        if _open(team) and helper <= read(team + 8 * ALLOWED):
             return
-    fetch_add(team + 8 * at.ASLEEP, 1)
-    if not (_open(team) and helper <= read(team + 8 * at.ALLOWED)):
-        called(load_i64(team + 8 * at.SEM_WAIT), team + 8 * at.SEMAPHORE)
+    fetch_add(team + 8 * ASLEEP, 1)
+    if not (_open(team) and helper <= read(team + 8 * ALLOWED)):
+        called(vec.load_i64(team + 8 * SEM_WAIT), team + 8 * SEMAPHORE)

@@ -47,12 +47,6 @@ def aligned(access: Any, alignment: int) -> Any:
     return access
 
 
-def past_caches(builder: Any, access: Any) -> Any:
-    """Mark a store as non-temporal; its address must be aligned to the vector."""
-    access.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
-    return access
-
-
 def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
     """A phi node of (value, predecessor block) pairs."""
     phi = builder.phi(ways[0][0].type)
@@ -69,6 +63,15 @@ def constant(kind: Any, value: Any) -> Any:
 def shuffle(builder: Any, x: Any, y: Any, lanes: list[int]) -> Any:
     """Select lanes of x (0 to 15) and y (16 to 31)."""
     return builder.shuffle_vector(x, y, ir.Constant(INTS, [I32(i) for i in lanes]))
+
+
+def interleaved(builder: Any, x: Any, y: Any, width: int = 1) -> list[Any]:
+    """Alternate runs of `width` lanes: of the lower halves of two vectors, and of their upper halves."""
+    starts = [range(half, half + LANES // 2, width) for half in (0, LANES // 2)]
+    return [
+        shuffle(builder, x, y, [lane + i for at in runs for lane in (at, LANES + at) for i in range(width)])
+        for runs in starts
+    ]
 
 
 def broadcast(builder: Any, scalar: Any) -> Any:
@@ -104,6 +107,21 @@ def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str,
     kind = ir.FunctionType(ir.VoidType(), [value.type, target.type, I32, FLAGS])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.{suffix}.p0")
     builder.call(function, [value, target, I32(align), mask])
+
+
+def fetch(builder: Any, address: Any, mask: Any) -> Any:
+    """Load floats under a mask, which may be None for all lanes."""
+    if mask is None:
+        return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
+    return masked_load(builder, address, mask, FLOATS, "v16f32", 4)
+
+
+def write(builder: Any, value: Any, address: Any, mask: Any = None) -> None:
+    """Store floats under a mask, which may be None for all lanes."""
+    if mask is None:
+        aligned(builder.store(value, pointer(builder, address, FLOATS)), 4)
+    else:
+        masked_store(builder, value, address, mask, "v16f32", 4)
 
 
 _infer_global: Any = infer_global
@@ -203,16 +221,19 @@ _operator(operator.add, V, lambda b, x, y: b.fadd(x, y))
 _operator(operator.sub, V, lambda b, x, y: b.fsub(x, y))
 _operator(operator.mul, V, lambda b, x, y: b.fmul(x, y))
 _operator(operator.truediv, V, lambda b, x, y: b.fdiv(x, y))
-_operator(operator.lt, M, lambda b, x, y: b.fcmp_ordered("<", x, y))
-_operator(operator.le, M, lambda b, x, y: b.fcmp_ordered("<=", x, y))
-_operator(operator.gt, M, lambda b, x, y: b.fcmp_ordered(">", x, y))
-_operator(operator.ge, M, lambda b, x, y: b.fcmp_ordered(">=", x, y))
-_operator(operator.eq, M, lambda b, x, y: b.fcmp_ordered("==", x, y))
+for _name, _sign in {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "=="}.items():
+    _operator(getattr(operator, _name), M, lambda b, x, y, sign=_sign: b.fcmp_ordered(sign, x, y))
 _operator(operator.ne, M, lambda b, x, y: b.fcmp_unordered("!=", x, y))
 _infer_global(operator.neg)(type("Vector_neg", (ConcreteTemplate,), {"cases": [signature(V, V)]}))
 lower_builtin(operator.neg, V)(lambda context, builder, sig, args: builder.fneg(args[0]))
 _infer_global(operator.and_)(type("Mask_and", (ConcreteTemplate,), {"cases": [signature(M, M, M)]}))
 lower_builtin(operator.and_, M, M)(lambda context, builder, sig, args: builder.and_(*args))
+
+
+def _stream(b: Any, p: Any, x: Any) -> None:
+    access = aligned(b.store(x, pointer(b, p, FLOATS)), 64)
+    access.set_metadata("nontemporal", b.module.add_metadata([I32(1)]))
+
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 load_i64 = define("load_i64", i64, (i64,), lambda b, p: aligned(b.load(pointer(b, p, I64)), 8))
@@ -223,17 +244,15 @@ load_u8 = define("load_u8", types.uint8, (i64,), lambda b, p: b.load(pointer(b, 
 store_i64 = define("store_i64", void, (i64, i64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, I64)), 8)))
 store_f64 = define("store_f64", void, (i64, f64), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F64)), 8)))
 store_f32 = define("store_f32", void, (i64, f32), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, F32)), 4)))
-load = define("load", V, (i64,), lambda b, p: aligned(b.load(pointer(b, p, FLOATS)), 4))
-store = define("store", void, (i64, V), effect(lambda b, p, x: aligned(b.store(x, pointer(b, p, FLOATS)), 4)))
-stream = define(
-    "stream", void, (i64, V), effect(lambda b, p, x: past_caches(b, aligned(b.store(x, pointer(b, p, FLOATS)), 64)))
-)
+load = define("load", V, (i64,), lambda b, p: fetch(b, p, None))
+store = define("store", void, (i64, V), effect(lambda b, p, x: write(b, x, p)))
+stream = define("stream", void, (i64, V), effect(_stream))
 """A non-temporal store to an address aligned to 64 bytes."""
 first = define("first", M, (i64,), first_lanes)
 outside = define("outside", M, (i64,), lambda b, n: b.not_(first_lanes(b, n)))
 """All lanes but the first n."""
-load_first = define("load_first", V, (i64, M), lambda b, p, m: masked_load(b, p, m, FLOATS, "v16f32", 4))
-store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: masked_store(b, x, p, m, "v16f32", 4)))
+load_first = define("load_first", V, (i64, M), fetch)
+store_first = define("store_first", void, (i64, V, M), effect(lambda b, p, x, m: write(b, x, p, m)))
 pick_first = define("pick_first", V, (i64, i64, M), masked_gather)
 load_mask = define(
     "load_mask",

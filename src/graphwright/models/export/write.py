@@ -1,42 +1,33 @@
-"""Write a model directory: each tensor under its checkpoint key; unchanged tensors keep their bytes."""
+"""Write a model directory, for transformers or as a saved model; unchanged tensors keep their bytes."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Container, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import BY_TAG, NDArray, bfloat16, empty
+from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
 from graphwright.array import dtype as named
-from graphwright.files import atomic_write
+from graphwright.autograd import Variable
+from graphwright.files import StrPath, atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.program import Program
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.autograd import Variable
     from graphwright.models.model import Model
-    from graphwright.program import Program
 
 _COMPANIONS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "*.model",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("generation_config.json", "preprocessor_config.json", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*"),
 )
 """Files of a model that are copied unchanged."""
 
@@ -44,11 +35,9 @@ _COMPANIONS = (
 def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
     """Yield the tensors of a model in the order of its file; unchanged tensors as references into the file.
 
-    Args:
-        model: to write.
-        dtype: `keep` stores each tensor in the dtype of the file; a dtype name converts all floating tensors.
-        only: keys to write; by default all weights of the program, and the file's other tensors.
-    Raises: ExportError for a value that the dtype cannot represent.
+    `dtype` "keep" stores each in the dtype of the file, a dtype name converts all floating ones. `only` are the keys to
+    write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value that the
+    dtype cannot represent.
     """
     p, source = model.program, model.checkpoint
     values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
@@ -70,7 +59,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
             continue
         stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         target = wanted or stored or array.dtype
-        yield TensorData(key, target.safetensors, array.shape, _DeferredBytes(key, array, target))
+        yield TensorData(key, target.safetensors, array.shape, partial(_bytes_of, key, array, target))
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
@@ -91,17 +80,10 @@ def _untouched(p: Program, variable: Variable) -> bool:
     return isinstance(variable.data, NDArray) and p.weights.reference_of(variable.data) == SOURCE
 
 
-class _DeferredBytes:
-    """Row-major bytes of an array in a dtype, computed when they are written."""
-
-    def __init__(self, key: str, array: NDArray, target: DType) -> None:
-        self.key, self.array, self.target = key, array, target
-
-    def __call__(self) -> np.ndarray:
-        array = self.array
-        if array.dtype is not self.target:
-            array = rounded(self.key, array, self.target)
-        return np.ascontiguousarray(array.to_numpy(bits=True))
+def _bytes_of(key: str, array: NDArray, target: DType) -> np.ndarray:
+    """Row-major bytes of an array in a dtype."""
+    array = array if array.dtype is target else rounded(key, array, target)
+    return np.ascontiguousarray(array.to_numpy(bits=True))
 
 
 def rounded(key: str, array: NDArray, target: DType) -> NDArray:
@@ -118,22 +100,12 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 
 
 def write_model(
-    model: Model,
-    directory: Path,
-    *,
-    dtype: str = "keep",
-    max_shard_size: int | str | None = None,
-    config: bytes | None = None,
-    only: Container[str] | None = None,
-) -> None:
-    """Write config, weights, tokenizer and companions into an existing directory.
+    model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
+    config: bytes | None = None, only: Container[str] | None = None,
+) -> None:  # fmt: skip
+    """Write config (by default the bytes that were read), weights, tokenizer and companions into an existing directory.
 
-    Args:
-        model: to write.
-        directory: exists, without a checkpoint.
-        dtype, max_shard_size: see `export`.
-        config: bytes of config.json; by default those that were read.
-        only: keys of the tensors to write.
+    `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     items, source = tensor_items(model, dtype, only), model.checkpoint
@@ -146,6 +118,22 @@ def write_model(
         shutil.copyfile(file, directory / file.name)
     if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
+
+
+def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
+    """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
+
+    Raises: as `Program.save`; an existing directory then stays as it was.
+    """
+    files = {"config.json": model.config.raw}
+    facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
+    files["model.json"] = (json.dumps(facts, indent=1) + "\n").encode()
+    for file in companion_files(model.directory):
+        files.setdefault(file.name, file.read_bytes())
+    if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
+        files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
+    model.program.save(directory, history=history, overwrite=overwrite, companions=files)
+    return Path(directory)
 
 
 def companion_files(directory: Path) -> list[Path]:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import PromptError
-from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
+from graphwright.models.tokenizer import ByteTokenizer, Tokenizer, need_tokenizer
 from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.models.tokenizer import Tokenizer
     from graphwright.program import Program
 
 
@@ -51,14 +50,13 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     try:
         seen = np.atleast_2d(np.asarray(mask))
     except ValueError as error:  # ragged
-        raise PromptError(
-            "the rows of the mask have different lengths", expected=list(shape), got=str(error)
-        ) from error
+        what = "the rows of the mask have different lengths"
+        raise PromptError(what, expected=list(shape), got=str(error)) from error
     if seen.shape != shape:
         raise PromptError("the mask and the ids have different shapes", expected=list(shape), got=list(seen.shape))
     if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
-        raise PromptError("the mask has entries other than true (token) and false (padding)", expected="0 and 1",
-                          got=f"{seen.dtype}")  # fmt: skip
+        what = "the mask has entries other than true (token) and false (padding)"
+        raise PromptError(what, expected="0 and 1", got=f"{seen.dtype}")
     return np.ascontiguousarray(seen.astype(bool))
 
 
@@ -81,11 +79,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one by one, and streams complete text.
-
-    Attributes:
-        text: of the tokens so far, cut before a stop string.
-    """
+    """Decodes tokens one by one, and streams complete text; `text` is cut before a stop string."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], stream: Callable[[str], object] | None
@@ -107,9 +101,8 @@ class TextStream:
             self.text = self.tokenizer.decode(self._ids)
         if self._cut():
             return True
-        ready = len(self.text) - max(
-            (k for s in self.stop for k in range(1, len(s)) if self.text.endswith(s[:k])), default=0
-        )
+        begun = (k for s in self.stop for k in range(1, len(s)) if self.text.endswith(s[:k]))
+        ready = len(self.text) - max(begun, default=0)
         while self._bytes is None and ready and self.text[ready - 1] == _UNFINISHED:
             ready -= 1
         self._emit(ready)

@@ -23,11 +23,10 @@ from graphwright.program.axes.solve_axes import AtomNotes, origin, solve
 from graphwright.program.axes.units import Units, numbers
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
 from graphwright.program.gates import RESERVED as GATE_KEYS
-from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.op_graph import is_name
-from graphwright.program.validate import refuse_broken
+from graphwright.program.validate import infer, refuse_broken
 
 if TYPE_CHECKING:
     from graphwright.program.axes.solve_axes import AxisSolution

@@ -23,7 +23,9 @@ from graphwright.ops import call, get, traits
 from graphwright.ops.axes import Atom, IndexMap, Product, Term, atoms, known, resized, resolve, spread
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
+from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.fields import each
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form
@@ -41,6 +43,7 @@ Numbers = tuple[int, ...]
 Maps = Mapping[int, np.ndarray]  # dimension -> for each new index the old one, or -1
 New = Callable[[str, NDArray, Maps], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
+_DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
@@ -63,8 +66,13 @@ class ResizedWeight(NamedTuple):
 class ResizeAxis(Edit):
     """Resize axes: set new values of all weights along them, and attributes that are sizes of them."""
 
-    packed = {"axes": "axes", "weights": "resized_weights", "attrs": "node_attrs", "correct": "flag",
-              "inputs": "node_specs"}  # fmt: skip
+    packed = {
+        "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
+        "weights": each(f.row(f.TEXT, f.ARRAY, each(f.row(_DIM, f.INDICES)), make=ResizedWeight)),
+        "attrs": each(f.row(f.NODE, f.ATTRS)),
+        "correct": f.FLAG,
+        "inputs": each(f.row(f.NODE, f.SPECS)),
+    }
     axes: tuple[ResizedAxis, ...]
     weights: tuple[ResizedWeight, ...]  # the values after
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # nodes and all their attributes after

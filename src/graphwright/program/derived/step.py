@@ -15,12 +15,12 @@ from graphwright.array import DType, Spec
 from graphwright.autograd import Parameter, Symbol, Tensor, Variable, autocast_to, enable_grad, scope, training
 from graphwright.graph import NodeId
 from graphwright.ops import Op
+from graphwright.program.builder import record
 from graphwright.program.derived.backward import BackwardGraph, updatable, writes
 from graphwright.program.derived.mirror import MirrorRecorder, recording
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.run import evaluate
-from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:

@@ -117,7 +117,7 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
     if rows := forms.array(body.get("constraints", [])):
-        from graphwright.surgery.constraints.constraint import from_json
+        from graphwright.surgery.constraints import from_json
 
         for row in map(forms.table, rows):
             p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import NonFinite
+from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.calibration import ROWS
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.pruning.prunable import Consumer
+from graphwright.surgery.pruning.prunable import Consumer
 
 BATCH = 64
 """Removed columns that are collected before the matrices are updated."""
@@ -87,13 +84,7 @@ RIDGE, MOST_RIDGE = 1e-4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Σ a aᵀ / N of inputs a, and their mean.
-
-    Attributes:
-        second: [m, m] float64.
-        mean: [m] float64.
-        rows: N.
-    """
+    """Second moment Σ a aᵀ / N [m, m] and mean [m] of N inputs a (`rows`), float64."""
 
     second: np.ndarray
     mean: np.ndarray
@@ -102,14 +93,11 @@ class Gram:
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
         """Moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises: NonFinite."""
-        total, mean, count = np.zeros((0, 0)), np.zeros(0), 0
-        for chunk in chunks:
-            for start in range(0, len(chunk), ROWS):
-                a = chunk[start : start + ROWS]
-                product = (a.T @ a).astype(np.float64)
-                total = total + product if count else product
-                mean = mean + a.sum(axis=0, dtype=np.float64) if count else a.sum(axis=0, dtype=np.float64)
-                count += len(a)
+        total, mean, count = np.zeros(()), np.zeros(()), 0
+        for a in (chunk[i : i + ROWS] for chunk in chunks for i in range(0, len(chunk), ROWS)):
+            total = total + (a.T @ a).astype(np.float64)
+            mean = mean + a.sum(axis=0, dtype=np.float64)
+            count += len(a)
         if not np.isfinite(total).all():
             raise NonFinite("activations of the calibration data are not finite", where="gram")
         return Gram(total / max(count, 1), mean / max(count, 1), count)
@@ -179,9 +167,8 @@ def restored(
     wide, share = regularised(h[np.ix_(keep, keep)], ridge)
     made = np.linalg.solve(wide, h[keep] @ matrix.T).T
     shift = matrix @ gram.mean - made @ gram.mean[keep] if bias else np.zeros(len(matrix))
-    return Restored(
-        made, shift, share, error_of(matrix, made, gram, keep, shift), error_of(matrix, matrix[:, keep], gram, keep)
-    )
+    error, plain = error_of(matrix, made, gram, keep, shift), error_of(matrix, matrix[:, keep], gram, keep)
+    return Restored(made, shift, share, error, plain)
 
 
 def error_of(
@@ -206,14 +193,7 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product around a cut: its weights before, and the columns that remain.
-
-    Attributes:
-        consumer: the product.
-        matrix: [out, columns] before.
-        bias: [out] before; zeros without a bias.
-        columns: remaining ones.
-    """
+    """A product around a cut: its matrix [out, columns] and bias [out] (or zeros) before, and the remaining columns."""
 
     consumer: Consumer
     matrix: np.ndarray

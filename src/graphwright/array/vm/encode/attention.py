@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from graphwright.array.dtype import bfloat16, float32
 from graphwright.array.layout import row_major
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import (
-    Row,
-    View,
-    all_f32,
-    bits,
-    elementwise,
-    row_of,
-    table_of,
-    vm_form,
-)
+from graphwright.array.vm.encode import operands as vm
 
 _FEW_QUERIES = 16
 """Number of queries from which on widening all keys and values costs little beside the attention."""
 
 
-def _wide(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
+def _wide(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
     """Float32 copies of bfloat16 operands, without the optional ones, then of the results."""
     if outs[0].dtype is not bfloat16:
         return []
     count = len(attrs["optional"])
-    return [View(float32, v.shape, row_major(v.shape)) for v in (*ins[:3], *ins[3 + count :], *outs)]
+    return [vm.View(float32, v.shape, row_major(v.shape)) for v in (*ins[:3], *ins[3 + count :], *outs)]
 
 
-@vm_form(work=_wide)
-def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form(work=_wide)
+def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     """For bfloat16, work in the float32 copies that follow the results in `outs`, then round."""
     given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
     outs, work = outs[:results], outs[results:]
@@ -42,14 +32,14 @@ def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) ->
             return None
         wide, made = work[: len(stored)], work[len(stored) :]
         inner = SDPA.encode(made, [*wide[:3], *ins[3 : 3 + given], *wide[3:]], attrs)
-        before = [elementwise(Code.WIDEN, to, [v]) for to, v in zip(wide, stored, strict=True)]
-        after = [elementwise(Code.NARROW, to, [v]) for to, v in zip(outs, made, strict=True)]
+        before = [vm.elementwise(Code.WIDEN, to, [v]) for to, v in zip(wide, stored, strict=True)]
+        after = [vm.elementwise(Code.NARROW, to, [v]) for to, v in zip(outs, made, strict=True)]
         parts = [*before, inner, *after]
         return None if None in parts else [row for part in parts for row in part or ()]
     q, k, v, *rest = ins
     extra, rest = dict(zip(attrs["optional"], rest[:given], strict=True)), rest[given:]
     operands = [q, k, v, *outs] if not rest else [q, k, v, *rest, *outs]
-    if not all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
+    if not vm.all_f32(*operands) or any(o.strides[-1] != 1 and o.shape[-1] != 1 for o in operands) or q.size == 0:
         return None
     if 0 in k.shape or any(not view.packed for view in extra.values()):
         return None
@@ -61,43 +51,43 @@ def SDPA(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) ->
     (batch, heads, queries, deep), (groups, keys) = q.shape, k.shape[1:3]
     units = batch * (groups if rest else heads)
     code = Code.ATTEND_BACKWARD if rest else Code.ATTEND
-    sizes = (heads, groups, queries, keys, deep, v.shape[3], bits(attrs["scale"]))
-    head = row_of(code, 0, units, *sizes, addresses[0], int(attrs["causal"]), attrs["window"] or 0, addresses[1])
+    sizes = (heads, groups, queries, keys, deep, v.shape[3], vm.bits(attrs["scale"]))
+    head = vm.row_of(code, 0, units, *sizes, addresses[0], int(attrs["causal"]), attrs["window"] or 0, addresses[1])
     cells = [cell for o in operands for cell in (o.address, *(4 * s for s in o.strides[:3]))]
-    return [head, *table_of(cells)]
+    return [head, *vm.table_of(cells)]
 
 
-@vm_form()
-def KV_APPEND(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def KV_APPEND(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     cache, rows, start = ins
     out = outs[0]
-    if not all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
+    if not vm.all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
         return None
     head = (out.address, rows.address, start.address, *rows.shape)
-    row = row_of(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2])
-    before = elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
+    row = vm.row_of(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2])
+    before = vm.elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
     return None if before is None else [*before, row]
 
 
-@vm_form()
-def KV_APPEND_PAGED(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def KV_APPEND_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     pool, rows, table, lengths = ins
     out = outs[0]
-    if not all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
+    if not vm.all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
         return None
     if rows.strides[3] != 1:
         return None
     head = (out.address, rows.address, table.address, lengths.address, *rows.shape)
-    row = row_of(Code.KV_SCATTER, *head, out.shape[2], table.shape[1], out.shape[0], *_steps(rows))
-    before = elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
+    row = vm.row_of(Code.KV_SCATTER, *head, out.shape[2], table.shape[1], out.shape[0], *_steps(rows))
+    before = vm.elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
     return None if before is None else [*before, row]
 
 
-@vm_form()
-def SDPA_PAGED(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def SDPA_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     q, k, v, table, lengths = ins
     packed = all(view.packed for view in (q, outs[0], table, lengths))
-    if not packed or not all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
+    if not packed or not vm.all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
         return None
     if k.strides[3] != 1 or v.strides[3] != 1:
         return None
@@ -107,17 +97,17 @@ def SDPA_PAGED(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, An
     return _attend(q, k.address, v.address, outs[0], k.shape[1], (lengths.address, 0), attrs, more)
 
 
-def _steps(cache: View) -> list[int]:
+def _steps(cache: vm.View) -> list[int]:
     return [4 * s for s in cache.strides[:3]]
 
 
 def _attend(
-    q: View, k: int, v: int, out: View, groups: int, start: tuple[int, int], attrs: Mapping[str, Any],
+    q: vm.View, k: int, v: int, out: vm.View, groups: int, start: tuple[int, int], attrs: vm.Attrs,
     more: Sequence[int],
-) -> list[Row]:  # fmt: skip
+) -> list[vm.Row]:  # fmt: skip
     """Code for attention one query at a time; `more` are the first cells of the second row."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
-    tail = (*start, attrs["window"] or 0, bits(float(attrs["scale"])))
-    second = (*more, *[0] * (12 - len(more)), bits(float(attrs.get("softcap") or 0.0)))
-    return [row_of(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), *table_of(second)]
+    tail = (*start, attrs["window"] or 0, vm.bits(float(attrs["scale"])))
+    second = (*more, *[0] * (12 - len(more)), vm.bits(float(attrs.get("softcap") or 0.0)))
+    return [vm.row_of(Code.ATTEND_CACHED, 0, batch * heads, *head, *tail), *vm.table_of(second)]

@@ -13,20 +13,8 @@ from typing import Any, NamedTuple
 
 from graphwright.array.dtype import bfloat16, float32
 from graphwright.array.vm.code import ZEROS, Code
-from graphwright.array.vm.encode.moves import CAST, COPY
-from graphwright.array.vm.encode.operands import (
-    MOST_ROWS,
-    Row,
-    View,
-    VmForm,
-    all_f32,
-    along,
-    elementwise,
-    merged,
-    offsets,
-    row_of,
-    spread,
-)
+from graphwright.array.vm.encode import operands as vm
+from graphwright.array.vm.encode.rows import CAST, COPY
 from graphwright.array.vm.encode.share import operand_cells
 
 TILE, TILES = 1024, 16
@@ -48,9 +36,9 @@ class Inner(NamedTuple):
 class Member(NamedTuple):
     """One op of a group; its operands are views or inner values."""
 
-    form: VmForm
-    outs: Sequence[View | Inner]
-    ins: Sequence[View | Inner]
+    form: vm.VmForm
+    outs: Sequence[vm.View | Inner]
+    ins: Sequence[vm.View | Inner]
     attrs: Mapping[str, Any]
     dtypes: Sequence[Any]  # of the results, then of the operands
 
@@ -68,9 +56,13 @@ class _Tiles(NamedTuple):
     steps: tuple[int, ...]
 
 
-def f32(code: Code) -> VmForm:
+def f32(code: Code) -> vm.VmForm:
     """The form of one instruction on float32."""
-    return VmForm(lambda outs, ins, attrs: elementwise(code, outs[0], ins) if all_f32(*outs, *ins) else None, code=code)
+
+    def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+        return vm.elementwise(code, outs[0], ins) if vm.all_f32(*outs, *ins) else None
+
+    return vm.VmForm(encode, code=code)
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
@@ -78,44 +70,44 @@ def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
     return TILES // -(-shape[-1] // TILE) if by_row else TILES
 
 
-def layout_of_tiles(shape: tuple[int, ...], views: Sequence[View], by_row: bool = False) -> _Tiles | None:
+def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bool = False) -> _Tiles | None:
     """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll.
 
     Args:
         by_row: a turn does a whole row, whose elements are adjacent or one in every operand.
     """
-    strides = [spread(view, shape) for view in views]
+    strides = [vm.spread(view, shape) for view in views]
     if by_row:
         if not 0 < shape[-1] <= LONGEST or any(s[-1] not in (0, 1) for s in strides):
             return None
-        axes = [*merged(shape[:-1], [s[:-1] for s in strides]), (shape[-1], tuple(s[-1] for s in strides))]
+        axes = [*vm.merged(shape[:-1], [s[:-1] for s in strides]), (shape[-1], tuple(s[-1] for s in strides))]
     else:
-        axes = merged(shape, strides)
+        axes = vm.merged(shape, strides)
     if not axes or any(s not in (0, 1) for s in axes[-1][1]):
         axes.append((1, (0,) * len(views)))
     (cols, steps), outer = axes[-1], axes[:-1]
     if not outer:
         return _Tiles([[0] * len(views)], 1, (0,) * len(views), cols, steps)
-    lead = offsets(outer[:-1], len(views))
+    lead = vm.offsets(outer[:-1], len(views))
     turns, jumps = outer[-1]
-    if len(lead) > MOST_ROWS or (cols < _NARROW and turns > _FEW):
+    if len(lead) > vm.MOST_ROWS or (cols < _NARROW and turns > _FEW):
         return None
     return _Tiles(lead, turns, jumps, cols, steps)
 
 
-def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[Row] | None:
+def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.Row] | None:
     """Return rows that run the members tile by tile, or None if the layouts allow no tiles."""
     if 0 in shape:
         return []
     by_row = any(m.form.by_row for m in members)
     most = tiles_for(shape, by_row)
     members = _in_f32(_written_once(_together(members), most), most)
-    tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, View)], by_row)
+    tiles = layout_of_tiles(shape, [v for m in members for v in (*m.outs, *m.ins) if isinstance(v, vm.View)], by_row)
     if tiles is None:
         return None
     lead, turns, jumps, cols, steps = tiles
     width = cols if by_row else TILE
-    rows: list[Row] = []
+    rows: list[vm.Row] = []
     for place in lead:
         if turns == 1:  # one axis: whole tiles, then the rest
             whole = cols // width
@@ -158,13 +150,13 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
     """Hold values that the group overwrites later in a tile until their last write."""
-    last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, View)}
+    last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
     made: list[Member] = []
     for n, m in enumerate(members):
-        ins = [held.get(v.address, v) if isinstance(v, View) else v for v in m.ins]
-        outs: list[View | Inner] = []
+        ins = [held.get(v.address, v) if isinstance(v, vm.View) else v for v in m.ins]
+        outs: list[vm.View | Inner] = []
         for v in m.outs:
             if isinstance(v, Inner):
                 outs.append(v)
@@ -186,37 +178,37 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
     A tile of bfloat16 holds float32 that are rounded. Operands are widened into tiles from `most` on, which keep them.
     """
     made: list[Member] = []
-    spare, wide = cycle(range(most, 2 * most)), dict[View, Inner]()
+    spare, wide = cycle(range(most, 2 * most)), dict[vm.View, Inner]()
     for m in members:
         if bfloat16 not in m.dtypes:
             made.append(m)
             continue
-        (out,), narrow, ins, busy = m.outs, m.dtypes[0] is bfloat16, list[View | Inner](), set[int]()
-        plain = isinstance(out, View) or not narrow
-        if m.form is CAST and plain and (narrow or isinstance(m.ins[0], View)):  # one row does it
+        (out,), narrow, ins, busy = m.outs, m.dtypes[0] is bfloat16, list[vm.View | Inner](), set[int]()
+        plain = isinstance(out, vm.View) or not narrow
+        if m.form is CAST and plain and (narrow or isinstance(m.ins[0], vm.View)):  # one row does it
             made.append(m)
             continue
         for v, dtype in zip(m.ins, m.dtypes[1:], strict=True):
-            if dtype is bfloat16 and isinstance(v, View):
+            if dtype is bfloat16 and isinstance(v, vm.View):
                 if v not in wide:
                     wide[v] = _free(spare, wide, busy)
                     made.append(Member(CAST, [wide[v]], [v], {}, (float32, bfloat16)))
                 v = wide[v]
                 busy.add(v.tile)
             ins.append(v)
-        target = _free(spare, wide, busy) if narrow and isinstance(out, View) else out
+        target = _free(spare, wide, busy) if narrow and isinstance(out, vm.View) else out
         form = COPY if m.form is CAST else m.form
-        made.append(Member(form, [target], ins, m.attrs, _widened(m.dtypes)))
+        made.append(Member(form, [target], ins, m.attrs, [float32 if d is bfloat16 else d for d in m.dtypes]))
         if target is not out:
             made.append(Member(CAST, [out], [target], {}, (bfloat16, float32)))
         elif narrow:
             made.append(Member(f32(Code.ROUND), [out], [out], {}, (float32, float32)))
-        for v in [v for v in wide if isinstance(out, View) and v.address == out.address]:
+        for v in [v for v in wide if isinstance(out, vm.View) and v.address == out.address]:
             del wide[v]
     return made
 
 
-def _free(tiles: Iterator[int], wide: dict[View, Inner], busy: set[int]) -> Inner:
+def _free(tiles: Iterator[int], wide: dict[vm.View, Inner], busy: set[int]) -> Inner:
     """The next tile that the member does not read; its old value is dropped."""
     tile = next(t for t in tiles if t not in busy)
     for v in [v for v, held in wide.items() if held.tile == tile]:
@@ -224,40 +216,31 @@ def _free(tiles: Iterator[int], wide: dict[View, Inner], busy: set[int]) -> Inne
     return Inner(tile)
 
 
-def _widened(dtypes: Sequence[Any]) -> list[Any]:
-    return [float32 if dtype is bfloat16 else dtype for dtype in dtypes]
-
-
-def _looped(body: list[Row], turns: int) -> list[Row]:
+def _looped(body: list[vm.Row], turns: int) -> list[vm.Row]:
     if turns < 2:
         return body * turns
-    return [row_of(Code.LOOP, len(body), turns), *body]
+    return [vm.row_of(Code.LOOP, len(body), turns), *body]
 
 
 def _body(
-    members: Sequence[Member],
-    at: Sequence[int],
-    jumps: Sequence[int],
-    steps: Sequence[int],
-    cols: int,
-    pieces: int,
-) -> list[Row]:
+    members: Sequence[Member], at: Sequence[int], jumps: Sequence[int], steps: Sequence[int], cols: int, pieces: int
+) -> list[vm.Row]:
     """The members' rows for one tile, with where operands begin and how far they move from turn to turn.
 
     Args:
         pieces: of TILE elements that an inner value takes.
     """
-    body: list[Row] = []
+    body: list[vm.Row] = []
     k = 0
     for number, m in enumerate(members):
         fake, moves = [], []  # operands by number in place of addresses, replaced below
         for n, (v, dtype) in enumerate(zip((*m.outs, *m.ins), m.dtypes, strict=True)):
             if isinstance(v, Inner):
                 moves.append((ZEROS + v.tile * pieces * TILE_BYTES, 0))
-                fake.append(View(dtype, (cols,), (1,), n))
+                fake.append(vm.View(dtype, (cols,), (1,), n))
             else:
                 moves.append((v.address + at[k] * dtype.itemsize, jumps[k] * dtype.itemsize))
-                fake.append(View(dtype, (cols,), (steps[k],), n))
+                fake.append(vm.View(dtype, (cols,), (steps[k],), n))
                 k += 1
         made = m.form.encode(fake[: len(m.outs)], fake[len(m.outs) :], m.attrs)
         assert made is not None, "an op of a group has a form for one axis"
@@ -265,7 +248,7 @@ def _body(
             for cell in operand_cells(row):
                 row[cell], row[cell + 1] = moves[row[cell]]
         out = m.outs[0]
-        if isinstance(out, View) and all(out not in later.ins for later in members[number + 1 :]):
-            made[-1][5] = along(out, made[-1][5])
+        if isinstance(out, vm.View) and all(out not in later.ins for later in members[number + 1 :]):
+            made[-1][5] = vm.along(out, made[-1][5])
         body += made
     return body

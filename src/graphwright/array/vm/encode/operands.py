@@ -13,12 +13,11 @@ from graphwright.array.layout import is_row_major
 from graphwright.array.vm.code import CELLS, PAST, Code
 
 Row = list[int]
-Encoder = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[Row] | None"]
-Workspace = Callable[[Sequence["View"], Sequence["View"], Mapping[str, Any]], "list[View]"]
+Rows = list[Row] | None
+"""Rows of code, or None for dtypes or layouts that only another kernel can do."""
+Attrs = Mapping[str, Any]
 MOST_ROWS = 64
 """The most rows of code that outer axes are unrolled to; beyond it another kernel is no slower."""
-
-
 CACHED = 8 << 20
 """Bytes of a result from which on stores bypass the caches: measured, slower below and faster above."""
 
@@ -42,6 +41,11 @@ class View(NamedTuple):
         return is_row_major(self.shape, self.strides)
 
 
+Views = Sequence[View]
+Encoder = Callable[[Views, Views, Attrs], Rows]
+Workspace = Callable[[Views, Views, Attrs], list[View]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VmForm:
     """How the VM runs an op: the `vm` cell of its row.
@@ -63,13 +67,11 @@ class VmForm:
     by_row: bool = False
     limit: int | None = None
 
-    def workspace(self, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[View]:
+    def workspace(self, outs: Views, ins: Views, attrs: Attrs) -> list[View]:
         """Views, without addresses, of the memory that the code needs beside its scratch."""
         return [] if self.work is None else self.work(outs, ins, attrs)
 
-    def rows(
-        self, outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any], work: Sequence[View] | None = None
-    ) -> list[Row] | None:
+    def rows(self, outs: Views, ins: Views, attrs: Attrs, work: Sequence[View] | None = None) -> Rows:
         """Return rows that compute `outs` from `ins`, or None if the form does not cover these layouts and dtypes.
 
         Args:
@@ -78,7 +80,7 @@ class VmForm:
         return self.encode([*outs, *(self.workspace(outs, ins, attrs) if work is None else work)], ins, attrs)
 
 
-def vm_form(
+def form(
     *, work: Workspace | None = None, by_row: bool = False, limit: int | None = None
 ) -> Callable[[Encoder], VmForm]:
     """Make an encoder the form of an op."""
@@ -144,7 +146,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
     return offsets
 
 
-def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> list[Row] | None:
+def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows:
     """Rows over 1 or 2 axes each, with further axes unrolled in the order that takes few rows."""
     views = [out, *ins]
     if 0 in out.shape:

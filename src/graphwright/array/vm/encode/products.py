@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
 
 from graphwright.array.dtype import bfloat16, float32, int8
 from graphwright.array.vm.code import FEW, GROUP, STRIPS, WORK, ZEROS, Code
-from graphwright.array.vm.encode.operands import (
-    MOST_ROWS,
-    Row,
-    View,
-    all_f32,
-    matrix,
-    merged,
-    offsets,
-    row_of,
-    spread,
-    vm_form,
-)
+from graphwright.array.vm.encode import operands as vm
 
 
-def _product(a: View, b: View, out: View, init: int = 0) -> Row:
+def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
     """Code for out[m, n] = init + a[m, k] · b[k, n], all of two axes; columns of `out` are adjacent."""
     (m, k), n = a.shape, b.shape[1]
     steps = [4 * s for view in (a, b) for s in view.strides]
@@ -30,17 +17,16 @@ def _product(a: View, b: View, out: View, init: int = 0) -> Row:
         steps[2] = 4 * max(n, 1)
     if n == 1:
         steps[3] = 4
-    return row_of(
-        Code.PRODUCT, a.address, *steps[:2], b.address, *steps[2:], out.address, 4 * n, m, n, k, init, 0
-    )  # fmt: skip
+    sizes = (out.address, 4 * n, m, n, k, init, 0)
+    return vm.row_of(Code.PRODUCT, a.address, *steps[:2], b.address, *steps[2:], *sizes)
 
 
-@vm_form()
-def LINEAR(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def LINEAR(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     x, w, *bias = ins
-    if not all_f32(*outs, x, *bias) or not outs[0].packed or 0 in outs[0].shape:
+    if not vm.all_f32(*outs, x, *bias) or not outs[0].packed or 0 in outs[0].shape:
         return None
-    lead = merged(x.shape[:-1], [x.strides[:-1]])
+    lead = vm.merged(x.shape[:-1], [x.strides[:-1]])
     if len(lead) > 1 or any(not b.packed for b in bias):
         return None
     m, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
@@ -61,25 +47,25 @@ _FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
 _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 
-def _few(m: int, w: View) -> bool:
+def _few(m: int, w: vm.View) -> bool:
     """True if m rows are so few that reading the weights dominates, and they fit the scratch."""
     return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 
-def _by_rows(code: Code, x: View, w: View, out: View, bias: Sequence[View], scales: int = 0) -> Row:
+def _by_rows(code: Code, x: vm.View, w: vm.View, out: vm.View, bias: vm.Views, scales: int = 0) -> vm.Row:
     """Code for a product with stored weights [out, in]."""
     (m, k), n = x.shape, w.shape[0]
     init = bias[0].address if bias else 0
-    return row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)
+    return vm.row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)
 
 
-@vm_form()
-def LINEAR_INT8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def LINEAR_INT8(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     x, w, scales, *bias = ins
-    fits = all_f32(*outs, x, scales, *bias) and w.dtype is int8 and attrs["group"] == GROUP
+    fits = vm.all_f32(*outs, x, scales, *bias) and w.dtype is int8 and attrs["group"] == GROUP
     if not fits or not all(view.packed for view in (outs[0], w, scales, *bias)):
         return None
-    grid = matrix(x)
+    grid = vm.matrix(x)
     if grid is None or 0 in outs[0].shape:
         return None
     m, k, step = grid
@@ -87,11 +73,11 @@ def LINEAR_INT8(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, A
     return [_by_rows(Code.ROWS_I8 if _few(m, w) else Code.PANELS_I8, a, w, outs[0], bias, scales.address)]
 
 
-@vm_form()
-def MATMUL(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def MATMUL(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     a, b = ins
     out = outs[0]
-    if not all_f32(*outs, *ins) or not out.packed or 0 in out.shape:
+    if not vm.all_f32(*outs, *ins) or not out.packed or 0 in out.shape:
         return None
     if len(a.shape) == 1:
         a = a._replace(shape=(1, *a.shape), strides=(0, *a.strides))
@@ -99,18 +85,18 @@ def MATMUL(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) 
         b = b._replace(shape=(*b.shape, 1), strides=(*b.strides, 1))
     m, n = a.shape[-2], b.shape[-1]
     if len(b.shape) == 2 and len(a.shape) > 2:
-        lead = merged(a.shape[:-1], [a.strides[:-1]])
+        lead = vm.merged(a.shape[:-1], [a.strides[:-1]])
         if len(lead) <= 1:
             rows, step = (lead[0][0], lead[0][1][0]) if lead else (1, 0)
             a = a._replace(shape=(rows, a.shape[-1]), strides=(step, a.strides[-1]))
             return [_product(a, b, out)]
     batch = out.shape[: len(out.shape) - (len(ins[0].shape) > 1) - (len(ins[1].shape) > 1)]
-    if prod(batch) > MOST_ROWS:
+    if prod(batch) > vm.MOST_ROWS:
         return None
-    strides = [spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
+    strides = [vm.spread(v._replace(shape=v.shape[:-2], strides=v.strides[:-2]), batch) for v in (a, b)]
     axes = [(size, steps) for size, *steps in zip(batch, *strides, strict=True)]
     rows = []
-    for i, (at_a, at_b) in enumerate(offsets([(size, tuple(steps)) for size, steps in axes], 2)):
+    for i, (at_a, at_b) in enumerate(vm.offsets([(size, tuple(steps)) for size, steps in axes], 2)):
         one, other = (
             v._replace(shape=v.shape[-2:], strides=v.strides[-2:], address=v.address + 4 * at)
             for v, at in ((a, at_a), (b, at_b))

@@ -1,73 +1,197 @@
-"""VM forms of ops over whole rows: softmax, norms, losses."""
+"""VM forms of loops over rows: copies, lookups, rotary embedding, softmax, norms, losses, random draws.
+
+Draws are Philox words from a key in memory and the index of each element.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from math import ceil
 
-from graphwright.array.dtype import int64
+from graphwright.array.dtype import bfloat16, float32, int64
+from graphwright.array.vm import code
 from graphwright.array.vm.code import Code
-from graphwright.array.vm.encode.operands import Row, View, all_f32, along, bits, matrix, merged, row_of, vm_form
+from graphwright.array.vm.encode import operands as vm
 
 
-@vm_form(by_row=True)
-def SOFTMAX(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    grid = matrix(ins[0])
-    if grid is None or not all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
+@vm.form()
+def COPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Copy elementwise, or over up to four axes; bfloat16 in pairs where layouts allow it."""
+    out, x = outs[0], ins[0]
+    if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
+        out, x = _pairs(out), _pairs(x)
+    if not vm.all_f32(out, x):
+        return None
+    axes = vm.merged(out.shape, [out.strides, vm.spread(x, out.shape)])
+    if len(axes) < 3 or len(axes) > 4 or 0 in out.shape or axes[-1][1] != (1, 1):
+        return vm.elementwise(Code.COPY, out, [x])
+    (a, b, c, (cols, last)) = [(1, (0, 0))] * (4 - len(axes)) + axes
+    sizes = (a[0], b[0], c[0], cols)
+    target, source = ((view.address, *(4 * axis[1][k] for axis in (a, b, c))) for k, view in enumerate((out, x)))
+    return [vm.row_of(Code.COPY_AXES, *sizes, *target, *source, 4 * last[1])]
+
+
+def _in_pairs(view: vm.View) -> bool:
+    """True if 16-bit numbers fill whole 4-byte words."""
+    return bool(view.shape) and view.strides[-1] == 1 and not any(n % 2 for n in (view.shape[-1], *view.strides[:-1]))
+
+
+def _pairs(view: vm.View) -> vm.View:
+    """The view with 4-byte words in place of pairs of 16-bit numbers."""
+    shape, strides = (*view.shape[:-1], view.shape[-1] // 2), (*[s // 2 for s in view.strides[:-1]], 1)
+    return vm.View(float32, shape, strides, view.address)
+
+
+@vm.form()
+def EMBEDDING(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Look up rows of whole 4-byte words, of any dtype."""
+    table, ids = ins
+    size = table.dtype.itemsize
+    rows, cols = table.shape
+    words = (cols * size) % 4 == (table.strides[0] * size) % 4 == 0 and (table.strides[1] == 1 or cols == 1)
+    if ids.dtype is not int64 or not (outs[0].packed and ids.packed) or not words:
+        return None
+    head = (ids.size, cols * size // 4, outs[0].address, cols * size, 0, table.address, table.strides[0] * size)
+    return [vm.row_of(Code.GATHER_ROWS, *head, ids.address, rows)]
+
+
+@vm.form()
+def EMBEDDING_BACKWARD(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    grad, ids = ins
+    if not vm.all_f32(outs[0], grad) or ids.dtype is not int64 or not all(v.packed for v in (outs[0], grad, ids)):
+        return None
+    rows, cols = outs[0].shape
+    tail = (grad.address, 4 * cols, ids.address)
+    return [vm.row_of(Code.ADD_ROWS, ids.size, cols, outs[0].address, 4 * cols, rows, *tail)]
+
+
+@vm.form()
+def ROPE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    x, cos, sin = ins
+    if not vm.all_f32(*outs, *ins) or not all(v.packed for v in (outs[0], cos, sin)) or 0 in x.shape:
+        return None
+    if attrs["style"] != "half" or (x.strides[3] != 1 and x.shape[3] != 1):
+        return None
+    (batch, heads, positions, size), half = x.shape, cos.shape[2]
+    each = 0 if cos.shape[0] == 1 else 4 * positions * half
+    place = (x.address, *(4 * x.strides[axis] for axis in (0, 2, 1)))
+    tail = (outs[0].address, cos.address, sin.address, each, 4 * heads * positions * size)
+    return [vm.row_of(Code.ROPE, batch, positions, heads, size, half, *place, *tail)]
+
+
+@vm.form()
+def ROPE_TABLE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    positions, frequencies = ins
+    if not vm.all_f32(*outs, frequencies) or not all(view.packed for view in (*outs, *ins)):
+        return None
+    head = (positions.size, frequencies.size, *(view.address for view in (*outs, *ins)))
+    return [vm.row_of(Code.ROPE_TABLE, *head, vm.bits(float(attrs["scale"])))]
+
+
+@vm.form()
+def CAST(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Cast between bfloat16 and float32."""
+    code = _CASTS.get((ins[0].dtype, outs[0].dtype))
+    return None if code is None else vm.elementwise(code, outs[0], ins)
+
+
+_CASTS = {(bfloat16, float32): Code.WIDEN, (float32, bfloat16): Code.NARROW}
+
+
+@vm.form(by_row=True)
+def SOFTMAX(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    grid = vm.matrix(ins[0])
+    if grid is None or not vm.all_f32(*outs, *ins) or not outs[0].packed or attrs.get("axis", -1) not in (-1, None):
         return None
     rows, cols, jump = grid
-    return [row_of(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
+    return [vm.row_of(Code.SOFTMAX, rows, cols, outs[0].address, 4 * cols, 1, ins[0].address, 4 * jump, 1)]
 
 
-@vm_form(by_row=True)
-def RMS_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
-    grid = matrix(ins[0])
+@vm.form(by_row=True)
+def RMS_NORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    grid = vm.matrix(ins[0])
     plain = len(ins) == 2 and not attrs["unit_offset"]
-    if grid is None or not plain or not all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
+    if grid is None or not plain or not vm.all_f32(*outs, *ins) or not (outs[0].packed and ins[1].packed):
         return None
     rows, cols, jump = grid
-    cells = (ins[1].address, 0, bits(attrs["eps"]))
-    head = (rows, cols, outs[0].address, 4 * cols, along(outs[0], 1))
-    return [row_of(Code.RMS_NORM, *head, ins[0].address, 4 * jump, 1, *cells)]
+    cells = (ins[1].address, 0, vm.bits(attrs["eps"]))
+    head = (rows, cols, outs[0].address, 4 * cols, vm.along(outs[0], 1))
+    return [vm.row_of(Code.RMS_NORM, *head, ins[0].address, 4 * jump, 1, *cells)]
 
 
-@vm_form()
-def LAYER_NORM(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def LAYER_NORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     """Normalise over one axis, or several that are contiguous."""
     x, *scale = ins
     lead = len(x.shape) - attrs["rank"]
-    if 0 in x.shape or not all_f32(*outs, *ins) or not all(view.packed for view in (outs[0], *scale)):
+    if 0 in x.shape or not vm.all_f32(*outs, *ins) or not all(view.packed for view in (outs[0], *scale)):
         return None
-    inner = merged(x.shape[lead:], [x.strides[lead:]])
+    inner = vm.merged(x.shape[lead:], [x.strides[lead:]])
     if len(inner) > 1:
         return None
     cols, step = (inner[0][0], inner[0][1][0]) if inner else (1, 1)
-    grid = matrix(x._replace(shape=(*x.shape[:lead], cols), strides=(*x.strides[:lead], step)))
+    grid = vm.matrix(x._replace(shape=(*x.shape[:lead], cols), strides=(*x.strides[:lead], step)))
     if grid is None:
         return None
     rows, _, jump = grid
     affine = [cell for view in scale for cell in (view.address, 0, 1)] + [0] * (6 - 3 * len(scale))
-    head = (rows, cols, outs[0].address, 4 * cols, along(outs[0], 1))
-    return [row_of(Code.LAYER_NORM, *head, x.address, 4 * jump, 1, *affine, bits(attrs["eps"]))]
+    head = (rows, cols, outs[0].address, 4 * cols, vm.along(outs[0], 1))
+    return [vm.row_of(Code.LAYER_NORM, *head, x.address, 4 * jump, 1, *affine, vm.bits(attrs["eps"]))]
 
 
-@vm_form()
-def CROSS_ENTROPY(outs: Sequence[View], ins: Sequence[View], attrs: Mapping[str, Any]) -> list[Row] | None:
+@vm.form()
+def CROSS_ENTROPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     scores, targets, *rest = ins
-    grid = matrix(scores)
-    fits = all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
+    grid = vm.matrix(scores)
+    fits = vm.all_f32(scores, *outs) and targets.dtype is int64 and targets.packed and outs[0].packed
     if grid is None or not fits or attrs["smoothing"]:
         return None
     rows, cols, jump = grid
     head = (scores.address, 4 * jump, targets.address)
     if len(outs) == 2 and not rest and outs[1].packed:
         tail = (outs[1].address, attrs["ignore_index"])
-        return [row_of(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
-    if len(rest) != 2 or not all_f32(*rest) or not rest[0].packed:
+        return [vm.row_of(Code.CROSS_ENTROPY, rows, cols, outs[0].address, 0, 0, *head, *tail)]
+    if len(rest) != 2 or not vm.all_f32(*rest) or not rest[0].packed:
         return None
-    grads = merged(rest[1].shape, [rest[1].strides])
+    grads = vm.merged(rest[1].shape, [rest[1].strides])
     if len(grads) > 1:
         return None
     tail = (rest[0].address, attrs["ignore_index"], rest[1].address, 4 * grads[0][1][0] if grads else 0)
-    result = (outs[0].address, 4 * cols, along(outs[0], 1))
-    return [row_of(Code.CROSS_ENTROPY_BACKWARD, rows, cols, *result, *head, *tail)]
+    result = (outs[0].address, 4 * cols, vm.along(outs[0], 1))
+    return [vm.row_of(Code.CROSS_ENTROPY_BACKWARD, rows, cols, *result, *head, *tail)]
+
+
+def _noise(out: vm.View, key: vm.View, attrs: vm.Attrs, kind: int, x: int = 0, *numbers: float) -> list[vm.Row]:
+    tail = (key.address, attrs["stream"], kind, *map(vm.bits, numbers))
+    return [vm.row_of(Code.NOISE, 1, out.size, out.address, 0, 1, x, *tail)]
+
+
+@vm.form()
+def UNIFORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    fits = vm.all_f32(outs[0]) and outs[0].packed and ins[0].packed
+    return _noise(outs[0], ins[0], attrs, code.UNIFORM) if fits else None
+
+
+@vm.form()
+def BERNOULLI(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    p, key = ins
+    fits = vm.all_f32(outs[0], p) and outs[0].packed and p.packed and key.packed
+    return _noise(outs[0], key, attrs, code.BERNOULLI, p.address) if fits else None
+
+
+@vm.form()
+def DROPOUT(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    """Keep entries whose random number is at least p; divide by 1 - p, as the other kernel does."""
+    (x, key), (out, kept), p = ins, outs, attrs["p"]
+    if not vm.all_f32(out, x) or not all(view.packed for view in (x, key, out, kept)):
+        return None
+    rows = _noise(out, key, attrs, code.DROPOUT, x.address, ceil(p * 2**24) * 2.0**-24, 1.0 if p == 1 else 1.0 - p)
+    return rows + vm.copied(kept, key)
+
+
+@vm.form()
+def SAMPLE_TOKEN(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+    (ids, kept), (logits, rules, keys, seen) = outs, ins
+    if not all(view.packed for view in (*outs, *ins)):
+        return None
+    addresses = (logits.address, rules.address, keys.address, seen.address, seen.shape[1], ids.address, kept.address)
+    return [vm.row_of(Code.SAMPLE_TOKEN, *logits.shape, *addresses)]

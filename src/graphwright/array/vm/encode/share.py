@@ -1,4 +1,4 @@
-"""Split long rows into tickets that several threads share; estimate how long a row takes.
+"""Split long rows into tickets that several threads share, pack runs of scalar rows, and estimate how long a row takes.
 
 A SHARED row (cell 1: number of tickets, cell 2: rows of each) precedes its tickets. With one thread it does nothing,
 and the tickets run one after the other.
@@ -6,15 +6,15 @@ and the tickets run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from graphwright.array.vm.code import CELLS, FEW, GROUP, STORED, UPDATES, Code
-from graphwright.array.vm.encode.operands import Row, row_of
-from graphwright.array.vm.encode.scalars import is_scalar
+from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UPDATES, Code
+from graphwright.array.vm.encode import operands as vm
 
 SPLIT_FROM = 100_000
 """Nanoseconds of a row from which on it is split: waking a helper thread takes about 5 us, more on a busy core."""
@@ -62,10 +62,39 @@ _WALKS: dict[int, _Walk] = {
 _STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its step along a row
 
 
-def operand_cells(row: Row) -> tuple[int, ...]:
+def operand_cells(row: vm.Row) -> tuple[int, ...]:
     """Address cells of an instruction in a loop; each is followed by its stride."""
     walk = _WALKS[row[0]]
     return tuple(cell for cell, _ in walk.columns or walk.rows)
+
+
+_UNARY = (Code.COPY, Code.NEG, Code.EXP, Code.LOG, Code.SQRT, Code.TANH, Code.SIGMOID)
+_BINARY = (Code.ADD, Code.SUB, Code.MUL, Code.DIV)
+
+
+def is_scalar(row: vm.Row) -> bool:
+    """True for a scalar instruction that can be packed."""
+    return row[1] == row[2] == 1 and (row[0] in _UNARY or row[0] in _BINARY)
+
+
+def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
+    """Pack consecutive scalar units into one, under the number of the first."""
+    made: list[tuple[int, list[vm.Row]]] = []
+    for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
+        parts = list(run)
+        if single and len(parts) > 1:
+            parts = [(parts[0][0], _packed([rows[0] for _, rows in parts], scratch))]
+        made += parts
+    return made
+
+
+def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
+    """One row for scalar rows; `scratch` is the base of addresses below LOCAL."""
+    table: list[int] = []
+    for row in rows:
+        operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
+        table += [row[0], *(a + scratch if a < LOCAL else a for a in operands)]
+    return [vm.row_of(Code.SCALARS, len(rows)), *vm.table_of(table)]
 
 
 class Cut:
@@ -81,20 +110,20 @@ class Cut:
 
     __slots__ = ("code", "ns", "parts", "scalar", "shares")
 
-    def __init__(self, parts: Sequence[list[Row]], ns: float) -> None:
+    def __init__(self, parts: Sequence[list[vm.Row]], ns: float) -> None:
         self.parts, self.ns = parts, ns
         self.code = np.array([row for part in parts for row in part], np.int64).reshape(-1, CELLS)
         self.scalar = any(len(part) == 1 and is_scalar(part[0]) for part in parts)
         self.shares = any(part[0][0] == Code.SHARED for part in parts)
 
 
-def cut(rows: Sequence[Row]) -> Cut:
+def cut(rows: Sequence[vm.Row]) -> Cut:
     """Split the rows of an op for threads."""
     timed = [(unit, _nanoseconds(unit)) for unit in units(rows)]
     return Cut([shared(unit, ns) for unit, ns in timed], sum([ns for _, ns in timed]))
 
 
-def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
+def units(rows: Sequence[vm.Row]) -> Iterator[list[vm.Row]]:
     """Group each row with its body (of a loop) or table (of an update)."""
     i = 0
     while i < len(rows):
@@ -108,7 +137,7 @@ def units(rows: Sequence[Row]) -> Iterator[list[Row]]:
         i += 1 + more
 
 
-def _nanoseconds(unit: list[Row]) -> float:
+def _nanoseconds(unit: list[vm.Row]) -> float:
     row = unit[0]
     if row[0] == Code.LOOP:
         return row[2] * sum(_nanoseconds([inner]) for inner in unit[1:])
@@ -131,43 +160,35 @@ def _nanoseconds(unit: list[Row]) -> float:
     return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
 
 
-def shared(unit: list[Row], taken: float) -> list[Row]:
+def shared(unit: list[vm.Row], taken: float) -> list[vm.Row]:
     """Split a unit that takes long, in nanoseconds."""
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > SPLIT_FROM else [unit]
     if len(parts) < 2:
         return unit
-    return [row_of(Code.SHARED, len(parts), len(unit)), *(row for part in parts for row in part)]
+    return [vm.row_of(Code.SHARED, len(parts), len(unit)), *(row for part in parts for row in part)]
 
 
-def _parts(unit: list[Row], count: int) -> list[list[Row]]:
+def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
     row = unit[0]
     if row[0] == Code.LOOP:
         return [_turns(unit, begin, size) for begin, size in _spans(row[2], count, 1)]
     if row[0] in _TABLES:
-        return _attention(unit, count)
+        spans = _spans(row[2], count, 1)
+        return [[_moved(row, 2, n, [(1, begin)]), *unit[1:]] for begin, n in spans]
     if row[0] == Code.PRODUCT:
         return [[part] for part in _product(row, count)]
     if row[0] in STORED:
-        return [[part] for part in _stored(row, count)]
+        return _stored(row, count)
     walk = _WALKS.get(row[0])
     if walk is not None and walk.rows and row[1] >= min(count, 8):
-        return [
-            [
-                _moved(
-                    row, 1, size, [(a, begin * row[j]) for a, j in walk.rows] + [(a, begin * s) for a, s in walk.fixed]
-                )
-            ]
-            for begin, size in _spans(row[1], count, 1)
-        ]
+        steps = [(a, row[stride]) for a, stride in walk.rows] + list(walk.fixed)
+        return _split(row, 1, steps, count, 1)
     if walk is not None and walk.columns and (row[1] == 1 or not walk.rows):
-        return [
-            [_moved(row, 2, size, [(a, begin * s * bool(row[_STEPS[a]])) for a, s in walk.columns])]
-            for begin, size in _spans(row[2], count, 64 if walk.rows else 16)
-        ]
+        return _split(row, 2, [(a, s * bool(row[_STEPS[a]])) for a, s in walk.columns], count, 64 if walk.rows else 16)
     return [unit]
 
 
-def _turns(unit: list[Row], begin: int, size: int) -> list[Row]:
+def _turns(unit: list[vm.Row], begin: int, size: int) -> list[vm.Row]:
     """Some iterations of a loop."""
     head, *body = unit
     moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
@@ -180,7 +201,13 @@ def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
     return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
 
 
-def _moved(row: Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) -> Row:
+def _split(row: vm.Row, counted: int, steps: Sequence[tuple[int, int]], count: int, grain: int) -> list[list[vm.Row]]:
+    """Cut the extent in cell `counted`; `steps` are (address cell, bytes per unit of it)."""
+    spans = _spans(row[counted], count, grain)
+    return [[_moved(row, counted, size, [(a, begin * step) for a, step in steps])] for begin, size in spans]
+
+
+def _moved(row: vm.Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) -> vm.Row:
     part = row.copy()
     part[counted] = size
     for address, by in moves:
@@ -188,7 +215,7 @@ def _moved(row: Row, counted: int, size: int, moves: Sequence[tuple[int, int]]) 
     return part
 
 
-def _product(row: Row, count: int) -> list[Row]:
+def _product(row: vm.Row, count: int) -> list[vm.Row]:
     """Rectangles of the result: rows in whole tiles of 12, columns in panels of 32, no side so short that B or A would
     be read again too often.
     """
@@ -205,16 +232,8 @@ def _product(row: Row, count: int) -> list[Row]:
     return parts
 
 
-def _stored(row: Row, count: int) -> list[Row]:
+def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
     """Split the weight rows into whole panels of 32."""
-    moves = [(1, STORED[row[0]] * row[3]), (7, 4)]
-    moves += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
-    return [
-        _moved(row, 2, height, [(a, begin * step) for a, step in moves]) for begin, height in _spans(row[2], count, 32)
-    ]
-
-
-def _attention(unit: list[Row], count: int) -> list[list[Row]]:
-    """Split the units of attention."""
-    head, *operands = unit
-    return [[_moved(head, 2, n, [(1, begin)]), *operands] for begin, n in _spans(head[2], count, 1)]
+    steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
+    steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
+    return _split(row, 2, steps, count, 32)

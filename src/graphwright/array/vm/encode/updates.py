@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from graphwright.array.formulas.optimizers import muon_scale
 from graphwright.array.vm.code import SPARE, Code
-from graphwright.array.vm.encode.operands import (
-    Row,
-    View,
-    VmForm,
-    all_f32,
-    bits,
-    copied,
-    row_of,
-    table_of,
-    vm_form,
-)
-
-Attrs = Mapping[str, Any]
-
-
-def _adam_moments(attrs: Attrs) -> tuple[bool, ...]:
-    return True, True, attrs["amsgrad"]
-
-
-def _rmsprop_moments(attrs: Attrs) -> tuple[bool, ...]:
-    return True, bool(attrs["momentum"]), attrs["centered"]
+from graphwright.array.vm.encode import operands as vm
 
 
 def _step(
-    code: Code, numbers: Sequence[str], flags: Sequence[str], moments: Callable[[Attrs], tuple[bool, ...]]
-) -> VmForm:
+    code: Code, numbers: Sequence[str], flags: Sequence[str],
+    moments: Callable[[vm.Attrs], tuple[bool, ...]] = lambda attrs: (True,),
+) -> vm.VmForm:  # fmt: skip
     """Form of an optimizer step.
 
     Args:
@@ -39,16 +20,16 @@ def _step(
         moments: attributes -> which moments of the instruction are present.
     """
 
-    def encode(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+    def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         lr, found, *members = ins
-        if not all_f32(*outs, *members) or not all(view.packed for view in (*outs, *members)):
+        if not vm.all_f32(*outs, *members) or not all(view.packed for view in (*outs, *members)):
             return None
         there = moments(attrs)
         n = len(outs) // (2 + sum(there))
-        cells = [bits(float(attrs[name])) for name in numbers]
+        cells = [vm.bits(float(attrs[name])) for name in numbers]
         cells += [0] * (5 - len(cells)) + [sum(1 << i for i, name in enumerate(flags) if attrs[name])]
-        rows = [r for out, before in zip(outs, members[n:], strict=True) for r in copied(out, before)]
-        rows.append(row_of(code, n, lr.address, found.address, *cells))
+        rows = [r for out, before in zip(outs, members[n:], strict=True) for r in vm.copied(out, before)]
+        rows.append(vm.row_of(code, n, lr.address, found.address, *cells))
         table: list[int] = []
         for k in range(n):
             param, *held, steps = outs[k::n]
@@ -56,29 +37,27 @@ def _step(
             addresses = [next(left).address if is_there else 0 for is_there in there]
             table += [param.size, param.address, members[k].address, steps.address, *addresses]
             table += [0] * (4 - len(addresses))
-        return rows + table_of(table)
+        return rows + vm.table_of(table)
 
-    return VmForm(encode)
+    return vm.VmForm(encode)
 
 
 _ADAM = ("beta1", "beta2", "eps", "weight_decay")
-ADAM = _step(Code.ADAM, _ADAM, ("maximize", "amsgrad"), _adam_moments)
-ADAMW = _step(Code.ADAMW, _ADAM, ("maximize", "amsgrad"), _adam_moments)
+ADAM = _step(Code.ADAM, _ADAM, ("maximize", "amsgrad"), lambda a: (True, True, a["amsgrad"]))
+ADAMW = _step(Code.ADAMW, _ADAM, ("maximize", "amsgrad"), lambda a: (True, True, a["amsgrad"]))
 SGD = _step(
-    Code.SGD,
-    ("momentum", "dampening", "weight_decay"),
-    ("maximize", "nesterov"),
-    lambda attrs: (bool(attrs["momentum"]),),
+    Code.SGD, ("momentum", "dampening", "weight_decay"), ("maximize", "nesterov"), lambda a: (bool(a["momentum"]),)
 )
-RMSPROP = _step(Code.RMSPROP, ("alpha", "eps", "weight_decay", "momentum"), ("maximize", "centered"), _rmsprop_moments)
-LION = _step(Code.LION, ("beta1", "beta2", "weight_decay"), ("maximize",), lambda attrs: (True,))
-_muon = _step(
-    Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("maximize", "nesterov"), lambda attrs: (True,)
-)
+RMSPROP = _step(
+    Code.RMSPROP, ("alpha", "eps", "weight_decay", "momentum"), ("maximize", "centered"),
+    lambda a: (True, bool(a["momentum"]), a["centered"]),
+)  # fmt: skip
+LION = _step(Code.LION, ("beta1", "beta2", "weight_decay"), ("maximize",))
+_muon = _step(Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("maximize", "nesterov"))
 
 
-@vm_form()
-def MUON(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+@vm.form()
+def MUON(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     """Step matrices that fit into the scratch together with two square matrices."""
     rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
@@ -87,21 +66,20 @@ def MUON(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] |
         return None
     table = rows[-((n + 1) // 2) :]
     for k, (r, c) in enumerate(shapes):
-        most = max(r, c) if attrs["adjust"] != "original" else max(1.0, r / c)
         line, at = table[k // 2], 8 * (k % 2)
-        line[at + 5 : at + 8] = [r, c, bits(most**0.5 * (0.2 if attrs["adjust"] != "original" else 1.0))]
+        line[at + 5 : at + 8] = [r, c, vm.bits(muon_scale(r, c, attrs["adjust"]))]
     return rows
 
 
-@vm_form()
-def EMA(outs: Sequence[View], ins: Sequence[View], attrs: Attrs) -> list[Row] | None:
+@vm.form()
+def EMA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     tau, *members = ins
-    if not all_f32(*outs, *members) or not all(view.packed for view in (*outs, *members)):
+    if not vm.all_f32(*outs, *members) or not all(view.packed for view in (*outs, *members)):
         return None
-    rows = [r for out, before in zip(outs, members[len(outs) :], strict=True) for r in copied(out, before)]
+    rows = [r for out, before in zip(outs, members[len(outs) :], strict=True) for r in vm.copied(out, before)]
     table = [
         cell
         for out, source in zip(outs, members, strict=False)
         for cell in (out.size, out.address, source.address, 0, 0, 0, 0, 0)
     ]
-    return [*rows, row_of(Code.AVERAGE, len(outs), tau.address), *table_of(table)]
+    return [*rows, vm.row_of(Code.AVERAGE, len(outs), tau.address), *vm.table_of(table)]

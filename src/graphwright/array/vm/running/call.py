@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from graphwright.array.vm import context as at
+from graphwright.array.vm import sharing as at
 from graphwright.array.vm.code import SCRATCH
 from graphwright.array.vm.machine import build
 
@@ -54,11 +54,6 @@ def _method() -> _Method:
     return _Method(b"run", build().address, _NOARGS, None)
 
 
-def quick(context: np.ndarray, memory: Any) -> Call:
-    """A call that holds the GIL; it keeps `memory`, which the context points to, alive."""
-    return _quick(context, memory) or patient(context, memory)
-
-
 def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
     """A call that holds the GIL, checks a guard itself, and calls `otherwise` if the check or a row fails.
 
@@ -67,10 +62,11 @@ def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> 
     context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first cell, is 0
     context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value
     context[at.OTHERWISE] = id(otherwise)
-    return _quick(context, (memory, otherwise)) or otherwise
+    return quick(context, (memory, otherwise)) or otherwise
 
 
-def _quick(context: np.ndarray, memory: Any) -> Call | None:
+def quick(context: np.ndarray, memory: Any) -> Call | None:
+    """A call that holds the GIL and keeps `memory`, which the context points to, alive; None if there is no such."""
     make = _make_method()
     if make is None:
         return None

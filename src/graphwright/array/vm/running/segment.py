@@ -10,11 +10,10 @@ from operator import is_not
 
 import numpy as np
 
-from graphwright.array.vm import context as at
+from graphwright.array.vm import sharing as at
 from graphwright.array.vm.code import BYTES, CELLS, LOCAL, SCRATCH
 from graphwright.array.vm.encode.operands import Row
-from graphwright.array.vm.encode.scalars import pack_runs
-from graphwright.array.vm.encode.share import Cut, cut
+from graphwright.array.vm.encode.share import Cut, cut, pack_runs
 from graphwright.array.vm.running.call import Call, get_num_threads, guarded, patient, quick, team
 
 _PATIENT = 50_000  # ns above which a call releases the GIL
@@ -102,7 +101,7 @@ class VmSegment:
         context[at.END] = self._code.ctypes.data + self._code.nbytes
         context[at.SCRATCH], context[at.RUNS] = self._base, runs
         memory = (self._code, self._scratch)
-        self._alone: Call = patient(context, memory) if self._long else quick(context, memory)
+        self._alone: Call = (not self._long and quick(context, memory)) or patient(context, memory)
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
