@@ -10,10 +10,18 @@ import tensorly.decomposition as tl
 import graphwright as gw
 from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import surgery as sg
-from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
 from graphwright.surgery.factorise.compress import CompressOptions
 from graphwright.surgery.factorise.factors import compression_ratio, reconstruct
-from graphwright.surgery.factorise.methods import METHODS, Unfolding, ring, train
+from graphwright.surgery.factorise.methods import (
+    METHODS,
+    Unfolding,
+    contract,
+    recover,
+    refine,
+    relative_error,
+    ring,
+    train,
+)
 from graphwright.surgery.factorise.report import milliseconds
 from graphwright.surgery.matrices import find_matrices, values
 from graphwright.surgery.measure import input_grams, output_error

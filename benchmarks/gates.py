@@ -17,7 +17,7 @@ from benchmarks.harness import Figure, add_rounds, rounds
 from graphwright import structure as st
 from graphwright.nn import functional
 from graphwright.optim import AdamW
-from graphwright.plan.profile import Timing
+from graphwright.plan.describe import Timing
 from graphwright.program.cost import flops as program_flops
 from graphwright.testing.planted import Edges, Sources
 

@@ -29,8 +29,8 @@ _FIELDS = {
 
 def sparse_checkpoint(place: Path) -> None:
     """A TinyLlama-shaped directory whose payload is a hole in the file."""
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.llama import LLAMA
+    from graphwright.models.architectures.architecture import Config
+    from graphwright.models.architectures.families import LLAMA
 
     (place / "config.json").write_text(json.dumps(_FIELDS))
     infos, at = [], 0

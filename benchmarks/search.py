@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.harness import Figure
 from graphwright import structure as st
 from graphwright.structure import searching as ss
-from graphwright.structure.searching.trial import Trials
+from graphwright.structure.searching.methods import Trials
 from graphwright.testing.planted import BLOCK_NAMES, SkipTeacher, chain
 
 CANDIDATES = st.skips(BLOCK_NAMES)

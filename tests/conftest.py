@@ -103,7 +103,7 @@ def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
 @pytest.fixture
 def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports and verifications of this test fork their clean processes."""
-    from graphwright.models.export import clean_process
+    from graphwright.models.export import verify as clean_process
 
     monkeypatch.setattr(clean_process, "_start", warm_process)
 

@@ -80,7 +80,7 @@ def test_generate_needs_no_tokenizer_and_no_prompt(call, tmp_path):
 
 
 def test_missing_vm_is_reported_on_stderr(monkeypatch):
-    from graphwright.plan.planning import executors as executor
+    from graphwright.plan.planning import lowering as executor
 
     monkeypatch.setattr("graphwright.array.vm.machine.built", lambda: False)
     for quiet in ((), ("--quiet",)):
@@ -263,7 +263,7 @@ def test_interruption_is_one_json_document(call, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphwright.models.compare.compare_models", lambda *_, **__: stop())
+    monkeypatch.setattr("graphwright.models.open.compare_models", lambda *_, **__: stop())
     said = call("diff", "bundled", "bundled", "--json", code=130)
     facts = json.loads(said[: said.rindex("}") + 1])
     assert (facts["ok"], facts["error"]) == (False, "Interrupted")

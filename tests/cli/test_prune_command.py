@@ -21,18 +21,8 @@ def test_dry_run_matches_the_api_and_writes_nothing(call, tmp_path):
     cal = Calibration.of(model, max_tokens=512, context=128)
     plan = model.prune(Ratio(0.2), cal, recipe="units", timed=False, dry_run=True)
     assert facts["plan"]["layers"] == json.loads(json.dumps(plan.to_json()))["layers"]
-    keys = {
-        "target",
-        "reached",
-        "before",
-        "after",
-        "rung",
-        "calibration",
-        "settings",
-        "attempts",
-        "warnings",
-        "journal",
-    }
+    keys = {"target", "reached", "before", "after", "export_level", "calibration", "settings", "attempts", "warnings",
+            "journal"}  # fmt: skip
     assert keys | {"schema", "seconds", "layers"} == set(facts["plan"])
 
 

@@ -228,22 +228,22 @@ def test_training_genes_stay_in_range():
     assert training.lr == pytest.approx(0.01)
     steps = []
     for _ in range(10_000):
-        after = training.step(rng)
+        after = training.changed("learning_rate", (), rng)
         steps.append(abs(after.rate - training.rate))
         assert 0 <= after.rate < len(RATES)
         training = after if rng.random() < 0.5 else TrainingGenes(int(rng.integers(13)), "adam", "bce")
     middle = [s for s in steps if s]
     assert 0.75 < np.mean([s == 1 for s in middle]) < 0.87
-    assert 1e-4 <= TrainingGenes(0, "sgd", "bce").switch().lr <= 1.001e-2
-    assert 4e-3 <= TrainingGenes(0, "adam", "bce").switch().lr <= 1.001e-1
-    assert TrainingGenes(3, "adam", "mse").relearn(("mse", "huber")).loss == "huber"
-    assert TrainingGenes(3, "adam", "huber").relearn(("mse", "huber")).loss == "mse"
+    assert 1e-4 <= TrainingGenes(0, "sgd", "bce").changed("optimizer", (), rng).lr <= 1.001e-2
+    assert 4e-3 <= TrainingGenes(0, "adam", "bce").changed("optimizer", (), rng).lr <= 1.001e-1
+    for loss, other in (("mse", "huber"), ("huber", "mse")):
+        assert TrainingGenes(3, "adam", loss).changed("loss", ("mse", "huber"), rng).loss == other
 
 
 def test_child_is_trained_by_its_own_genes(monkeypatch):
     rates = []
     make = train.optimizer
-    monkeypatch.setattr(train, "optimizer", lambda p, r: rates.append(r) or make(p, r))
+    monkeypatch.setattr(train, "optimizer", lambda p, r, *state: rates.append(r) or make(p, r, *state))
     run = evolution(1, population=2, steps=1, crossover=0,
                     rates=only("learning_rate", "optimizer", "loss"))  # fmt: skip
     run.run(max_evaluations=15)

@@ -13,9 +13,8 @@ from graphwright import evolve as ev
 from graphwright.array.population.species import Parents
 from graphwright.errors import UsageError
 from graphwright.evolve import mutations as m
-from graphwright.evolve.mutations.delays import delayed
 from graphwright.evolve.mutations.layers import branches
-from graphwright.evolve.mutations.links import junctions, links, open_links
+from graphwright.evolve.mutations.links import delayed, junctions, links, open_links
 from graphwright.evolve.neurons.genomes import columns_of, minimal
 from graphwright.evolve.neurons.genomes import genome as read_genome
 from graphwright.evolve.neurons.species import Breeder

@@ -18,8 +18,7 @@ import pytest
 from graphwright import evolve as ev
 from graphwright.errors import GraphwrightError
 from graphwright.evolve.layers import train
-from graphwright.testing._disk import snapshot
-from graphwright.testing.faults import check_atomic, inject, record
+from graphwright.testing.faults import check_atomic, inject, record, snapshot
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write, directory
-from graphwright.testing._disk import snapshot
-from graphwright.testing.faults import check_atomic, inject
+from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write
+from graphwright.files import atomic as directory
+from graphwright.testing.faults import check_atomic, inject, snapshot
 
 OLD = {"out": None, "out/config.json": b"{}", "out/sub": None, "out/sub/a": b"1"}
 NEW = {"out": None, "out/weights": b"w" * 100, "out/deep": None, "out/deep/er": None, "out/deep/er/b": b"2"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphwright.errors import DTypeError, UsageError
-from graphwright.graph import EdgeArray, Graph, NodeArray, NotUndoable, StaleHandle, buckets, bulk
+from graphwright.graph import EdgeArray, Graph, NodeArray, NotUndoable, StaleHandle, buckets
 from graphwright.graph.handles import H
 from seeds import seeds
 
@@ -20,7 +20,6 @@ def path(request, monkeypatch):
     """Both ways a batch can run, whatever its size."""
     limit = 0 if request.param == "compiled" else 10**9
     monkeypatch.setattr(buckets, "BULK_MIN", limit)
-    monkeypatch.setattr(bulk, "BULK_MIN", limit)
 
 
 def twins(seed, **options):

@@ -98,9 +98,11 @@ def test_appending_to_a_file_continues_the_chain(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = Chain()
     for i in range(4):
-        chain.append_to(path, journal.append({"seq": i}))
+        journal.append({"seq": i})
+    chain.write(path, journal)
     loaded = chain.read(path, head=journal.head)
-    chain.append_to(path, loaded.append({"seq": 4}))
+    loaded.append({"seq": 4})
+    chain.write(path, loaded)
     assert [entry["seq"] for entry in chain.read(path)] == [0, 1, 2, 3, 4]
     journal.links[1].entry["seq"] = 9  # an entry changed in place
     with pytest.raises(JournalCorrupt) as caught:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from graphwright.graph import buckets, bulk
+from graphwright.graph import buckets
 
 from .model import Session, new_graph
 
@@ -20,7 +20,6 @@ class GraphMachine(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         if self.compiled:
             self.patch.setattr(buckets, "BULK_MIN", 0)
-            self.patch.setattr(bulk, "BULK_MIN", 0)
 
     def teardown(self):
         if hasattr(self, "patch"):

@@ -12,7 +12,7 @@ import edits
 import pytest
 
 import graphwright as gw
-from graphwright.models.export import clean_process
+from graphwright.models.export import verify as clean_process
 from graphwright.models.tokenizer import byte_tokenizer_json
 
 

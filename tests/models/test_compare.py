@@ -7,8 +7,8 @@ import numpy as np
 from edits import edge
 
 import graphwright as gw
-from graphwright.cli.diff import folded
-from graphwright.models.compare import compare_models
+from graphwright.cli.export import folded
+from graphwright.models.open import compare_models
 
 
 def test_a_model_and_itself_are_identical(made):

@@ -11,7 +11,7 @@ from checkpoints import Made, relative, some_ids
 import graphwright as gw
 from graphwright.errors import ShapeError
 from graphwright.models import NonFinite, PromptError
-from graphwright.models.health import non_finite
+from graphwright.models.metrics import non_finite
 
 IDS = some_ids((2, 9))
 

@@ -253,7 +253,7 @@ def test_looking_at_a_70b_header_costs_no_payload(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(config))
     from graphwright.models import architectures
-    from graphwright.models.architectures.config import Config
+    from graphwright.models.architectures.architecture import Config
 
     family = architectures()["llama"]
     header, at = {}, 0

@@ -14,7 +14,7 @@ from edits import cut_mlp, link, scale_weight
 import graphwright as gw
 from graphwright.files import DestinationExists
 from graphwright.models import ConfigError
-from graphwright.models.saved import is_saved
+from graphwright.models.open import is_saved
 from graphwright.models.tokenizer import need_tokenizer
 
 CONTINUE = """

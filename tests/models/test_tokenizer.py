@@ -289,7 +289,7 @@ def test_missing_extra_names_the_command(trained: Path, tmp_path: Path, monkeypa
     ],
 )
 def test_special_ids(config: dict, generation: dict | None, expected: tuple, copy: Callable[[str], Path]) -> None:
-    from graphwright.models.architectures.config import Config
+    from graphwright.models.architectures.architecture import Config
     from graphwright.models.tokenizer import special_ids
 
     path = copy("llama")

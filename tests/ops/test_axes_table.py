@@ -1,4 +1,4 @@
-"""The axes table against the ops themselves: what a row says of places is what happens to the values there."""
+"""The axes table against the ops themselves: what a row states about indices holds for the values at them."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ def computed(name: str, operands: list[np.ndarray], attrs: dict[str, Any]) -> li
     return [r.numpy() for r in (result if isinstance(result, tuple) else (result,))]
 
 
-def taken(x: np.ndarray, dims: tuple, places: dict[Atom, np.ndarray]) -> np.ndarray:
+def taken(x: np.ndarray, dims: tuple, indices: dict[Atom, np.ndarray]) -> np.ndarray:
     for axis, term in enumerate(dims):
-        if any(a in places for a in atoms(term)):
-            x = np.take(x, spread(term, places), axis)
+        if any(a in indices for a in atoms(term)):
+            x = np.take(x, spread(term, indices), axis)
     return np.array(x, order="C")
 
 
-def size_after(term: Any, places: dict[Atom, np.ndarray]) -> Any:
+def size_after(term: Any, indices: dict[Atom, np.ndarray]) -> Any:
     if isinstance(term, tuple):
-        return tuple(size_after(t, places) for t in term)
-    return resized(resolve(term), places)
+        return tuple(size_after(t, indices) for t in term)
+    return resized(resolve(term), indices)
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_places_taken_before_and_after_an_op(name):
-    """Some places of an axis, in any order: computing on them gives those places of the result.
+def test_indices_taken_before_and_after_an_op_agree(name):
+    """Some indices of an axis, in any order: computing on them gives those indices of the result.
 
     Where a sum ends the axis, the others are zero in what it sums.
     """
@@ -71,18 +71,18 @@ def test_places_taken_before_and_after_an_op(name):
         for atom in sorted(free, key=known):
             if all(atom not in atoms(t) for dims in use.ins for t in dims) and name not in ("expand", "tile"):
                 continue  # an axis that only the result has
-            places = {atom: rng.permutation(known(atom))[: max(1, known(atom) - 1)]}
+            indices = {atom: rng.permutation(known(atom))[: max(1, known(atom) - 1)]}
             whole = [x.copy() for x in operands]
             for note in use.notes:
                 if note.fact == "summed" and any(a is atom for a in atoms(resolve(note.term))):
                     for port, axis in note.ends:
-                        gone = np.setdiff1d(np.arange(whole[port].shape[axis]), spread(use.ins[port][axis], places))
+                        gone = np.setdiff1d(np.arange(whole[port].shape[axis]), spread(use.ins[port][axis], indices))
                         whole[port][(slice(None),) * axis + (gone,)] = 0
-            sizes = {name: size_after(term, places) for name, term in use.sizes.items()}
-            fewer = [taken(x, dims, places) for x, dims in zip(operands, use.ins, strict=True)]
+            sizes = {name: size_after(term, indices) for name, term in use.sizes.items()}
+            fewer = [taken(x, dims, indices) for x, dims in zip(operands, use.ins, strict=True)]
             got = computed(name, fewer, {**attrs, **sizes})
             for value, want, dims in zip(got, computed(name, whole, attrs), outs, strict=True):
-                np.testing.assert_allclose(value, taken(want, dims, places), rtol=1e-9, atol=1e-9)
+                np.testing.assert_allclose(value, taken(want, dims, indices), rtol=1e-9, atol=1e-9)
                 checked += 1
     assert bool(checked) != (name in ALL_BOUND)
 
@@ -97,7 +97,7 @@ ALL_BOUND = {
 # -- terms -------------------------------------------------------------------------------------------------------------
 @given(st.lists(st.integers(2, 4), min_size=2, max_size=4), st.data())
 def test_a_reshape_joins_common_factors(sizes, data):
-    """Two ways to write one product agree on every place."""
+    """Two ways to write one product agree at every index."""
     cut = data.draw(st.integers(1, len(sizes) - 1))
     factors = [Atom(n) for n in sizes]
     left = [product(*factors[:cut]), product(*factors[cut:])]
@@ -105,12 +105,12 @@ def test_a_reshape_joins_common_factors(sizes, data):
     assert same(product(*left), product(*right))
     atom = data.draw(st.sampled_from([resolve(f) for f in factors]))
     assert isinstance(atom, Atom)
-    places = {atom: np.array(data.draw(st.permutations(range(known(atom)))))}
-    np.testing.assert_array_equal(spread(resolve(product(*left)), places), spread(resolve(product(*right)), places))
+    indices = {atom: np.array(data.draw(st.permutations(range(known(atom)))))}
+    np.testing.assert_array_equal(spread(resolve(product(*left)), indices), spread(resolve(product(*right)), indices))
     grid = np.arange(int(np.prod(sizes))).reshape(sizes)
     axis = [resolve(f) for f in factors].index(atom)
     np.testing.assert_array_equal(
-        spread(resolve(product(*left)), places), np.take(grid, places[atom], axis).reshape(-1)
+        spread(resolve(product(*left)), indices), np.take(grid, indices[atom], axis).reshape(-1)
     )
 
 

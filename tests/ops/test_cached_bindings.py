@@ -20,7 +20,7 @@ COMPUTED = [name for name, row in OPS.items() if row.view is None]
 
 @pytest.fixture(autouse=True)
 def uses(monkeypatch: pytest.MonkeyPatch) -> dict:
-    """What is known of uses, nothing at first."""
+    """The cache of dispatch facts, empty at first."""
     known: dict = {}
     monkeypatch.setattr(sys.modules["graphwright.ops.call"], "_known", known)
     return known
@@ -32,7 +32,7 @@ def kept(uses: dict) -> list[CachedBindings]:
 
 
 def newly_bound(name: str, arrays: list[NDArray], attrs: dict) -> tuple[NDArray, ...]:
-    """Results written into given memory, which is always bound anew."""
+    """Results written into given memory, which binds the kernel again."""
     specs = OPS[name].specs([a.spec for a in arrays], attrs)
     return compute(OPS[name], arrays, attrs, [empty(s.sizes, s.dtype) for s in specs])
 
@@ -61,7 +61,7 @@ def test_only_small_kernels_of_many_calls_are_kept(uses: dict) -> None:
     assert len(kept(uses)) == 1
     call("cumsum", from_numpy(np.zeros(4)), axis=0)  # one call
     call("cross_entropy", from_numpy(np.zeros((4096, 5))), from_numpy(np.zeros(4096, np.int64)))  # not small
-    call("sech", from_numpy(np.zeros((5, 3))).permute(1, 0))  # a copy would not lie alike
+    call("sech", from_numpy(np.zeros((5, 3))).permute(1, 0))  # a copy would have other strides
     assert len(kept(uses)) == 1
     call("sech", from_numpy(np.zeros((5, 3))))
     assert len(kept(uses)) == 2

@@ -49,7 +49,7 @@ WHY_NOT = {
 }
 
 
-def test_every_op_expands_or_says_why_not() -> None:
+def test_every_op_expands_or_states_a_reason() -> None:
     named = {name: why for why, names in WHY_NOT.items() for name in names.split()}
     assert sorted([*FUSED, *named]) == sorted(OPS)
 
@@ -76,9 +76,9 @@ def run(row: Op, inputs: list[np.ndarray], attrs: dict, kind: DType, expanded: b
     return outs, [None if g is None else g.numpy("float64") for g in grads]
 
 
-@pytest.mark.parametrize(("kind", "loose"), [(float64, 1e-12), (float32, 1e-5)], ids=["f64", "f32"])
+@pytest.mark.parametrize(("kind", "tolerance"), [(float64, 1e-12), (float32, 1e-5)], ids=["f64", "f32"])
 @pytest.mark.parametrize("name", FUSED)
-def test_fused_is_expanded(name: str, kind: DType, loose: float) -> None:
+def test_fused_is_expanded(name: str, kind: DType, tolerance: float) -> None:
     for inputs, attrs in draws(name, 12):
         outs, grads = run(OPS[name], inputs, attrs, kind, False)
         theirs, others = run(OPS[name], inputs, attrs, kind, True)
@@ -88,7 +88,7 @@ def test_fused_is_expanded(name: str, kind: DType, loose: float) -> None:
         for mine, other in (*pairs, *zip(grads, others, strict=True)):
             assert mine is not None
             assert other is not None
-            np.testing.assert_allclose(mine, other, rtol=loose, atol=loose * np.abs(other).max(initial=1.0))
+            np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=1.0))
 
 
 @pytest.mark.parametrize("kind", [bfloat16, float16], ids=str)

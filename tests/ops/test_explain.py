@@ -27,7 +27,7 @@ def explained(name: str) -> str:
 
 
 def golden() -> dict[str, str]:
-    """Op -> its text as it was read. `FREEZE_EXPLAINED=1 pytest tests/ops/test_explain.py` writes them anew."""
+    """Op -> its stored text. `FREEZE_EXPLAINED=1 pytest tests/ops/test_explain.py` writes them again."""
     if os.environ.get("FREEZE_EXPLAINED"):
         GOLDEN.write_text("".join(f"=== {name}\n{explained(name)}\n" for name in sorted(OPS)), "utf-8")
     parts = re.split(r"^=== (\w+)\n", GOLDEN.read_text("utf-8"), flags=re.MULTILINE)[1:]
@@ -38,7 +38,7 @@ KEPT = golden()
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_each_op_says_what_it_said_when_it_was_read(name: str) -> None:
+def test_each_text_equals_the_stored_one(name: str) -> None:
     assert explained(name) == KEPT[name]
 
 

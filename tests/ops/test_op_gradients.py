@@ -76,9 +76,9 @@ def test_every_mask_of_wanted_gradients_equals_torch(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in differentiable() if n != ONCE])
 def test_the_gradient_of_the_gradient(name: str) -> None:
     for k, (inputs, attrs) in enumerate(draws(name, deep(2, 1))):
-        places = _wrt(name, inputs)
-        fixed = [x if i in places or x.dtype != np.float64 else Tensor(_array(x)) for i, x in enumerate(inputs)]
-        free = [x for i, x in enumerate(inputs) if i in places or x.dtype != np.float64]
+        ports = _wrt(name, inputs)
+        fixed = [x if i in ports or x.dtype != np.float64 else Tensor(_array(x)) for i, x in enumerate(inputs)]
+        free = [x for i, x in enumerate(inputs) if i in ports or x.dtype != np.float64]
 
         def fn(*xs: Tensor, _fixed: list = fixed, _attrs: dict = attrs) -> Tensor:
             rest = iter(xs)

@@ -15,9 +15,8 @@ SOURCE = Path(graphwright.__file__).parent
 OWN = ("ops/", "array/cpu/", "array/vm/")
 
 ALLOWED = {
-    "evolve/blueprint.py": (1, "colours of a picture's legend"),
+    "evolve/pictures.py": (1, "colours of a picture's legend"),
     "evolve/mutations/layers.py": (2, "the menus a mutation draws activations and attributes from"),
-    "evolve/neurons/program.py": (2, "names of a genome's activations, and the ops that build them"),
     "models/export/template_match.py": (2, "patterns of the templates: their norm, and key heads read by a table"),
     "program/editing/gate_edits.py": (1, "softmax alone gives -inf scores the weight 0 that a gated unit needs"),
     "program/gates.py": (2, "patterns that `set_gate` writes, and reshapes that keep an axis whole"),

@@ -77,8 +77,8 @@ def test_operands_may_lie_strided(name: str, how: str) -> None:
         arrays = [strided(x, how) for x in inputs]
         plain = [from_numpy(np.array(a.to_numpy(), order="C")) for a in arrays]
         for mine, other in zip(compute(OPS[name], arrays, attrs), compute(OPS[name], plain, attrs), strict=True):
-            loose = 1e-6 if mine.dtype is float32 else 1e-12
-            assert_close(mine, as_numpy(other), rtol=loose, atol=loose, what=f"{name} {how}")
+            tolerance = 1e-6 if mine.dtype is float32 else 1e-12
+            assert_close(mine, as_numpy(other), rtol=tolerance, atol=tolerance, what=f"{name} {how}")
 
 
 SHAPES = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=4).map(tuple)

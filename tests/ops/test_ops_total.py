@@ -39,9 +39,9 @@ def test_each_cell_is_filled_or_has_a_reason(name: str) -> None:
     assert row.traits.amp in {"low", "f32", "promote", "inner", "keep"}
     low, high = row.arity if isinstance(row.arity, tuple) else (row.arity, row.arity)
     most = low + 8 if high is None else high
-    places = [*row.traits.fixed, *(i for _, i in row.traits.inplace), *(i for i, _ in row.traits.identity)]
-    assert all(-most <= place < most for place in [*places, *row.traits.contiguous])
-    assert all(place < most for place in row.saves.inputs)
+    ports = [*row.traits.fixed, *(i for _, i in row.traits.inplace), *(i for i, _ in row.traits.identity)]
+    assert all(-most <= port < most for port in [*ports, *row.traits.contiguous])
+    assert all(port < most for port in row.saves.inputs)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -365,7 +365,7 @@ def test_out_that_is_read_only_is_refused() -> None:
     assert not out.to_numpy().any()
 
 
-def test_out_may_lie_on_an_operand_only_where_the_row_says_so() -> None:
+def test_out_may_overlap_an_operand_only_where_the_row_allows_it() -> None:
     from graphwright.array import Layout
     from graphwright.errors import AliasError
 
@@ -394,13 +394,13 @@ def test_in_place_gives_the_same_bits(name: str) -> None:
     inputs, attrs = draws(name, 1)[0]
     row = OPS[name]
     fresh = compute(row, [from_numpy(x) for x in inputs], attrs)
-    for out, place in row.inplace(len(inputs), len(fresh)):
+    for out, port in row.inplace(len(inputs), len(fresh)):
         arrays = [from_numpy(x.copy()) for x in inputs]
-        if arrays[place].spec != fresh[out].spec:
+        if arrays[port].spec != fresh[out].spec:
             continue
-        outs = [arrays[place] if o == out else r.copy() for o, r in enumerate(fresh)]
+        outs = [arrays[port] if o == out else r.copy() for o, r in enumerate(fresh)]
         for mine, other in zip(compute(row, arrays, attrs, outs), fresh, strict=True):
-            assert_bits(mine, other, what=f"{name} over operand {place}")
+            assert_bits(mine, other, what=f"{name} over operand {port}")
 
 
 @pytest.mark.parametrize("shapes", [((), ()), ((64, 64), ()), ((), (64, 64)), ((64,), (64, 1))])

@@ -40,7 +40,7 @@ def beside(first: NDArray, second: Spec, at: int) -> tuple[NDArray, NDArray]:
 
 
 @pytest.mark.parametrize("name", COMPUTED)
-def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(name: str) -> None:
+def test_a_result_may_overwrite_an_operand_only_where_the_row_allows_it(name: str) -> None:
     row = OPS[name]
     inputs, attrs = draws(name, 1)[0]
     arrays = [from_numpy(x) for x in inputs]
@@ -70,12 +70,12 @@ def test_a_result_may_lie_on_an_operand_exactly_and_only_where_the_row_says_so(n
 @pytest.mark.parametrize("kind", [float64, float32, bfloat16], ids=str)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_new_result_is_the_one_that_is_written(name: str, kind: DType) -> None:
-    """Where the backend allocates and computes in one call, with operands in row-major order and turned around."""
+    """Where the backend allocates and computes in one call, with operands in row-major order and transposed."""
     row = OPS[name]
     for inputs, attrs in draws(name, 3):
         arrays = [call("cast", from_numpy(x), dtype=kind) if x.dtype == np.float64 else from_numpy(x) for x in inputs]
-        turned = [a.permute(*reversed(range(len(a.shape)))).copy() for a in arrays]
-        for given in (arrays, [a.permute(*reversed(range(len(a.shape)))) for a in turned]):
+        transposed = [a.permute(*reversed(range(len(a.shape)))).copy() for a in arrays]
+        for given in (arrays, [a.permute(*reversed(range(len(a.shape)))) for a in transposed]):
             try:
                 specs = row.specs([a.spec for a in given], attrs)
             except DTypeError:  # this row takes other dtypes

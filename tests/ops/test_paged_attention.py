@@ -49,7 +49,7 @@ def test_tiles_are_dense_attention(
     need = [-(-(n + queries) // block) if n >= 0 else 0 for n in lengths]
     order = rng.permutation(sum(need) + 2).astype(np.int32)
     table = np.full((len(lengths), max(need) + 1), -1, np.int32)
-    pools = [np.full((len(order), groups, block, d), np.nan) for d in (4, 6)]  # rows of nobody are NaN
+    pools = [np.full((len(order), groups, block, d), np.nan) for d in (4, 6)]  # unused rows are NaN
     dense = []
     for b, (n, count) in enumerate(zip(lengths, need, strict=True)):
         table[b, :count], order = order[:count], order[count:]
@@ -60,9 +60,9 @@ def test_tiles_are_dense_attention(
                 pool[table[b, at // block], :, at % block] = some[:, at]
         dense.append(rows)
     q = held_as(rng.normal(size=(len(lengths), groups * share, queries, 4)), kind)
-    places = from_numpy(table), from_numpy(np.array(lengths, np.int32))
+    paging = from_numpy(table), from_numpy(np.array(lengths, np.int32))
     rules = {"scale": 0.7, "window": window, "softcap": softcap}
-    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *places, **rules)
+    found = call("sdpa_paged", q, *(held_as(p, held) for p in pools), *paging, **rules)
     assert found.dtype is kind
     tolerance = {float64: 1e-12, float32: 2e-6, bfloat16: 8e-3}[kind]
     for b, n in enumerate(lengths):
@@ -91,8 +91,8 @@ def test_query_heads_read_the_key_head_of_their_group(groups: int) -> None:
 
 def test_rows_are_rounded_where_they_are_written() -> None:
     x = np.random.default_rng(0).normal(size=(1, 2, 5, 3)).astype("f4")
-    places = np.array([[2, 0]], "i4"), np.array([2], "i4")
-    out = call("kv_append_paged", held_as(np.zeros((3, 2, 4, 3)), bfloat16), *map(from_numpy, (x, *places)))
+    paging = np.array([[2, 0]], "i4"), np.array([2], "i4")
+    out = call("kv_append_paged", held_as(np.zeros((3, 2, 4, 3)), bfloat16), *map(from_numpy, (x, *paging)))
     found = out.to_numpy("float32")
     want = torch.tensor(x).to(torch.bfloat16).float().numpy()[0]
     assert np.array_equal(found[2, :, 2:], want[:, :2])

@@ -13,7 +13,7 @@ from graphwright.array.vm.encode.operands import View
 from graphwright.array.vm.running.segment import VmSegment
 from graphwright.ops import OPS, compute
 
-KINDS = ("flat", "peaked", "whole", "sparse", "huge", "alike", "tiny", "signs", "nan", "inf", "none")
+KINDS = ("flat", "peaked", "whole", "sparse", "huge", "equal", "tiny", "signs", "nan", "inf", "none")
 SIZES = (1, 2, 15, 16, 17, 63, 64, 65, 97, 300)
 
 
@@ -27,7 +27,7 @@ def logits(kind: str, n: int, rng: np.random.Generator) -> np.ndarray:
         z[rng.random(n) < 0.7] = -np.inf
     elif kind == "huge":
         z *= 1e37
-    elif kind == "alike":
+    elif kind == "equal":
         z[:] = rng.choice([0.0, -0.0, 3.5])
     elif kind == "tiny":  # subnormal
         z *= 1e-42

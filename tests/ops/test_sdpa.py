@@ -1,4 +1,4 @@
-"""Attention against a masked softmax written out pair by pair: grouped heads, windows, padding, places of queries."""
+"""Attention against a masked softmax written out pair by pair: grouped heads, windows, padding, query positions."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_query_outside_the_keys_gives_zeros_and_no_gradient(start: int, window
 def test_the_window_counts_the_query_itself() -> None:
     inputs, attrs = _case(5, 5, 1)
     out = call("sdpa", *(from_numpy(x) for x in inputs), **attrs).to_numpy()
-    assert_bits(out, np.repeat(inputs[2], 2, axis=1))  # one visible key: the value at its place
+    assert_bits(out, np.repeat(inputs[2], 2, axis=1))  # one visible key: the value at its index
 
 
 def test_the_rule_is_lower_right() -> None:

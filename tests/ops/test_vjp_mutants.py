@@ -59,11 +59,11 @@ def wrapped(row: Op, change: Callable[[list[Any]], list[Any]]) -> Op:
     return replace(row, vjp=vjp)
 
 
-def mutants(row: Op, places: list[int]) -> Iterator[tuple[str, Op]]:
+def mutants(row: Op, ports: list[int]) -> Iterator[tuple[str, Op]]:
     """Each returned gradient with its sign flipped, each two exchanged, each term of the source changed."""
-    for place in places:
-        yield f"gradient {place} negated", wrapped(row, lambda grads, i=place: [*grads[:i], -grads[i], *grads[i + 1 :]])
-    for a, b in combinations(places, 2):
+    for port in ports:
+        yield f"gradient {port} negated", wrapped(row, lambda grads, i=port: [*grads[:i], -grads[i], *grads[i + 1 :]])
+    for a, b in combinations(ports, 2):
 
         def swap(grads: list[Any], a: int = a, b: int = b) -> list[Any]:
             grads[a], grads[b] = grads[b], grads[a]
@@ -74,7 +74,7 @@ def mutants(row: Op, places: list[int]) -> Iterator[tuple[str, Op]]:
         yield what, replace(row, vjp=vjp)
 
 
-def places(name: str, inputs: list[np.ndarray]) -> list[int]:
+def ports(name: str, inputs: list[np.ndarray]) -> list[int]:
     """Operands that a gradient belongs to; cos and sin of rope are made of positions."""
     blind = {"rope": (1, 2)}.get(name, ())
     return [i for i, x in enumerate(inputs) if x.dtype == np.float64 and i not in blind]
@@ -83,7 +83,7 @@ def places(name: str, inputs: list[np.ndarray]) -> list[int]:
 def check(row: Op, inputs: list[np.ndarray], attrs: dict[str, Any]) -> None:
     """Against torch under every mask; rope, whose table torch would differentiate, by difference quotients."""
     if row.name == "rope":
-        gradcheck(lambda *xs: apply(row, xs, attrs), inputs, wrt=places(row.name, inputs))
+        gradcheck(lambda *xs: apply(row, xs, attrs), inputs, wrt=ports(row.name, inputs))
     else:
         check_masks(row, inputs, attrs, lambda xs, seeds, mask: torch_grads(row.name, xs, attrs, seeds, mask))
 
@@ -101,5 +101,5 @@ def found(row: Op, cases: list[tuple[list[np.ndarray], dict[str, Any]]]) -> bool
 def test_each_bug_in_a_vjp_is_found(name: str) -> None:
     row, cases = OPS[name], draws(name, COUNT)
     check(row, *cases[0])
-    missed = [what for what, broken in mutants(row, places(name, cases[0][0])) if not found(broken, cases)]
+    missed = [what for what, broken in mutants(row, ports(name, cases[0][0])) if not found(broken, cases)]
     assert sorted(missed) == sorted(what for op, what in SAME if op == name)

@@ -50,25 +50,27 @@ def test_convolution_of_any_geometry(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["conv", "conv_transpose", "conv_weight", "unfold", "fold"])
 @pytest.mark.parametrize("samples", [1, 2])
-@pytest.mark.parametrize(("stride", "places"), [(2, 5), (1, 9)])  # runs of channels are the longer, and those of places
+@pytest.mark.parametrize(
+    ("stride", "positions"), [(2, 5), (1, 9)]
+)  # runs of channels are the longer, and those of positions
 @pytest.mark.parametrize("short", [16, 0])  # a product for all samples of a chunk, and for each
 def test_chunks_of_samples_change_nothing(
-    name: str, samples: int, stride: int, places: int, short: int, monkeypatch: pytest.MonkeyPatch
+    name: str, samples: int, stride: int, positions: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Five samples, one or two at a time; the last chunk of two is not full."""
     attrs = OPS[name].complete({"stride": stride, "padding": 1, **GIVEN.get(name, {})})
     shapes = {
         "conv": [(5, 2, 9), (3, 2, 3)],
-        "conv_transpose": [(5, 3, places), (3, 2, 3)],
-        "conv_weight": [(5, 2, 9), (5, 3, places)],
+        "conv_transpose": [(5, 3, positions), (3, 2, 3)],
+        "conv_weight": [(5, 2, 9), (5, 3, positions)],
         "unfold": [(5, 2, 9)],
-        "fold": [(5, 6, places)],
+        "fold": [(5, 6, positions)],
     }[name]
     arrays = [from_numpy(numbers(s, i)) for i, s in enumerate(shapes)]
     whole = compute(OPS[name], arrays, attrs)[0]
     forget(monkeypatch)
     monkeypatch.setattr(conv, "SHORT", short)
-    monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * places)
+    monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * positions)
     window = Window.of((3,), attrs)
     assert Columns(window, 5, 2, (9,), 8).chunk == gathered.Gathered(window, (5, 2, 9), 3, 8).chunk == samples
     assert gathered.Gathered(window, (5, 2, 9), 3, 8).last == (stride == 2)
@@ -76,7 +78,7 @@ def test_chunks_of_samples_change_nothing(
 
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is known of uses of ops, their scratch included, until the end of a test."""
+    """Empty the cache of dispatch facts, scratch included, until the end of a test."""
     monkeypatch.setattr(sys.modules["graphwright.ops.call"], "_known", {})
 
 

@@ -33,7 +33,7 @@ def product(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
 
 
 def ordered(x: torch.Tensor, axis: int, descending: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """By numpy's stable sort; for the other direction of the values turned round, whose ties are turned back."""
+    """By numpy's stable sort; for the other direction of the reversed values, whose ties are reversed again."""
     keys = x.detach().double().numpy()
     index = torch.from_numpy(np.argsort(-keys if descending else keys, axis, kind="stable"))
     return x.gather(axis, index), index
@@ -85,11 +85,11 @@ def rope(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     if attrs["style"] == "interleaved":
         a, b = x[..., : 2 * half].unflatten(-1, (half, 2)).unbind(-1)
-        if x.dtype == torch.float64:  # a pair is a complex number, turned by one of size 1
-            turned = torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))
+        if x.dtype == torch.float64:  # a pair is a complex number, rotated by one of size 1
+            rotated = torch.view_as_real(torch.complex(a, b) * torch.complex(cos, sin))
         else:
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
-        return torch.cat([turned.flatten(-2), x[..., 2 * half :]], -1)
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1)
+        return torch.cat([rotated.flatten(-2), x[..., 2 * half :]], -1)
     a, b = x[..., :half], x[..., half : 2 * half]
     return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., 2 * half :]], -1)
 
@@ -160,15 +160,15 @@ def embedding_backward(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor
 
 def pad_slice(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
     x, axis = ins[0], attrs["axis"] % ins[0].dim()
-    places = attrs["start"] + attrs["step"] * torch.arange(x.shape[axis])
+    indices = attrs["start"] + attrs["step"] * torch.arange(x.shape[axis])
     shape = list(x.shape)
     shape[axis] = attrs["size"]
-    return torch.zeros(shape, dtype=x.dtype).index_add(axis, places, x)
+    return torch.zeros(shape, dtype=x.dtype).index_add(axis, indices, x)
 
 
 def window(x: torch.Tensor, attrs: dict) -> torch.Tensor:
-    places = attrs["start"] + attrs["step"] * torch.arange(attrs["size"])
-    return x.index_select(attrs["axis"], places)
+    indices = attrs["start"] + attrs["step"] * torch.arange(attrs["size"])
+    return x.index_select(attrs["axis"], indices)
 
 
 def kv_append(ins: Sequence[torch.Tensor], attrs: dict) -> torch.Tensor:
@@ -271,9 +271,9 @@ SAME_NAME = (
 def put(x: torch.Tensor, ids: Sequence[torch.Tensor], attrs: dict, v: torch.Tensor, add: bool) -> torch.Tensor:
     """Torch's index_put, which knows leading axes only."""
     start, count = attrs["axis"] % x.dim(), len(ids)
-    places = torch.broadcast_shapes(*(i.shape for i in ids))
-    v = v.expand(*x.shape[:start], *places, *x.shape[start + count :])
-    front = [t.movedim([*range(start, start + n)], [*range(n)]) for t, n in ((x, count), (v, len(places)))]
+    picked = torch.broadcast_shapes(*(i.shape for i in ids))
+    v = v.expand(*x.shape[:start], *picked, *x.shape[start + count :])
+    front = [t.movedim([*range(start, start + n)], [*range(n)]) for t, n in ((x, count), (v, len(picked)))]
     written = front[0].index_put(tuple(ids), front[1], accumulate=add)
     return written.movedim([*range(count)], [*range(start, start + count)])
 

@@ -82,8 +82,8 @@ def programs(draw, most: int = 14) -> tuple[Program, dict[str, np.ndarray]]:
         elif kind == "product" and len(shape) == 2:
             pool.append(b.matmul(a, b.permute(a, axes=(1, 0))))
         elif kind == "junction":
-            alike = [v for v in pool if b.spec(v) == b.spec(a)]
-            pool.append(b.junction(*(draw(st.sampled_from(alike)) for _ in range(draw(st.integers(1, 4))))))
+            equal = [v for v in pool if b.spec(v) == b.spec(a)]
+            pool.append(b.junction(*(draw(st.sampled_from(equal)) for _ in range(draw(st.integers(1, 4))))))
         elif kind == "cast":
             from graphwright.array import dtype
 

@@ -14,8 +14,8 @@ from graphwright.array import CPU, Device, Storage, backend
 from graphwright.array.backend import use
 from graphwright.errors import UsageError
 from graphwright.plan import Executable, OutOfMemory, StaleBorrow
-from graphwright.plan.running.arena import shared_arena
 from graphwright.plan.running.executable import BoundCall
+from graphwright.plan.running.memory import shared_arena
 from graphwright.program import Builder, Program
 from graphwright.testing.simulated_device import SimBackend, SimDriver
 

@@ -432,7 +432,7 @@ def test_captured_memory_is_pinned(sim: SimBackend) -> None:
     for give_back in (space.kernels.arena.chunks[0].close, sim.pool.reset):
         with pytest.raises(UsageError, match="captured graph"):
             give_back()
-    other = from_numpy(np.full(4096, 9.0)).to(SIM)  # what is allocated between replays lies elsewhere
+    other = from_numpy(np.full(4096, 9.0)).to(SIM)  # memory allocated between replays has another address
     assert space.run({"x": x})["y"].tobytes() == p.run(x=x)["y"].tobytes()
     captures = space.captures
     w.data.copy_from(from_numpy(np.asarray(0.3, np.float32)))  # a new value at the same address
@@ -474,7 +474,7 @@ def test_edit_records_only_touched_regions_again(sim: SimBackend) -> None:
     assert run() == 1
     with p.edit("a value of the first lives longer") as e:
         e.rewire(p.in_edges("tanh_30")[0], e.add("mul", "tanh_29", "tanh_2"))
-    assert run() == 3  # the chain ran in one place; what is behind lies elsewhere now
+    assert run() == 3  # the chain ran in one span; later values have other addresses now
     with p.edit("a name") as e:
         e.rename("look10", "seen")
     assert run() == 0

@@ -189,7 +189,7 @@ def test_executors_share_state_on_any_device() -> None:
     found = [runs[i % 4]({"x": X * (i + 1)})["y"].tobytes() for i in range(6)]
     assert found == truth
     assert {v.data.device.kind for k, v in p.weights.items() if k in gw.State(p)} == {"sim"}
-    there = p.run({"x": from_numpy(X).to(SIM)})["y"]  # weights that nobody writes lie on the host
+    there = p.run({"x": from_numpy(X).to(SIM)})["y"]  # weights that no instruction writes are on the host
     other = recurrent()
     steps(other.run, 6)
     assert (there.device, there.tobytes()) == (SIM, other.run({"x": X})["y"].tobytes())

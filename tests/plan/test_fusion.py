@@ -203,7 +203,7 @@ def test_measured_dispatches_are_the_declared_ones(n: int) -> None:
 
 @st.composite
 def programs_with_rows(draw) -> tuple[Program, dict[str, np.ndarray]]:
-    """Elementwise ops before, between and behind norms and softmaxes of rows, also such as are too long for a tile."""
+    """Elementwise ops before, between and after norms and softmaxes of rows, also such as are too long for a tile."""
     rows, cols = draw(st.sampled_from([(1, 7), (3, 40), (200, 40), (5, 1025), (2, 4096), (2, 4097), (70, 33), (0, 8)]))
     b, rng = Builder("rows"), np.random.default_rng(0)
     feeds = {n: rng.uniform(-2, 2, s).astype("f4") for n, s in (("x", (rows, cols)), ("y", (rows, cols)), ("w", cols))}
@@ -260,7 +260,7 @@ def test_strided_rows_are_not_fused(norm: str, apart: str) -> None:
 @pytest.mark.parametrize("cols", [1, 34, 1025])
 @pytest.mark.parametrize("both", [False, True])
 def test_weight_computed_in_the_group_is_read_from_its_tile(cols: int, both: bool) -> None:
-    """Of one axis, its producer has the shape of a member, so that it lies in a tile."""
+    """Of one axis, its producer has the shape of a member, so that it is in a tile."""
     b = Builder("weighed")
     x, w = b.input("x", (cols,)), b.input("w", (cols,))
     h = b.tanh(x)

@@ -8,7 +8,7 @@ import pytest
 from graphwright.array import NDArray, bfloat16, float32, from_numpy
 from graphwright.array.vm import vector
 from graphwright.plan import CompileOptions, Executable, Plan, make_plan
-from graphwright.plan.planning import executors as executor
+from graphwright.plan.planning import lowering as executor
 from graphwright.program import Builder, Program
 
 RNG = np.random.default_rng(0)

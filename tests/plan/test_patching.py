@@ -1,4 +1,4 @@
-"""Values put in place of computed ones, in runs and in plans, against the program with that place cut out by hand."""
+"""Fed values instead of computed ones, in runs and in plans, against the program with those nodes cut out manually."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from random_programs import programs
 
 from graphwright.array import CPU, Spec, float32
 from graphwright.plan import CompileOptions, Executable, Plan, make_plan
-from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.planning.passes import aligned
 from graphwright.plan.table import ARENA
 from graphwright.program import Builder, Program
 from graphwright.testing.oracle import assert_bits
@@ -46,7 +46,7 @@ def test_random_programs_bit_for_bit(case: tuple[Program, dict[str, np.ndarray]]
 
 
 def _no_overlap(plan: Plan) -> None:
-    """No two buffers that are live together share a byte; the arena lies between the lower bound and the plain sum."""
+    """No two buffers that are live together share a byte; the arena is between the lower bound and the plain sum."""
     live = [b for b in plan.buffers if b.kind in ARENA and b.nbytes]
     for i, a in enumerate(live):
         assert 0 <= a.offset <= a.offset + a.nbytes <= plan.arena_bytes
@@ -227,7 +227,7 @@ def test_three_stacked_transposes_are_free() -> None:
 
 
 class TestInPlace:
-    """A result takes its operand's memory only if the row allows it and nobody else looks at it."""
+    """A result takes its operand's memory only if the row allows it and no other instruction reads it."""
 
     @staticmethod
     def shares(build, op: str) -> bool:

@@ -176,7 +176,7 @@ def test_equal_records_are_visited_once_when_their_representative_is_deleted() -
     p = b.build()
     feed = {"x": np.arange(4, dtype="f4")}
     assert sum(i.op == "tanh" for i in p.compile(x=(4,)).instrs) == 1
-    for k in (0, 7, 1):  # the first; one in between; the first of those that are left
+    for k in (0, 7, 1):  # the first; one in between; the first remaining one
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{k}")[0], "relu")
         plan = p.compile(x=(4,))
@@ -295,7 +295,7 @@ def test_a_plan_is_made_while_another_thread_binds_an_older_one(monkeypatch: pyt
     def slowly(n: int) -> SimpleNamespace:
         def moved(*lists: object) -> np.ndarray:
             beside.start()
-            beside.join(0.2)  # it waits for what is walked here
+            beside.join(0.2)  # it waits for the walk here
             return loops(n).moved(*lists)
 
         return SimpleNamespace(moved=moved)
@@ -325,7 +325,7 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     p, feed = b.build(), {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
     plan = p.compile(x=(64,))
     first, space = plan.arena_bytes, plan.executable()
-    space.kernels.leave_shared()  # in a shared one a larger plan may take the first chunk's place
+    space.kernels.leave_shared()  # in a shared one a larger plan may replace the first chunk
     plan(feed)
     bound: dict[int, tuple[int, int]] = {}
     truth = p.run(feed)["y"]
@@ -337,12 +337,12 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
         truth = p.run(feed)["y"]
         assert_bits(plan(feed, borrow=bool(k % 2))["y"], truth)
         assert plan.executable() is space
-        places = {s: (backend(CPU).address(a), a.nbytes) for s, a in space.kernels._views.items()}
-        assert places.items() >= {s: place for s, place in bound.items() if s in places}.items()
-        assert len(places.keys() & bound.keys()) >= len(bound) - 2
+        addresses = {s: (backend(CPU).address(a), a.nbytes) for s, a in space.kernels._views.items()}
+        assert addresses.items() >= {s: address for s, address in bound.items() if s in addresses}.items()
+        assert len(addresses.keys() & bound.keys()) >= len(bound) - 2
         spans = sorted((c.memory.data_ptr(), c.memory.data_ptr() + c.nbytes) for c in space.kernels.arena.chunks)
-        assert all(any(low <= at and at + size <= high for low, high in spans) for at, size in places.values())
-        bound = places
+        assert all(any(low <= at and at + size <= high for low, high in spans) for at, size in addresses.values())
+        bound = addresses
     assert_bits(Executable(plan, poison=True).run(feed)["y"], truth)
     assert plan.arena_bytes > 4 * first
     assert 2 < len(space.kernels.arena.chunks) < 10

@@ -44,7 +44,7 @@ def rules(plan) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("value", "op", "place", "fires"),
+    ("value", "op", "port", "fires"),
     [
         (1.0, "mul", 1, True),
         (1.0, "mul", 0, True),
@@ -63,10 +63,10 @@ def rules(plan) -> list[str]:
         (np.nan, "add", 1, False),
     ],
 )
-def test_neutral_operands(value: float, op: str, place: int, fires: bool) -> None:
+def test_neutral_operands(value: float, op: str, port: int, fires: bool) -> None:
     def make(b, x):
         one = b.const("c", np.float32(value))
-        return b.op(op, *((x, one) if place == 1 else (one, x)))
+        return b.op(op, *((x, one) if port == 1 else (one, x)))
 
     plan = plans(built(make))
     assert rules(plan) == (["neutral operand"] if fires else [])

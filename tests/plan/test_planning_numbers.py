@@ -13,8 +13,7 @@ from tests.plan.random_programs import programs
 from graphwright.array import Spec
 from graphwright.plan import make_plan
 from graphwright.plan.planning import native, passes, planner
-from graphwright.plan.planning.plan_tables import InstructionOrder
-from graphwright.plan.planning.records import all_records
+from graphwright.plan.planning.plan_tables import InstructionOrder, all_records
 from graphwright.plan.running.kernels import _removed
 from graphwright.program import Builder, Program
 

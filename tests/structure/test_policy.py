@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.program import Program
 from graphwright.structure.elements import edge_of
-from graphwright.structure.protection import protect
+from graphwright.structure.policy import protect
 from graphwright.testing.planted import Edges
 from seeds import deep
 

@@ -14,8 +14,7 @@ from graphwright.errors import UsageError
 from graphwright.structure import searching as ss
 from graphwright.structure.searching import methods
 from graphwright.structure.searching.candidates import Skips
-from graphwright.structure.searching.methods import drawn, toggled
-from graphwright.structure.searching.trial import Trials
+from graphwright.structure.searching.methods import Trials, drawn, toggled
 from graphwright.testing.planted import BLOCK_NAMES, CHAIN, SkipTeacher, chain
 from seeds import deep
 

@@ -9,7 +9,7 @@ import pytest
 from joint_runs import joint
 
 from graphwright import structure as st
-from graphwright.structure.schedule import WarmUp
+from graphwright.structure.optimizer import WarmUp
 from graphwright.testing.planted import Sources
 
 pytestmark = pytest.mark.filterwarnings("ignore::graphwright.structure.NoTaskTerm")

@@ -1,4 +1,4 @@
-"""Compressing a model: budgets, the chain that runs, what is kept dense, densify, reports; beside numpy."""
+"""Compressing a model: budgets, the chain that runs, dense matrices, densify, reports; beside numpy."""
 
 from __future__ import annotations
 

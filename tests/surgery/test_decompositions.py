@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphwright import surgery as sg
-from graphwright.surgery.factorise.allocate import allocate
-from graphwright.surgery.factorise.als import contract, recover, refine, relative_error
+from graphwright.surgery.factorise.compress import allocate
 from graphwright.surgery.factorise.factors import contraction_order, parameters, reconstruct, split, to_tensor
-from graphwright.surgery.factorise.methods import LowRankFit, RingMethod, Unfolding, ring, train
+from graphwright.surgery.factorise.methods import (
+    LowRankFit,
+    RingMethod,
+    Unfolding,
+    contract,
+    recover,
+    refine,
+    relative_error,
+    ring,
+    train,
+)
 
 
 def matrices() -> dict[str, np.ndarray]:

@@ -398,7 +398,7 @@ def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
 
 
 def test_a_custom_rule():
-    from graphwright.surgery.findings import kinds
+    from graphwright.surgery.findings import diagnose as kinds
 
     @surgery.finding("long_name")
     def long_name(d):
@@ -419,7 +419,7 @@ def test_a_custom_rule():
 
 
 def test_a_package_brings_a_rule_and_a_broken_one_is_skipped(monkeypatch, caplog):
-    from graphwright.surgery.findings import kinds
+    from graphwright.surgery.findings import diagnose as kinds
 
     class Point:
         def __init__(self, name, rule):
@@ -461,7 +461,7 @@ def test_a_broken_program_is_loaded_diagnosed_and_mended(tmp_path):
 
 
 def test_a_gap_among_ports_is_no_operand():
-    """What stands behind an empty port does not move up into it: the spec of the node stays as it was."""
+    """The operand after an empty port does not move up into it: the spec of the node stays the same."""
     p = gpt2()
     spec = p.spec("h.1.ln_2")
     with p.edit("cut x", check=False) as e:

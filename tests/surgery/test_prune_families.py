@@ -16,8 +16,7 @@ from graphwright.program.axes.units import Units
 from graphwright.surgery.calibration import Stream
 from graphwright.surgery.measure import nats
 from graphwright.surgery.pruning.allocate import Footprint, trimmed
-from graphwright.surgery.pruning.branches import cheapest, remove_branch, residual_branches
-from graphwright.surgery.pruning.prunable import prunable
+from graphwright.surgery.pruning.prunable import cheapest, prunable, remove_branch, residual_branches
 from models.checkpoints import make
 
 IDS = np.random.default_rng(3).integers(0, 29, (48, 16))
@@ -140,14 +139,14 @@ def test_the_first_removed_module_is_the_best_one(monkeypatch):
         with twin.edit("without") as e:
             remove_branch(e, module)
         losses[module.name] = nats(Stream(twin, feeds))
-    monkeypatch.setattr("graphwright.surgery.pruning.branches.SHORTLIST", 12)
+    monkeypatch.setattr("graphwright.surgery.pruning.prunable.SHORTLIST", 12)
     best, value = cheapest(p, found, Stream(p, feeds))
     assert best.name == min(losses, key=losses.__getitem__)
     assert value == pytest.approx(losses[best.name], rel=1e-6)
 
 
 def test_the_shortlist_rotates_the_stream_least():
-    from graphwright.surgery.pruning.branches import rotation
+    from graphwright.surgery.pruning.prunable import rotation
 
     p = gpt2_like(layers=2)
     feeds = sg.Calibration(IDS, 256).feeds(p)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphwright.errors import UsageError
-from graphwright.testing._disk import Disk
-from graphwright.testing.faults import KINDS, NotAtomic, Operation, check_atomic, inject, record
+from graphwright.testing.faults import KINDS, Disk, NotAtomic, Operation, check_atomic, inject, record
 
 NEW = b"new content, longer than one byte"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from graphwright.amp.autocast import apply, autocast
-from graphwright.amp.scaler import GradScaler
+from graphwright.amp.mixed_precision import GradScaler, apply, autocast
 
 __all__ = ["GradScaler", "apply", "autocast"]

@@ -1,4 +1,4 @@
-"""The command line: one file per command, thin over the public API. Commands load heavy modules when they run."""
+"""The command line: thin over the public API. Commands load heavy modules when they run."""
 
 from __future__ import annotations
 
@@ -7,30 +7,12 @@ from typing import Annotated
 import typer
 
 from graphwright import __version__
-from graphwright.cli import (
-    compress,
-    demo,
-    diagnose,
-    diff,
-    edit,
-    evolve,
-    export,
-    generate,
-    inspect,
-    orthogonalize,
-    prune,
-    run,
-    search,
-    train,
-    verify,
-    warmup,
-)
+from graphwright.cli import demo, edit, evolve, export, generate, look, surgery, train, warmup
 from graphwright.cli.common import EXAMPLES, Commands
 
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,22 +38,9 @@ def _root(
 
 
 _COMMANDS = (
-    demo.demo,
-    inspect.inspect,
-    run.run,
-    generate.generate,
-    train.train,
-    evolve.evolve,
-    edit.edit,
-    diagnose.diagnose,
-    prune.prune,
-    search.search,
-    orthogonalize.orthogonalize,
-    compress.compress,
-    export.export,
-    verify.verify,
-    diff.diff,
-    warmup.warmup,
+    *(demo.demo, look.inspect, look.run, generate.generate, train.train, evolve.evolve, edit.edit, look.diagnose),
+    *(surgery.prune, surgery.search, surgery.orthogonalize, surgery.compress),
+    *(export.export, export.verify, export.diff, warmup.warmup),
 )
 for _command in _COMMANDS:
     app.command(epilog=f"Example: {EXAMPLES[_command.__name__]}")(_command)

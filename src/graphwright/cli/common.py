@@ -6,11 +6,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -18,28 +20,50 @@ from typer.core import TyperGroup
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.progress import Progress, Report
 
-DONE, FAILED, USAGE, UNCHECKED, INTERRUPTED = 0, 1, 2, 3, 130
-SCHEMA = 1
+DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
-Dir = Annotated[
-    str,
-    typer.Argument(metavar="DIR", help="Hugging Face directory, saved model, or the word bundled.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Write one JSON document to stdout, everything else to stderr.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Write no progress and no notes.")]
-Threads = Annotated[int, typer.Option("--threads", metavar="N", min=0, help="CPU threads; 0 leaves the default.")]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Seed of all random numbers.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
-Check = Annotated[
-    str, typer.Option(metavar="HOW", help="Check by transformers in a separate process: auto, required or none.")
-]
-Prefer = Annotated[str, typer.Option(metavar="WHAT", help="original (classes of transformers) or size (no zeros).")]
-Batch = Annotated[int, typer.Option("--batch", metavar="N", min=1, help="Windows per step.")]
-Window = Annotated[int, typer.Option("--window", metavar="N", min=2, help="Tokens per window.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
+class Output(NamedTuple):
+    """What a command found: the JSON document, the same as text, and the exit code."""
+
+    facts: Mapping[str, Any]
+    text: str = ""
+    code: int = DONE
+
+
+def argument(metavar: str, help: str) -> Any:
+    """A positional argument, as metadata of a parameter's type."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def option(metavar: str, help: str, *names: str, **limits: Any) -> Any:
+    """An option with a value, as metadata of a parameter's type; it is named as its parameter unless `names` say."""
+    return typer.Option(*names, metavar=metavar, help=help, **limits)
+
+
+def flag(name: str, help: str) -> Any:
+    """An option without a value, as metadata of a parameter's type."""
+    return typer.Option(name, help=help)
+
+
+Dir = Annotated[str, argument("DIR", "Hugging Face directory, saved model, or the word bundled.")]
+Seed = Annotated[int, option("N", "Seed of all random numbers.")]
+Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
+Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]
+Prefer = Annotated[str, option("WHAT", "original (classes of transformers) or size (no zeros).")]
+OptionTable = Mapping[str, tuple[Any, Any]]
+"""Option of a command -> (default, metadata). Its type is that of the default; None stands for an optional text."""
+
+COMMON: OptionTable = {
+    "threads": (0, option("N", "CPU threads; 0 leaves the default.", min=0)),
+    "quiet": (False, flag("--quiet", "Write no progress and no notes.")),
+    "as_json": (False, flag("--json", "Write one JSON document to stdout, everything else to stderr.")),
+    "debug": (False, flag("--debug", "Show the traceback of an error.")),
+}
+"""Options of every command, which a command function gets only if it names them."""
 EXAMPLES: dict[str, str] = {}
 """The example of each command, shown at the end of its help."""
+_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 class _Notes(logging.Handler):
@@ -49,34 +73,57 @@ class _Notes(logging.Handler):
         print(f"note  {record.getMessage()}", file=sys.stderr)
 
 
-def command(example: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Make a function a command. Errors of the package become a short text and an exit code, Ctrl-C becomes 130.
+def command(example: str, **more: tuple[Any, Any]) -> Callable[[Callable[..., Output | None]], Callable[..., None]]:
+    """Make a function a command, with the options of `COMMON`; its output is written as text or JSON.
 
-    The text of a KeyboardInterrupt says what was saved.
+    Errors of the package become a short text and an exit code, Ctrl-C becomes 130. The text of a KeyboardInterrupt says
+    what was saved.
 
     Args:
         example: a command line, shown at the end of the help.
+        more: options that the function gets beside those of its signature, mostly to pass them on by name.
     """
 
-    def make(fn: Callable[..., int | None]) -> Callable[..., None]:
+    def make(fn: Callable[..., Output | None]) -> Callable[..., None]:
         EXAMPLES[fn.__name__] = example
+        known = signature(fn, eval_str=True).parameters
+        added = {name: _parameter(name, *row) for name, row in {**more, **COMMON}.items()}
+        own = [p for p in known.values() if p.name not in added and p.kind is not p.VAR_KEYWORD]
 
         @wraps(fn)
-        def run(*args: Any, **kwargs: Any) -> None:
-            _run(fn, args, kwargs)
+        def run(**given: Any) -> None:
+            kept = {name: value for name, value in given.items() if name not in COMMON or name in known}
 
+            def call() -> Output | None:
+                if given["threads"] and "threads" not in known:
+                    from graphwright.array.cpu import set_num_threads
+
+                    set_num_threads(given["threads"])
+                return fn(**kept)
+
+            _run(call, given["quiet"], given["as_json"], given["debug"])
+
+        run.__signature__ = Signature([*own, *added.values()])  # pyright: ignore[reportAttributeAccessIssue]
         return run
 
     return make
 
 
-def _run(fn: Callable[..., int | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    as_json = kwargs.get("as_json")
-    log, notes = logging.getLogger("graphwright"), _Notes(logging.WARNING)
-    if not kwargs.get("quiet"):
+def _parameter(name: str, default: Any, info: Any) -> Parameter:
+    kind = str | None if default is None else type(default)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: bool) -> None:
+    log, notes, before = logging.getLogger("graphwright"), _Notes(logging.WARNING), _silent.set(quiet or as_json)
+    if not quiet:
         log.addHandler(notes)
     try:
-        code = fn(*args, **kwargs)
+        done = call() or Output({})
+        if as_json:
+            emit_json(done.facts)
+        elif done.text:
+            say(done.text)
     except KeyboardInterrupt as stop:
         saved = str(stop) or "no incomplete files remain"
         if as_json:
@@ -86,30 +133,27 @@ def _run(fn: Callable[..., int | None], args: tuple[Any, ...], kwargs: dict[str,
     except BrokenPipeError:
         os._exit(DONE)
     except (GraphwrightError, OSError) as error:
-        if kwargs.get("debug"):
+        if debug:
             raise
         if as_json:
+            facts = {"error": type(error).__name__, "what": str(error)}
+            if isinstance(error, GraphwrightError):
+                facts = error.to_json()
             with suppress(OSError):  # stdout may have failed
-                emit_json({"ok": False, **_facts(error)})
+                emit_json({"ok": False, **facts})
         fail(str(error))
         raise typer.Exit(FAILED if type(error).__name__ == "VerificationFailed" else USAGE) from None
     finally:
         log.removeHandler(notes)
-    if code:
-        raise typer.Exit(code)
-
-
-def _facts(error: GraphwrightError | OSError) -> dict[str, Any]:
-    if isinstance(error, GraphwrightError):
-        return dict(error.to_json())
-    return {"error": type(error).__name__, "what": str(error)}
+        _silent.reset(before)
+    if done.code:
+        raise typer.Exit(done.code)
 
 
 def fail(text: str) -> None:
     """Write an error to stderr."""
-    first, _, rest = text.partition("\n")
     red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
-    print(f"{red}error{off}  {first}" + (f"\n{rest}" if rest else ""), file=sys.stderr)
+    print(f"{red}error{off}  {text}", file=sys.stderr)
 
 
 def say(text: str = "") -> None:
@@ -117,9 +161,14 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-def emit_json(value: dict[str, Any]) -> None:
+def emit_json(value: Mapping[str, Any]) -> None:
     """Write the JSON document to stdout."""
-    print(json.dumps({"schema": SCHEMA, **value}, indent=1), flush=True)
+    print(json.dumps({"schema": 1, **value}, indent=1), flush=True)
+
+
+def silent() -> bool:
+    """True while a command with --quiet or --json runs."""
+    return _silent.get()
 
 
 def colours(stream: Any) -> bool:
@@ -127,28 +176,25 @@ def colours(stream: Any) -> bool:
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path | str) -> str:
     """Read a UTF-8 file. Raises: UnreadableFile."""
     from graphwright.files import UnreadableFile
 
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UnreadableFile("cannot read the text file", where=str(path), got=str(error)) from None
 
 
-def set_threads(threads: int) -> None:
-    """Set the number of CPU threads; 0 leaves the default."""
-    if threads:
-        from graphwright.array.cpu import set_num_threads
-
-        set_num_threads(threads)
+def names_of(text: str) -> tuple[str, ...]:
+    """Names separated by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 @contextmanager
-def bar(quiet: bool = False) -> Iterator[Report | None]:
-    """Show a progress bar on stderr, and below it the table of the last event; None if stderr is not a terminal."""
-    if quiet or not colours(sys.stderr):
+def bar() -> Iterator[Report | None]:
+    """Show a progress bar on stderr, and below it the table of the last event; None if silent or not on a terminal."""
+    if silent() or not colours(sys.stderr):
         yield None
         return
     from rich.console import Console
@@ -165,29 +211,31 @@ def bar(quiet: bool = False) -> Iterator[Report | None]:
                 names = list(next(iter(self.rows.values())))
                 table = Table("", *(Column(name, justify="right") for name in names), box=None)
                 for row, numbers in self.rows.items():
-                    table.add_row(row, *(f"{numbers[name]:.4g}" for name in names))
+                    table.add_row(row, *(_number(numbers[name]) for name in names))
                 yield table
 
+    timed = (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(20),
-        *(
-            kind(table_column=Column(no_wrap=True))
-            for kind in (MofNCompleteColumn, TimeElapsedColumn, TimeRemainingColumn)
-        ),
+        *(kind(table_column=Column(no_wrap=True)) for kind in timed),
         TextColumn("{task.fields[facts]}", table_column=Column()),  # this column wraps on a narrow terminal
     )
     with Shown(*columns, console=Console(stderr=True), transient=True) as shown:
         tasks: dict[str, Any] = {}
 
         def report(p: Progress) -> None:
-            facts = "  ".join(f"{k} {v:,.0f}" if v >= 1000 else f"{k} {v:.4g}" for k, v in p.facts.items())
+            facts = "  ".join(f"{name} {_number(value)}" for name, value in p.facts.items())
             if p.what not in tasks:
                 tasks[p.what] = shown.add_task(p.what, total=p.total, facts=facts)
             shown.update(tasks[p.what], completed=p.done, facts=facts)
             shown.rows = p.table
 
         yield report
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 _WrongUse: Any = typer.BadParameter.__base__  # no version of typer exports the base class of usage errors

@@ -3,63 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from graphwright.cli.common import Debug, Json, Overwrite, Quiet, Seed, Threads, colours, command, emit_json, say
+from graphwright.cli.common import Output, Overwrite, Seed, argument, bar, command, flag, option
 from graphwright.errors import UsageError
+from graphwright.progress import Progress
 
 
 @command("graphwright evolve xor --seed 7 --out run")
 def evolve(
     task: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TASK",
-            help="xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.",
-            show_default=False,
-        ),
+        str | None, argument("TASK", "xor, parity, two-moons, iris, digits, cartpole, double-pole, or a file.csv.")
     ] = None,
-    own: Annotated[
-        Path | None,
-        typer.Option(
-            "--task", metavar="FILE.py", help="Python file that defines `task`, a Task or a function that makes one."
-        ),
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of a CSV to predict.")] = None,
-    generations: Annotated[int, typer.Option(metavar="N", min=1, help="Maximum number of generations.")] = 300,
-    evaluations: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Maximum number of candidates.", show_default=False)
-    ] = None,
-    population: Annotated[int | None, typer.Option(metavar="N", min=2, help="Genomes per generation.")] = None,
-    hybrid: Annotated[bool, typer.Option("--hybrid", help="Train each genome by gradients, with few genomes.")] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="Evolve layers, starting from one linear layer, trained by gradients.")
-    ] = False,
-    delays: Annotated[
-        bool, typer.Option("--delays", help="Half of the new links carry the value of the previous step.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory for the run, its champion and pictures.")
-    ] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Resume the run in this directory.")] = None,
+    own: Annotated[Path | None, option("FILE.py", "Python file that defines `task`.", "--task")] = None,
+    target: Annotated[str | None, option("COLUMN", "Column of a CSV to predict.")] = None,
+    generations: Annotated[int, option("N", "Maximum number of generations.", min=1)] = 300,
+    evaluations: Annotated[int | None, option("N", "Maximum number of candidates.", min=1)] = None,
+    population: Annotated[int | None, option("N", "Genomes per generation.", min=2)] = None,
+    hybrid: Annotated[bool, flag("--hybrid", "Train each genome by gradients, with few genomes.")] = False,
+    layers: Annotated[bool, flag("--layers", "Evolve layers from one linear one, trained by gradients.")] = False,
+    delays: Annotated[bool, flag("--delays", "Half of the new links carry the value of the previous step.")] = False,
+    out: Annotated[Path | None, option("DIR", "Directory for the run, its champion and pictures.")] = None,
+    resume: Annotated[Path | None, option("DIR", "Resume the run in this directory.")] = None,
     overwrite: Overwrite = False,
-    save_every: Annotated[int, typer.Option(metavar="N", min=1, help="Generations between two saved states.")] = 10,
-    seeds: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Run from N seeds and report distributions.", show_default=False),
-    ] = None,
-    lineage: Annotated[bool, typer.Option("--lineage", help="Print the ancestors of the champion.")] = False,
+    save_every: Annotated[int, option("N", "Generations between two saved states.", min=1)] = 10,
+    seeds: Annotated[int | None, option("N", "Run from N seeds and report distributions.", min=1)] = None,
+    lineage: Annotated[bool, flag("--lineage", "Print the ancestors of the champion.")] = False,
     seed: Seed = 0,
-    threads: Threads = 0,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+    *,
+    threads: int,
+) -> Output:
     """Evolve a network for a task by NEAT.
 
     --hybrid also trains genomes by gradients. With --out the run is saved and may be killed at any time; --resume
@@ -69,7 +44,7 @@ def evolve(
 
     if task is not None and own is not None:
         raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
-    given = _task_of_file(own) if own is not None else _task(task, target)
+    given = _task_of_file(own) if own is not None else None if task is None else _task(task, target)
     if seeds is not None and (resume is not None or out is not None):
         raise UsageError("runs from several seeds cannot be saved", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
@@ -84,66 +59,51 @@ def evolve(
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
     elif given is None:
-        raise UsageError(
-            "the argument TASK is missing",
-            expected=f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py",
-            fix="graphwright evolve xor",
-        )
+        known = f"{', '.join(ev.tasks.TASKS)}, a file.csv, or --task FILE.py"
+        raise UsageError("the argument TASK is missing", expected=known, fix="graphwright evolve xor")
     else:
-        start, settings = _search(
-            given, {} if population is None else {"population": population}, layers, hybrid, delays
-        )
+        changes = {} if population is None else {"population": population}
+        start, settings = _search(given, changes, layers, hybrid, delays)
         if seeds is not None:
             found = ev.over_seeds(given, start, settings, seeds=range(seed, seed + seeds), threads=threads or 1,
                                   test=not isinstance(given.split, str), max_generations=generations,
                                   max_evaluations=evaluations)  # fmt: skip
-            if as_json:
-                emit_json(found.to_json())
-            else:
-                say(str(found))
-            return
+            return Output(found.to_json(), str(found))
         run = ev.Evolution(given, start, settings, seed=seed, threads=threads or 1)
     state = None if out is None else out / "state"
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         state = out if (out / "run.json").is_file() else state  # a run that was saved from Python
     try:
-        with _table(quiet or as_json, run.task.metric, generations) as show:
+        with bar() as report:
+            show = None if report is None else lambda run: report(_progress(run, generations))
             result = run.run(generations, evaluations, callback=show, save=state, save_every=save_every)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_saved(state)) from None
     tested = None if isinstance(run.task.split, str) else result.test()
     if tested is not None and state is not None:
         run.save(state)  # with the count of test reads
-    facts = result.to_json()
+    facts, lines = result.to_json(), [str(result)]
     if tested is not None:
         facts["metric"]["test"] = tested
+    if "test" in facts["metric"]:
+        lines.append(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
+    if lineage:
+        lines += [f"  {birth}" for birth in _ancestors(result)]
     if out is not None:
         facts["out"] = _write(result, out)
-    if as_json:
-        emit_json(facts)
-        return
-    say(str(result))
-    if "test" in facts["metric"]:
-        say(f"  test {facts['metric']['name']} {facts['metric']['test']:.4g}")
-    if lineage:
-        for birth in _ancestors(result):
-            say(f"  {birth}")
-    if out is not None:
-        say(f"wrote {out}: {', '.join(facts['out'])}")
+        lines.append(f"wrote {out}: {', '.join(facts['out'])}")
+    return Output(facts, "\n".join(lines))
 
 
 def _clear(out: Path, overwrite: bool) -> None:
     """Clear the directory of a run. Raises: DestinationExists if it is in use."""
-    import shutil
-
-    from graphwright.files.directory import check_free
+    from graphwright.files.atomic import check_free
     from graphwright.files.errors import DestinationExists
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
-        raise DestinationExists(
-            "the directory already has a run", where=out, fix=f"--resume {out} continues it, --overwrite replaces it"
-        )
+        fix = f"--resume {out} continues it, --overwrite replaces it"
+        raise DestinationExists("the directory already has a run", where=out, fix=fix)
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
@@ -159,16 +119,14 @@ def _saved(state: Path | None) -> str:
     return f"{count} generations are saved in {state}"
 
 
-def _task(task: str | None, target: str | None) -> Any:
+def _task(task: str, target: str | None) -> Any:
     from graphwright.evolve import tasks
 
-    if task is None:
-        return None
-    if task.endswith(".csv"):
-        if target is None:
-            raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
-        return tasks.csv(task, target)
-    return tasks.named(task)
+    if not task.endswith(".csv"):
+        return tasks.named(task)
+    if target is None:
+        raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
+    return tasks.csv(task, target)
 
 
 def _task_of_file(path: Path) -> Any:
@@ -183,10 +141,8 @@ def _task_of_file(path: Path) -> Any:
         made = made() if callable(made) else made
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
-        where = f"{path}:{lines[-1]}" if lines else path
-        raise UsageError(
-            "the file of the task raised an error", where=where, got=f"{type(error).__name__}: {error}"
-        ) from error
+        where, got = f"{path}:{lines[-1]}" if lines else path, f"{type(error).__name__}: {error}"
+        raise UsageError("the file of the task raised an error", where=where, got=got) from error
     if not hasattr(made, "score"):
         raise UsageError("the file defines no task", where=path, got=type(made).__name__,
                          expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
@@ -197,24 +153,17 @@ def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, dela
     """The start and the settings of a run."""
     from graphwright import evolve as ev
 
-    if not layers:
-        return ev.scalar(), _neurons(task, changes, hybrid, delays)
-    if hybrid or delays:
-        raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
-    if not isinstance(task, ev.Task):
-        raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
-    return ev.blocks(_linear(task)), ev.Layers(**changes)
-
-
-def _neurons(task: Any, changes: dict[str, Any], hybrid: bool, delays: bool) -> Any:
-    """The settings of neurons for a task."""
-    from graphwright import evolve as ev
-
+    if layers:
+        if hybrid or delays:
+            raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
+        if not isinstance(task, ev.Task):
+            raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
+        return ev.blocks(_linear(task)), ev.Layers(**changes)
     if delays or task.sequence:
         changes["delays"] = 0.5
     if isinstance(task, ev.Task) and task.loss == "mse":  # targets of any size
         changes["output"] = "identity"
-    return ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
+    return ev.scalar(), ev.Hybrid(**changes) if hybrid else ev.NEAT(**changes)
 
 
 def _linear(task: Any) -> Any:
@@ -268,54 +217,16 @@ def _write(result: Any, out: Path) -> list[str]:
     return ["champion/", *texts]
 
 
-@contextmanager
-def _table(quiet: bool, metric: str, generations: int) -> Iterator[Callable[[Any], None] | None]:
-    """Show a table of the run on stderr; None if stderr is not a terminal."""
-    import sys
-
-    if quiet or not colours(sys.stderr):
-        yield None
-        return
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
-    def draw(run: Any) -> Table:
-        table = Table(box=None, pad_edge=False)
-        columns = _columns(run, metric)
-        for name in (*columns, "evaluations/s", "left"):
-            table.add_column(name, justify="right")
-        for line in run.log[-8:]:
-            last = line is run.log[-1]
-            rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
-            left = run.counters.seconds / len(run.log) * (generations - len(run.log))
-            cells = (show(line) for show in columns.values())
-            table.add_row(*cells, f"{rate:,.0f}" if last else "", f"{left:,.0f} s" if last else "")
-        return table
-
-    with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
-        yield lambda run: live.update(draw(run))
-
-
-def _columns(run: Any, metric: str) -> dict[str, Callable[[Any], str]]:
-    """The columns of the table: title -> text for a line of the log."""
+def _progress(run: Any, generations: int) -> Progress:
+    """The progress of a run, with its last generations as a table."""
     from graphwright.evolve import LayerEvolution
 
-    common: dict[str, Callable[[Any], str]] = {
-        "generation": lambda line: str(line.generation),
-        metric if isinstance(run, LayerEvolution) else "best": lambda line: f"{line.best:.4g}",
-        "median": lambda line: f"{line.median:.4g}",
-    }
-    if isinstance(run, LayerEvolution):
-        more: dict[str, Callable[[Any], str]] = {
-            "parameters": lambda line: f"{line.params:,}",
-            "front": lambda line: str(line.archive),
-        }
-    else:
-        more = {
-            metric: lambda line: f"{line.metric:.4g}",
-            "species": lambda line: str(len(line.species)),
-            "hidden": lambda line: str(line.hidden),
-            "links": lambda line: str(line.links),
-        }
-    return {**common, **more}
+    layers, metric, table = isinstance(run, LayerEvolution), run.task.metric, {}
+    for line in run.log[-8:]:
+        row = table[f"generation {line.generation}"] = {metric if layers else "best": line.best, "median": line.median}
+        if layers:
+            row |= {"parameters": line.params, "front": line.archive}
+        else:
+            row |= {metric: line.metric, "species": len(line.species), "hidden": line.hidden, "links": line.links}
+    rate = run.counters.evaluations / max(run.counters.seconds, 1e-9)
+    return Progress("evolving", len(run.log), generations, {"evaluations/s": rate}, table)

@@ -1,97 +1,119 @@
-"""`graphwright export DIR OUT`: write a checkpoint for transformers, with a receipt."""
+"""`graphwright export`, `verify` and `diff`: write a checkpoint for transformers, check it, and compare models."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from graphwright.cli.common import FAILED, Check, Dir, Output, Overwrite, Prefer, argument, bar, command, flag, option
+from graphwright.errors import UsageError
 
-from graphwright.cli.common import (
-    Check,
-    Debug,
-    Dir,
-    Json,
-    Overwrite,
-    Prefer,
-    Quiet,
-    Threads,
-    bar,
-    command,
-    emit_json,
-    say,
-    set_threads,
+
+@command(
+    "graphwright export bundled copy",
+    level=("auto", option("L", "auto, or name or number of a level: see --plan.")),
+    dtype=("keep", option("DTYPE", "keep, or a dtype to round to.")),
+    max_shard_size=(None, option("SIZE", 'Largest file of weights, such as "5GB"; by default as in DIR.')),
+    onnx=(False, flag("--onnx", "Also write model.onnx, checked with onnxruntime.")),
+    onnx_cache=(False, flag("--onnx-cache", "The same with past_key_values as inputs and outputs, for decoding.")),
+    opset=(20, option("N", "Opset of model.onnx: 20 or 23.")),
 )
-
-
-@command("graphwright export bundled copy")
 def export(
     directory: Dir,
-    out: Annotated[Path | None, typer.Argument(metavar="OUT", help="Directory to write.", show_default=False)] = None,
-    level: Annotated[str, typer.Option(metavar="L", help="auto, or name or number of a level: see --plan.")] = "auto",
+    out: Annotated[Path | None, argument("OUT", "Directory to write.")] = None,
     prefer: Prefer = "original",
-    dtype: Annotated[str, typer.Option(metavar="DTYPE", help="keep, or a dtype to round to.")] = "keep",
     check: Check = "auto",
-    max_shard_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help='Largest file of weights, such as "5GB"; by default as in DIR.', show_default=False
-        ),
-    ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also write model.onnx, checked with onnxruntime.")] = False,
-    onnx_cache: Annotated[
-        bool, typer.Option("--onnx-cache", help="The same with past_key_values as inputs and outputs, for decoding.")
-    ] = False,
-    opset: Annotated[int, typer.Option(metavar="N", help="Opset of model.onnx: 20 or 23.")] = 20,
-    text: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Measure bits per byte on this text for the receipt.")
-    ] = None,
+    text: Annotated[Path | None, option("FILE", "Measure bits per byte on this text for the receipt.")] = None,
     overwrite: Overwrite = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show the possible exports; write nothing.")] = False,
-    threads: Threads = 0,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+    plan: Annotated[bool, flag("--plan", "Show the possible exports; write nothing.")] = False,
+    **options: Any,
+) -> Output:
     """Write a checkpoint for transformers, with a receipt.
 
     The directory appears only after transformers has loaded it in a separate process and computed equal logits.
     receipt.json lists the edits and the checks.
     """
-    from graphwright.errors import UsageError
     from graphwright.models import open
 
-    set_threads(threads)
     model = open(directory)
     if plan:
         found = model.export_plan(prefer)
-        if as_json:
-            emit_json(found.to_json())
-        else:
-            say(str(found))
-        return
+        return Output(found.to_json(), str(found))
     if out is None:
         raise UsageError("the argument OUT is missing", fix=f"graphwright export {directory} OUT")
-    with bar(quiet or as_json) as report:
+    words = None if text is None else text.read_text(encoding="utf-8")
+    with bar() as report:
         receipt = model.export(
-            out,
-            level=level,
-            prefer=prefer,
-            dtype=dtype,
-            check=check,
-            max_shard_size=max_shard_size,
-            onnx=onnx,
-            onnx_cache=onnx_cache,
-            opset=opset,
-            text=None if text is None else text.read_text(encoding="utf-8"),
-            overwrite=overwrite,
-            report=report,
+            out, prefer=prefer, check=check, text=words, overwrite=overwrite, report=report, **options
         )
-    if as_json:
-        emit_json({"out": str(out), "receipt": receipt.to_json()})
-        return
-    for label, value in receipt.summary():
-        say(f"{label:<22} {value}")
-    for warning in receipt.warnings:
-        say(f"warning                {warning}")
-    say(f"wrote                  {out}")
+    warnings = [("warning", warning) for warning in receipt.warnings]
+    lines = [f"{label:<22} {value}" for label, value in [*receipt.summary(), *warnings, ("wrote", out)]]
+    return Output({"out": str(out), "receipt": receipt.to_json()}, "\n".join(lines))
+
+
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+
+
+@command("graphwright export bundled copy && graphwright verify copy")
+def verify(
+    directory: Annotated[str, argument("DIR", "Directory that graphwright export wrote.")],
+    other: Annotated[str | None, argument("B", "Another model to compare with.")] = None,
+    against: Annotated[Path | None, option("DIR", "Directory of the original model.")] = None,
+    trust_code: Annotated[bool, flag("--trust-code", "Run generated modeling code of the export.")] = False,
+) -> Output:
+    """Check an export against its receipt, or compare two models.
+
+    Checks checksums, headers, a load in a separate process and the stored logits. The exit code is 0 if all checks
+    pass, 1 if one fails, and 3 if one could not be made. With a second model, compares logits and greedy tokens on the
+    bundled text, and weights by name; the exit code is 1 if anything differs.
+    """
+    from graphwright.models import open, resolve
+    from graphwright.models.export.verify import verify as check
+    from graphwright.surgery import Calibration, compare
+
+    if other is not None:
+        a, b = open(directory), open(other)
+        compared = compare(a, b, Calibration.of(a, max_tokens=4096, context=256))
+        return Output(compared.to_json(), str(compared), 0 if compared.equal else FAILED)
+    found = check(resolve(directory), against, trust_code=trust_code)
+    rows = {"passed": found.checked, "unchecked": found.unchecked, "failed": found.problems}
+    lines = [f"{label:<11}{line}" for label, some in rows.items() for line in some]
+    return Output(found.to_json(), "\n".join(lines), found.exit_code)
+
+
+@command("graphwright diff bundled bundled")
+def diff(
+    left: Annotated[str, argument("A", "Hugging Face directory, saved model, or the word bundled.")],
+    right: Annotated[str, argument("B", "Another model.")],
+    logits: Annotated[str | None, option("TEXT", "A text on which to compare logits.")] = None,
+) -> Output:
+    """Compare the config, structure and weights of two models.
+
+    The exit code is 0 if they are equal and 1 if they differ.
+    """
+    from graphwright.models.open import compare_models
+
+    found = compare_models(left, right, text=logits)
+    lines = [f"config {name}: {a} -> {b}" for name, (a, b) in found.config.items()]
+    same = ["structure and weights are equal"]
+    lines += same if found.program.identical else folded(str(found.program).splitlines())
+    if found.logits:
+        moved, nats, top1 = (found.logits[n] for n in ("max_abs_dlogits", "mean_kl_nats", "top1_agreement"))
+        lines.append(f"logits differ by up to {moved:.4g}, KL {nats:.4g} nats, top-1 equal {100 * top1:.1f} %")
+    return Output(found.to_json(), "\n".join(lines), 0 if found.identical else FAILED)
+
+
+def folded(lines: list[str]) -> list[str]:
+    """Merge lines that differ only in the number of a layer: `layers.{0-3}.attn.q: ...`."""
+    from graphwright.program.axes.units import runs
+
+    found: dict[str, list[int]] = {}
+    for line in lines:
+        numbers = {int(n) for n in _LAYER.findall(line)}
+        same = _LAYER.sub("layers.{}.", line) if len(numbers) == 1 else line
+        found.setdefault(same, []).extend(numbers if len(numbers) == 1 else ())
+    return [
+        line.replace("layers.{}.", f"layers.{{{runs(n)}}}." if len(n) > 1 else f"layers.{n[0]}.") if n else line
+        for line, n in found.items()
+    ]

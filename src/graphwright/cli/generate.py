@@ -3,105 +3,67 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from graphwright.cli.common import Debug, Dir, Json, Quiet, Seed, Threads, command, emit_json, set_threads
+from graphwright.cli.common import Dir, Output, Seed, argument, command, flag, option
+from graphwright.errors import UsageError
 
 if TYPE_CHECKING:
     from graphwright.models import Model
 
 
-@command('graphwright generate bundled "The following" --tokens 80 --temperature 0.7')
+@command(
+    'graphwright generate bundled "The following" --tokens 80 --temperature 0.7',
+    temperature=(0.0, option("T", "Temperature; 0 takes the most likely token.")),
+    top_k=(0, option("K", "Sample among the k most likely tokens; 0 for all.")),
+    top_p=(1.0, option("P", "Sample among the most likely tokens up to this total probability.")),
+    min_p=(0.0, option("P", "Sample among tokens with at least this share of the largest probability.")),
+    repetition_penalty=(1.0, option("R", "Divide logits of earlier tokens; 1 for no penalty.")),
+    presence=(0.0, option("X", "Subtract from logits of tokens in the output.")),
+    frequency=(0.0, option("X", "Subtract times the count of the token in the output.")),
+    logprobs=(0, option("K", "Record the k most likely tokens per step.", min=0)),
+)
 def generate(
     directory: Dir,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(metavar="PROMPT", help="Text to continue; - reads stdin; without a prompt a new text begins."),
-    ] = None,
-    ids: Annotated[
-        str, typer.Option(metavar="IDS", help="Token ids instead of a text, such as 1,450; needs no tokenizer.")
-    ] = "",
-    tokens: Annotated[int, typer.Option(metavar="N", min=0, help="Maximum number of new tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Temperature; 0 takes the most likely token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(metavar="K", help="Sample among the k most likely tokens; 0 for all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(metavar="P", help="Sample among the most likely tokens up to this total probability.")
-    ] = 1.0,
-    min_p: Annotated[
-        float,
-        typer.Option(metavar="P", help="Sample among tokens with at least this share of the largest probability."),
-    ] = 0.0,
-    repetition_penalty: Annotated[
-        float, typer.Option(metavar="R", help="Divide logits of earlier tokens; 1 for no penalty.")
-    ] = 1.0,
-    presence: Annotated[float, typer.Option(metavar="X", help="Subtract from logits of tokens in the output.")] = 0.0,
-    frequency: Annotated[
-        float, typer.Option(metavar="X", help="Subtract times the count of the token in the output.")
-    ] = 0.0,
-    logprobs: Annotated[int, typer.Option(metavar="K", min=0, help="Record the k most likely tokens per step.")] = 0,
-    model_defaults: Annotated[
-        bool, typer.Option("--model-defaults", help="Use generation_config.json for options that are not given.")
-    ] = False,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Stop before this string; may be repeated.")
-    ] = None,
+    prompt: Annotated[str | None, argument("PROMPT", "Text to continue, or - for stdin; by default none.")] = None,
+    ids: Annotated[str, option("IDS", "Token ids instead of a text, such as 1,450; needs no tokenizer.")] = "",
+    tokens: Annotated[int, option("N", "Maximum number of new tokens.", min=0)] = 64,
+    model_defaults: Annotated[bool, flag("--model-defaults", "Take defaults from generation_config.json.")] = False,
+    stop: Annotated[list[str] | None, option("TEXT", "Stop before this string; may be repeated.")] = None,
     seed: Seed = 0,
-    threads: Threads = 0,
-    quiet: Quiet = False,
-    as_json: Json = False,
-    debug: Debug = False,
-) -> None:
+    *,
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
+) -> Output:
     """Continue a text; greedy unless a temperature is given."""
     from graphwright.models import open
 
-    set_threads(threads)
     model = open(directory)
-
     pieces: list[str] = []
 
     def stream(piece: str) -> None:
         pieces.append(piece)
         if not as_json:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            print(piece, end="", flush=True)
 
     try:
-        result = model.generate(
-            _prompt(model, prompt, ids),
-            tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence=presence,
-            frequency=frequency,
-            logprobs=logprobs,
-            use_model_defaults=model_defaults,
-            seed=seed,
-            stop=tuple(stop or ()),
-            stream=stream,
-        )
+        result = model.generate(_prompt(model, prompt, ids), tokens, use_model_defaults=model_defaults, seed=seed,
+                                stop=tuple(stop or ()), stream=stream, **options)  # fmt: skip
     except KeyboardInterrupt:
         shown = f": {''.join(pieces)}" if as_json else ""  # else it was printed
         raise KeyboardInterrupt(f"the text ends here{shown}") from None
-    if as_json:
-        emit_json(result.to_json())
-        return
-    print(*(result.ids if model.tokenizer is None else ()))
-    if not quiet:
-        print(
-            f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s, "
-            f"prompt of {result.prompt_tokens} in {1e3 * result.prefill_s:.1f} ms",
-            file=sys.stderr,
-        )
+    if not as_json:
+        print(*(result.ids if model.tokenizer is None else ()))
+    if not (quiet or as_json):
+        counts = f"{len(result.ids)} tokens ({result.finish_reason}), {result.tokens_per_s:.0f} token/s"
+        times = f"prompt of {result.prompt_tokens} in {1e3 * result.prefill_s:.1f} ms"
+        print(f"{counts}, {times}", file=sys.stderr)
+    return Output(result.to_json())
 
 
 def _prompt(model: Model, text: str | None, ids: str) -> str | list[int]:
     """The prompt: the text, the ids, or the start token. Raises: UsageError, PromptError."""
-    from graphwright.errors import UsageError
     from graphwright.models import PromptError
     from graphwright.models.tokenizer import special_ids
 

@@ -6,13 +6,13 @@ import subprocess
 import sys
 from time import perf_counter
 
-from graphwright.cli.common import Debug, Json, Quiet, command, emit_json, say
+from graphwright.cli.common import Output, command, say, silent
 
 _VM = "from graphwright.array.vm.machine import build; build()"
 
 
 @command("graphwright warmup")
-def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) -> None:
+def warmup() -> Output:
     """Compile the native code, once per installation.
 
     That is bulk edits, the loops of the planner, the VM, sampling of tokens, gates and populations. The result is
@@ -24,24 +24,18 @@ def warmup(quiet: Quiet = False, as_json: Json = False, debug: Debug = False) ->
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
     from graphwright.graph.warmup import warmup as bulk_edits
-    from graphwright.plan.planning import native as planning
+    from graphwright.plan.planning.native import build as planning
 
     process = None  # the VM takes as long as all others together
     if not built():
-        if not (quiet or as_json):
+        if not silent():
             say("building the VM, once per installation: about a minute")
         process = subprocess.Popen([sys.executable, "-c", _VM], stderr=subprocess.DEVNULL)
-    planning.build()
-    bulk_edits()
-    populations()
-    sampling()
-    gates()
+    for compiled in (planning, bulk_edits, populations, sampling, gates):
+        compiled()
     if process is not None:
         process.wait()
         built.cache_clear()
     build()  # loads from disk, or compiles here and raises the error of the other process
     seconds = perf_counter() - started
-    if as_json:
-        emit_json({"seconds": seconds})
-    elif not quiet:
-        say(f"native code is ready ({seconds:.1f} s)")
+    return Output({"seconds": seconds}, "" if silent() else f"native code is ready ({seconds:.1f} s)")

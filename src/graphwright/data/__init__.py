@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from graphwright.data.dataset import Dataset, IterableDataset, TensorDataset, stack
 from graphwright.data.files import CorruptIdx, TokenWindows, read_idx
-from graphwright.data.loader import DataLoader
+from graphwright.data.loader import DataLoader, Dataset, IterableDataset, TensorDataset, stack
 
 __all__ = [
-    "CorruptIdx",
-    "DataLoader",
-    "Dataset",
-    "IterableDataset",
-    "TensorDataset",
-    "TokenWindows",
-    "read_idx",
-    "stack",
-]
+    "CorruptIdx", "DataLoader", "Dataset", "IterableDataset", "TensorDataset", "TokenWindows", "read_idx", "stack",
+]  # fmt: skip

@@ -16,7 +16,7 @@ import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
-from graphwright.data.dataset import Dataset
+from graphwright.data.loader import Dataset
 from graphwright.errors import IndexOutOfRange, UsageError
 from graphwright.files import FileError, StrPath, UnreadableFile
 
@@ -110,12 +110,9 @@ class TokenWindows(Dataset):
                 cause = error if isinstance(error, OSError) else None
                 raise UnreadableFile("cannot map the token file", where=path, cause=cause) from error
             if raw.size % kind.itemsize or raw.size // kind.itemsize <= window:
-                raise UsageError(
-                    "the token file is shorter than one window, or has a partial id",
-                    where=path,
-                    expected=f"more than {window} ids of {kind.itemsize} bytes",
-                    got=f"{raw.size} bytes",
-                )
+                what, got = "the token file is shorter than one window, or has a partial id", f"{raw.size} bytes"
+                expected = f"more than {window} ids of {kind.itemsize} bytes"
+                raise UsageError(what, where=path, expected=expected, got=got)
             self.files.append(raw.view(kind))
         counts = [(len(ids) - window - 1) // self.stride + 1 for ids in self.files]
         self._ends = np.cumsum(counts)

@@ -1,4 +1,4 @@
-"""DataLoader: batches in an order that depends only on seed and epoch, resumable at any batch.
+"""Datasets, and DataLoader: batches in an order that depends only on seed and epoch, resumable at any batch.
 
 Invariant: over the ranks of one epoch each index occurs exactly once (with `drop_last` at most once), and a loader that
 loaded another's `state_dict` yields the batches that the other would have.
@@ -6,15 +6,83 @@ loaded another's `state_dict` yields the batches that the other would have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from graphwright.array import random
-from graphwright.data.dataset import Dataset, IterableDataset, stack
-from graphwright.errors import UsageError
+from graphwright.array import from_numpy, random
+from graphwright.autograd import Tensor, as_tensor
+from graphwright.errors import ShapeError, UsageError
+
+
+class Dataset:
+    """Items by index; subclasses define `__len__` and `__getitem__`, and may override `batch` with a faster one."""
+
+    def __len__(self) -> int:
+        """Number of items."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __len__")
+
+    def __getitem__(self, index: int) -> Any:
+        """Return one item: a number, an array, or a tuple or dict of them."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __getitem__")
+
+    def batch(self, indices: np.ndarray) -> Any:
+        """Return several items, stacked along a new first axis."""
+        return stack([self[int(i)] for i in indices])
+
+
+class IterableDataset:
+    """A stream of items; subclasses define `__iter__`, which starts again at each call."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over all items."""
+        raise NotImplementedError(f"{type(self).__name__} does not define __iter__")
+
+
+class TensorDataset(Dataset):
+    """Rows of arrays of equal length: item i is the tuple of their i-th rows.
+
+    Raises: ShapeError if the lengths differ, UsageError for no arrays.
+    """
+
+    def __init__(self, *arrays: Any) -> None:
+        if not arrays:
+            raise UsageError("TensorDataset got no arrays")
+        self.arrays = [as_tensor(a).numpy() for a in arrays]
+        lengths = {a.shape[:1] for a in self.arrays}
+        if len(lengths) > 1 or () in lengths:
+            raise ShapeError("arrays have different lengths", got=", ".join(str(a.shape) for a in self.arrays))
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(self.arrays[0])
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, ...]:
+        """Return the rows at an index."""
+        return tuple(a[index] for a in self.arrays)
+
+    def batch(self, indices: np.ndarray) -> tuple[Tensor, ...]:
+        """Gather rows at once."""
+        return tuple(Tensor(from_numpy(np.ascontiguousarray(a[indices]))) for a in self.arrays)
+
+
+def stack(items: Sequence[Any]) -> Any:
+    """Stack items to tensors along a new first axis, tuples and dicts entry by entry. The default `collate`.
+
+    Raises: ShapeError if shapes differ.
+    """
+    first = items[0]
+    if isinstance(first, dict):
+        return {key: stack([item[key] for item in items]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(stack(column) for column in zip(*items, strict=True))
+    arrays = [as_tensor(item).numpy() for item in items]
+    shapes = sorted({a.shape for a in arrays})
+    if len(shapes) > 1:
+        raise ShapeError("items of a batch differ in shape", got=", ".join(map(str, shapes)), fix="pass a collate")
+    return Tensor(from_numpy(np.stack(arrays)))
 
 
 class DataLoader:
@@ -36,23 +104,12 @@ class DataLoader:
     """
 
     def __init__(
-        self,
-        dataset: Dataset | IterableDataset,
-        batch_size: int = 1,
-        *,
-        shuffle: bool = False,
-        seed: int = 0,
-        drop_last: bool = False,
-        collate: Callable[[list[Any]], Any] | None = None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
+        self, dataset: Dataset | IterableDataset, batch_size: int = 1, *, shuffle: bool = False, seed: int = 0,
+        drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None, rank: int = 0, ranks: int = 1,
+    ) -> None:  # fmt: skip
         if batch_size < 1 or not 0 <= rank < ranks:
-            raise UsageError(
-                "an argument of DataLoader is out of range",
-                expected="batch_size >= 1, 0 <= rank < ranks",
-                got=f"batch_size {batch_size}, rank {rank} of {ranks}",
-            )
+            expected, got = "batch_size >= 1, 0 <= rank < ranks", f"batch_size {batch_size}, rank {rank} of {ranks}"
+            raise UsageError("an argument of DataLoader is out of range", expected=expected, got=got)
         if shuffle and isinstance(dataset, IterableDataset):
             raise UsageError("an iterable dataset cannot be shuffled", fix="pass shuffle=False, or a Dataset")
         self.dataset, self.batch_size, self.shuffle, self.seed = dataset, batch_size, shuffle, seed
@@ -92,11 +149,8 @@ class DataLoader:
     def _indexed(self, dataset: Dataset) -> Iterator[Any]:
         own = self.order(self.epoch)[self.rank :: self.ranks]
         for k in range(self.done, len(self)):
-            indices = own[k * self.batch_size : (k + 1) * self.batch_size]
-            if self.collate is None:
-                yield dataset.batch(indices)
-            else:
-                yield self.collate([dataset[int(i)] for i in indices])
+            ids = own[k * self.batch_size : (k + 1) * self.batch_size]
+            yield dataset.batch(ids) if self.collate is None else self.collate([dataset[int(i)] for i in ids])
 
     def _stream(self) -> Iterator[Any]:
         assert isinstance(self.dataset, IterableDataset)
@@ -120,10 +174,6 @@ class DataLoader:
         if wrong or state["epoch"] < 0 or state["done"] < 0:
             raise UsageError("invalid state of a DataLoader", expected=", ".join(mine), got=dict(state))
         if any(state[name] != mine[name] for name in ("seed", "batch_size")):
-            raise UsageError(
-                "the state is of a loader with another seed or batch size",
-                where="DataLoader",
-                expected=mine,
-                got=dict(state),
-            )
+            what = "the state is of a loader with another seed or batch size"
+            raise UsageError(what, where="DataLoader", expected=mine, got=dict(state))
         self.epoch, self.done, self._continues = state["epoch"], state["done"], True

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Unpack
 
-from graphwright.errors import ComputeError, UsageError
+from graphwright.errors import ComputeError, Facts, UsageError
 
 
 class TaskError(UsageError):
     """An invalid task: ragged or empty data, an unknown name, a missing column."""
+
+
+def need(holds: object, problem: str, **facts: Unpack[Facts]) -> None:
+    """Raises: TaskError unless a condition holds."""
+    if not holds:
+        raise TaskError(problem, **facts)
 
 
 class EvaluationFailed(ComputeError):

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any, NamedTuple, overload
 
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
-from graphwright.evolve import tasks
+from graphwright.evolve import saving, tasks
 from graphwright.evolve.errors import RegistryConflict, ResumeMismatch, TaskError
 from graphwright.evolve.layers.engine import LayerEvolution
-from graphwright.evolve.layers.saving import restore as restore_layers
 from graphwright.evolve.neurons.engine import NeuronEvolution
-from graphwright.evolve.neurons.saving import restore as restore_neurons
-from graphwright.evolve.saved_run import previous_state, read_run, read_state
-from graphwright.evolve.settings import NEAT, Layers
+from graphwright.evolve.settings import NEAT, Layers, SavedSettings
+from graphwright.files import StrPath
 from graphwright.program import Program, load
 
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
 
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(NamedTuple):
     """The start of neuron evolution: inputs and bias connected to the outputs. Made by `evolve.scalar()`."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class Blocks(NamedTuple):
     """The start of layer evolution: a program. Made by `evolve.blocks(program)`."""
 
     program: Program
@@ -92,7 +84,7 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     """
     folder = Path(directory)
     folder = folder / "state" if (folder / "state" / "run.json").is_file() else folder
-    content = read_state(folder)
+    content = saving.read_state(folder)
     try:
         return _resumed(folder, content, task, threads)
     except (ResumeMismatch, RegistryConflict, MissingExtra):
@@ -100,10 +92,10 @@ def resume(directory: StrPath, task: Any = None, *, threads: int = 1) -> Any:
     except GraphwrightError as error:  # from an array or a saved program
         where = folder if error.where is None else error.where
         raise ResumeMismatch(f"a file of the saved run is damaged: {error.what}", where=where, expected=error.expected,
-                             got=error.got, fix=previous_state(folder)) from error  # fmt: skip
+                             got=error.got, fix=saving.previous_state(folder)) from error  # fmt: skip
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # a value is missing or mistyped
         got = f"{type(error).__name__}: {error}"
-        raise ResumeMismatch("run.json is damaged", where=folder, got=got, fix=previous_state(folder)) from error
+        raise ResumeMismatch("run.json is damaged", where=folder, got=got, fix=saving.previous_state(folder)) from error
 
 
 def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) -> NeuronEvolution | LayerEvolution:
@@ -118,15 +110,15 @@ def _resumed(folder: Path, content: Mapping[str, Any], task: Any, threads: int) 
         raise ResumeMismatch("the saved run is of another task", where=folder, expected=content["task"],
                              got=f"{task.name} with other data, split or target" if same else task.name,
                              fix="give the task that the run was saved with: same data, split and target")  # fmt: skip
+    settings, options = SavedSettings.from_json(content["settings"]), {"seed": content["seed"], "threads": threads}
     run: NeuronEvolution | LayerEvolution
-    if content["settings"].get("kind") == "Layers":
-        settings = Layers.from_json(content["settings"])
-        run = LayerEvolution(task, load(folder / "start"), settings, seed=content["seed"], threads=threads)
-        restore_layers(run, folder, content)
+    if isinstance(settings, Layers):
+        run = LayerEvolution(task, load(folder / "start"), settings, **options)
+        saving.restore_layers(run, folder, content)
     else:
-        run = NeuronEvolution(task, NEAT.from_json(content["settings"]), seed=content["seed"], threads=threads)
-        restore_neurons(run, folder, content)
-    read_run(folder, run, content)
+        run = NeuronEvolution(task, settings, **options)
+        saving.restore_neurons(run, folder, content)
+    saving.read_run(folder, run, content)
     return run
 
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.evolve.errors import NoGradientPath
+from graphwright.graph import NodeId
 from graphwright.ops import OPS
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
+from graphwright.program import Program
 
 FLAT = tuple(name for name in ACTIVATIONS if name in OPS and OPS[name].vjp is None)
 """Activations of neurons with slope 0."""

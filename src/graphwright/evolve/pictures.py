@@ -1,29 +1,207 @@
-"""Pictures of a run: a genome, fitness and species over generations, the Pareto front, and a line of ancestors.
+"""Pictures of a run: a genome, fitness and species over generations, the Pareto front, ancestors; and of a Program.
 
-Inputs are blue, bias and parameters green, hidden neurons orange, outputs yellow. Links are as wide as their weight is
-large and red where it is negative; closed links are dotted grey, delayed ones dashed purple.
+Genomes: inputs are blue, bias and parameters green, hidden neurons orange, outputs yellow. Links are as wide as their
+weight is large and red where it is negative; closed links are dotted grey, delayed ones dashed purple.
+Programs have a shape per kind of node on the layout of every picture of a Program: inputs are blue ellipses, targets
+orange ones, params green boxes, ops yellow and rounded, junctions cyan trapezia, activations orange diamonds, losses
+red octagons, states and delayed edges purple and dashed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from graphwright.evolve.blueprint import structure
-from graphwright.program.draw.charts import COLOURS, STYLE, PlotArea, areas, chart, lines
-from graphwright.program.draw.shapes import label, picture, points, shape
+from graphwright.array import Spec
+from graphwright.evolve.neurons.genomes import Genome
+from graphwright.ops import OPS, traits
+from graphwright.program import Program
+from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
+from graphwright.program.draw.scene import SceneNode
+from graphwright.program.draw.shapes import (
+    COLOURS,
+    STYLE,
+    PlotArea,
+    Shape,
+    areas,
+    chart,
+    label,
+    lines,
+    picture,
+    points,
+    shape,
+)
+from graphwright.program.draw.style import LINE, count, name_of, short
+from graphwright.program.draw.svg import path_data
+from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:
-    from graphwright.evolve.layers.result import LayerResult
+    from graphwright.evolve.layers.engine import LayerResult
     from graphwright.evolve.neurons.engine import NeuronGeneration
-    from graphwright.evolve.neurons.genomes import Genome
     from graphwright.evolve.neurons.lineage import IndividualKey, Lineage
 
-__all__ = ["fitness", "front", "lineage_page", "network", "species", "structure"]
+_ACTIVATIONS = frozenset(
+    ("relu", "leaky_relu", "elu", "tanh", "sigmoid", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign", "step",
+     "exp", "softmax", "log_softmax")
+)  # fmt: skip
+_LOSSES = frozenset(name for name, row in OPS.items() if row.traits.loss)
+"""Tables of this picture alone."""
+
+FILLS = {
+    "input": ("#cfe3ff", "#0969da"),
+    "target": ("#ffe0c2", "#bc4c00"),
+    "param": ("#d3f3d8", "#1a7f37"),
+    "op": ("#fff3b8", "#9a6700"),
+    "junction": ("#c5f1f5", "#0b7285"),
+    "activation": ("#ffe0c2", "#bc4c00"),
+    "loss": ("#ffd7d5", "#cf222e"),
+    "state": ("#eee2fb", "#8250df"),
+    "group": ("#f6f8fa", "#57606a"),
+}
+"""Kind of node -> fill and outline."""
 
 _STYLE = (
+    "text{font:12px Arial,'Liberation Sans',Helvetica,sans-serif;fill:#24292f}.name{font-weight:bold}"
+    + "".join(f".{kind} .shape{{fill:{fill};stroke:{line}}}" for kind, (fill, line) in FILLS.items())
+    + ".state .shape{stroke-dasharray:6 3}.frame{fill:none;stroke:#d0d7de}.edge{fill:none;stroke:#57606a}"
+    ".delay{stroke:#8250df;stroke-dasharray:6 3}.closed{stroke:#8c959f;stroke-dasharray:2 3}"
+)
+_LINK = re.compile(r"^n(\d+)\.l\d+$")
+_STEP = re.compile(r"\.step\.[^.]+$")
+
+
+def structure(program: Program, *, fold: bool = True) -> str:
+    """Draw a program as SVG.
+
+    Args:
+        program: what to draw; params and consts are separate nodes.
+        fold: draw runs of equal numbered groups once, the steps of an unrolled cell as `step.[0-3]`.
+    """
+    groups = compose(program, fold=fold, params=True, level=99).view.tree.modules
+    opened = {g.path for g in groups if not _STEP.search(g.path)}
+    composed = compose(program, expanded=opened, fold=fold, params=True)
+    nodes = composed.view.scene.nodes
+    kinds = [_kind(composed, i) for i in range(len(nodes))]
+    roomy = ("activation", "loss", "input", "target", "junction")
+    composed.roomy = {i for i, kind in enumerate(kinds) if kind in roomy}
+    composed.view.labels[:] = [node_label(program, node) for node in nodes]
+    made, by_path = composed.layout(), {node.path: kind for node, kind in zip(nodes, kinds, strict=True)}
+    weights, closed = _weights(program), _closed(program)
+    shapes: list[Shape] = []
+    for g in made.groups.values():
+        shapes.append(shape("rect", class_="frame", x=g.x, y=g.y, width=g.w, height=g.h, rx=8))
+        shapes.append(label(g.x + 10, g.y + 16, g.title))
+    shapes += [_line(edge, by_path, weights, closed) for edge in made.edges]
+    drawn = {(edge.src, edge.dst) for edge in made.edges}
+    for a, b in closed.items():  # links without an edge are straight lines between their ends
+        if {a, b} <= made.boxes.keys() and (a, b) not in drawn:
+            src, dst = made.boxes[a], made.boxes[b]
+            line = f"M{src.x + src.w // 2} {src.y + src.h}L{dst.x + dst.w // 2} {dst.y}"
+            shapes.append(_path(a, b, "closed", line, weights.get(a)))
+    shapes += [_box(box, by_path.get(path, "group")) for path, box in made.boxes.items()]
+    return picture(made.width, made.height, shapes, _STYLE)
+
+
+def node_label(program: Program, node: SceneNode) -> tuple[str, ...]:
+    """The lines of a label: name, op, shapes with `?` for symbolic sizes, number of params, results."""
+    members = [n for n in node.members if program.op(n) != ASSIGN]
+    params = {v.node for n in members for v in program.operands(n) if program.op(v.node) == PARAM}
+    if node.op == PARAM:
+        params = set(members)
+    numbers = sum(program.spec(n).size for n in params)
+    shapes = [", ".join(map(_shape, node.specs[:2]))] if node.specs else []
+    ends = [f"⇒ {', '.join(node.outputs)}"] if node.outputs else []
+    counts = [f"{count(numbers)} param{'s' * (numbers != 1)}"] if numbers else []
+    return short(name_of(node.path)), node.op, *map(short, shapes), *counts, *ends
+
+
+def _shape(spec: Spec) -> str:
+    kind = repr(spec).partition("[")[0]
+    return f"{kind}[{', '.join('?' if isinstance(d, str) else str(d) for d in spec.shape)}]"
+
+
+def _kind(made: Composition, i: int) -> str:
+    """The key of `FILLS` for a node of the scene."""
+    scene = made.view.scene
+    node = scene.nodes[i]
+    if node.op == INPUT:
+        readers = {(scene.nodes[e.dst].op in _LOSSES, e.dst_port) for e in scene.edges if e.src == i}
+        return "target" if (True, 1) in readers else "input"
+    if node.op in (PARAM, CONST):
+        return "param"
+    if node.op in (STATE, ASSIGN):
+        return "state"
+    if node.junction:
+        return "junction"
+    return "loss" if node.op in _LOSSES else "activation" if node.op in _ACTIVATIONS else "op"
+
+
+def _weights(program: Program) -> dict[str, float]:
+    """The weights of edges by the path of their source: products with a scalar param, and gates of kind `scale`."""
+    found: dict[str, float] = {}
+    for node in program.of_kind("mul"):
+        scalars = [v.node for v in program.operands(node) if program.op(v.node) == PARAM and program.spec(v).size == 1]
+        if len(scalars) == 1:
+            found[program.path(node)] = float(program.weights.array(program.key(scalars[0])).to_numpy().reshape(-1)[0])
+    for gate in program.gates().values():
+        if gate.kind == "scale" and gate.length == 1:
+            logits = program.weights.array("gates.logits").to_numpy()
+            found |= {program.path(site): float(logits[gate.offset]) for site in gate.sites}
+    return found
+
+
+def _closed(program: Program) -> dict[str, str]:
+    """The closed links, from path to path: links of a genome without an edge, and closed gates."""
+    found: dict[str, str] = {}
+    for node in program.nodes():
+        link = _LINK.match(program.path(node))
+        if link and traits(program.op(node)).multiplies and not program.consumers(node):
+            found[program.path(node)] = f"n{link[1]}.sum"
+    for gate in program.gates().values():
+        if set(gate.states) == {"closed"}:
+            found |= {program.path(s): program.path(n) for s in gate.sites for n in program.consumers(s)}
+    return found
+
+
+def _line(edge: DrawnEdge, kinds: Mapping[str, str], weights: Mapping[str, float], closed: Mapping[str, str]) -> Shape:
+    kind = "delay" if edge.kind == "state" else "closed" if closed.get(edge.src) == edge.dst else "open"
+    weight = weights.get(edge.src) if kinds.get(edge.dst) == "junction" else None
+    return _path(edge.src, edge.dst, kind, path_data(edge.points), weight)
+
+
+def _path(src: str, dst: str, kind: str, line: str, weight: float | None) -> Shape:
+    width = 1.5 if weight is None else 0.6 + 0.6 * min(abs(weight), 8.0)
+    title = f"{src} → {dst}" + ("" if weight is None else f", weight {weight:.4g}") + (", closed" * (kind == "closed"))
+    return shape("path", title=title, class_=f"edge {kind}", d=line, stroke_width=f"{width:.2f}", data_src=src,
+                 data_dst=dst)  # fmt: skip
+
+
+def _box(box: Box, kind: str) -> Shape:
+    x, y = box.x + box.w // 2, box.y + (box.h - LINE * len(box.lines)) // 2 + 12
+    words = [shape("text", line, class_=None if k else "name", x=x, y=y + LINE * k, text_anchor="middle")
+             for k, line in enumerate(box.lines)]  # fmt: skip
+    return shape("g", _outline(box, kind), *words, title=box.tip, class_=kind, data_path=box.path)
+
+
+def _outline(box: Box, kind: str) -> Shape:
+    """The ellipse, box, rounded box, trapezium, diamond or octagon that fills a box."""
+    x, y, w, h = box.x, box.y, box.w, box.h
+    if kind in ("input", "target"):
+        return shape("ellipse", class_="shape", cx=x + w / 2, cy=y + h / 2, rx=w / 2, ry=h / 2)
+    corners = {
+        "junction": [(0.15, 0), (0.85, 0), (1, 1), (0, 1)],
+        "activation": [(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)],
+        "loss": [(0.2, 0), (0.8, 0), (1, 0.3), (1, 0.7), (0.8, 1), (0.2, 1), (0, 0.7), (0, 0.3)],
+    }.get(kind)
+    if corners is None:
+        return shape("rect", class_="shape", x=x, y=y, width=w, height=h, rx=0 if kind == "param" else 8)
+    return shape("polygon", class_="shape", points=" ".join(f"{x + a * w:g},{y + b * h:g}" for a, b in corners))
+
+
+_GENOME_STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}"
     ".input{fill:#cfe3ff;stroke:#0969da}.bias{fill:#d3f3d8;stroke:#1a7f37}.hidden{fill:#ffe0c2;stroke:#bc4c00}"
     ".output{fill:#fff3b8;stroke:#9a6700}.open{stroke:#57606a;fill:none}.minus{stroke:#cf222e;fill:none}"
@@ -39,12 +217,9 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
     for number in sorted(depth):
         columns.setdefault(depth[number], []).append(number)
     tallest = max(map(len, columns.values()))
-    left = 35 + 6.2 * max(len(_kind(genome, n, names)[1]) for n in range(genome.inputs + 1))  # room for input names
-    position = {
-        n: (left + _GAP_X * d, 40 + _GAP_Y * (i + (tallest - len(column)) / 2) + (-8 if d % 2 else 8))
-        for d, column in columns.items()
-        for i, n in enumerate(column)
-    }
+    left = 35 + 6.2 * max(len(_gene(genome, n, names)[1]) for n in range(genome.inputs + 1))  # room for input names
+    position = {n: (left + _GAP_X * d, 40 + _GAP_Y * (i + (tallest - len(column)) / 2) + (-8 if d % 2 else 8))
+                for d, column in columns.items() for i, n in enumerate(column)}  # fmt: skip
     width, height = left + 50 + _GAP_X * max(columns), 60 + _GAP_Y * tallest
     shapes = []
     for link in genome.links:
@@ -59,12 +234,12 @@ def network(genome: Genome, names: Sequence[str] = ()) -> str:
         title = f"link {link.id}: {link.src} to {link.dst}, weight {link.weight:.4g}" + (", closed" * (not link.open))
         shapes.append(shape("path", title=title, class_=kind, d=line, stroke_width=thick))
     for number, (x, y) in position.items():
-        kind, name = _kind(genome, number, names)
+        kind, name = _gene(genome, number, names)
         title = kind if number <= genome.inputs else f"{kind} {number}: {genome.node(number).activation}"
         shapes.append(shape("circle", title=title, class_=kind, cx=x, cy=y, r=_R))
         start, anchor = (x - _R - 4, "end") if kind == "input" else (x, "middle")
         shapes.append(label(start, y + 4, name, anchor))
-    return picture(width, height, shapes, _STYLE)
+    return picture(width, height, shapes, _GENOME_STYLE)
 
 
 def fitness(log: Sequence[NeuronGeneration]) -> str:
@@ -105,16 +280,10 @@ def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:
         genome = tree.genome(birth.key)
         if before is not None and (genome.nodes, genome.links) == (before.nodes, before.links):
             continue
-        structural = (
-            before is None
-            or [n.id for n in genome.nodes] != [n.id for n in before.nodes]
-            or [e[:5] for e in genome.links] != [e[:5] for e in before.links]
-        )
-        drawn = network(genome, tree.names) if structural else ""
-        rows.append(
-            f"<tr><td>{birth.key.generation}<td>{escape(str(birth).partition(': ')[2])}<td>{birth.species}"
-            f"<td>{birth.fitness:.5g}<td>{drawn}"
-        )
+        same = before is not None and _structure(genome) == _structure(before)
+        cells = (birth.key.generation, escape(str(birth).partition(": ")[2]), birth.species, f"{birth.fitness:.5g}",
+                 "" if same else network(genome, tree.names))  # fmt: skip
+        rows.append(f"<tr><td>{'<td>'.join(map(str, cells))}")
         before = genome
     table = "\n".join(rows)
     return (
@@ -123,6 +292,10 @@ def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:
         f"<h1>{escape(title)}</h1>\n"
         f"<table><tr><th>generation<th>change<th>species<th>fitness<th>structure\n{table}\n</table>\n"
     )
+
+
+def _structure(genome: Genome) -> tuple[Any, Any]:
+    return [n.id for n in genome.nodes], [e[:5] for e in genome.links]
 
 
 def _depths(genome: Genome) -> dict[int, int]:
@@ -136,8 +309,7 @@ def _depths(genome: Genome) -> dict[int, int]:
     return depth | dict.fromkeys((n.id for n in genome.nodes[: genome.outputs]), last)
 
 
-def _kind(genome: Genome, number: int, names: Sequence[str]) -> tuple[str, str]:
-    """The kind of a node and its label."""
+def _gene(genome: Genome, number: int, names: Sequence[str]) -> tuple[str, str]:
     if number < genome.inputs:
         return "input", (names[number] if number < len(names) else f"x{number}")[:20]
     if number == genome.inputs:

@@ -1,4 +1,4 @@
-"""The loop of every run: generations until a target or a limit, saved as it goes.
+"""The loop of every run: generations until a target or a limit, saved as it goes; and the report on its outcome.
 
 All random numbers are counted by seed, purpose, generation and child, so a run gives the same result however often it
 was interrupted, and for every number of threads.
@@ -7,21 +7,20 @@ was interrupted, and for every number of threads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
+from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar, Self
 
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import Status
-from graphwright.evolve.saved_run import rotate_states
-
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
-    from graphwright.program import Transaction
-    from graphwright.progress import Progress, Report
+from graphwright.evolve.errors import EvaluationFailed, Status
+from graphwright.evolve.saving import rotate_states, write_run
+from graphwright.evolve.tasks.task import Scores, Trial
+from graphwright.files import StrPath, atomic_directory
+from graphwright.progress import Progress, Report
+from graphwright.settings import Range
 
 
 @dataclass(slots=True)
@@ -38,42 +37,43 @@ class Counters:
     forward: int = 0
     backward: int = 0
     failed: int = 0
-    refused: dict[str, int] | None = None
+    refused: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     environment: float = 0.0
 
     def refuse(self, mutation: str, count: int = 1) -> None:
         """Count mutations that could not be made."""
-        assert self.refused is not None
         self.refused[mutation] = self.refused.get(mutation, 0) + count
+
+    def add(self, cost: Scores | Trial, evaluations: int = 0) -> None:
+        """Count what the scoring of some candidates cost."""
+        self.evaluations += evaluations
+        self.forward += cost.passes
+        self.environment += cost.seconds
 
 
 class EvolutionRun(ABC):
     """What runs on neurons and on layers share; see `Evolution` for the arguments."""
 
+    RESULT: ClassVar[type[EvolutionResult]]
+
     def __init__(self, task: Any, seed: int, threads: int) -> None:
         if type(seed) is not int or not 0 <= seed < 1 << 63:
             raise UsageError("seed must be a whole number from 0 to 2⁶³ - 1", got=repr(seed))
         self.task, self.seed, self.threads = task, seed, threads
-        self.counters, self.generation = Counters(refused={}), 0
+        self.counters, self.generation = Counters(), 0
         self.log: list[Any] = []
         self.failures: list[str] = []
         self.gained = 0
         """The last generation in which the best improved."""
+        self.warned = False
+        """Whether the run has warned that gradients cannot reach some weights."""
 
     def run(
-        self,
-        max_generations: int | None = None,
-        max_evaluations: int | None = None,
-        max_seconds: float | None = None,
-        *,
-        target: float | None = None,
-        callback: Callable[[Self], object] | None = None,
-        report: Report | None = None,
-        save: StrPath | None = None,
-        save_every: int = 10,
-        keep: int = 3,
-    ) -> Any:
+        self, max_generations: int | None = None, max_evaluations: int | None = None, max_seconds: float | None = None,
+        *, target: float | None = None, callback: Callable[[Self], object] | None = None, report: Report | None = None,
+        save: StrPath | None = None, save_every: int = 10, keep: int = 3,
+    ) -> Any:  # fmt: skip
         """Run until the target or a limit is reached. Limits count from the beginning of the run, not of the call.
 
         Args:
@@ -88,23 +88,19 @@ class EvolutionRun(ABC):
         Raises: EvaluationFailed if more than half of a generation has no fitness.
         """
         limits, aim = (max_generations, max_evaluations, max_seconds), self.task.target if target is None else target
-        if all(limit is None for limit in limits) and aim is None:
+        if all(limit is None for limit in (*limits, aim)):
             raise UsageError("the run has neither a limit nor a target", fix="run(max_generations=...)")
         for value in (*limits, aim):
             if value is not None and (not isinstance(value, Real) or value != value):
                 raise UsageError("a limit or the target is not a number", got=repr(value)[:80])
         if any(limit is not None and limit < 0 for limit in limits):
             raise UsageError("a limit is below 0", got=min(limit for limit in limits if limit is not None))
-        for name, value in (("save_every", save_every), ("keep", keep)):
-            if type(value) is not int or value < 1:
-                raise UsageError(f"{name} must be a whole number >= 1", got=repr(value))
+        Range(1, whole=True).check("save_every", save_every)
+        Range(1, whole=True).check("keep", keep)
         began = perf_counter() - self.counters.seconds
         status: Status | None = None
         saved = -1
-        while status is None:
-            status = self._limit(*limits, aim)
-            if status is not None:
-                break
+        while status is None and (status := self._limit(*limits, aim)) is None:
             self._advance(aim, max_generations, max_evaluations)
             self.counters.seconds = perf_counter() - began
             if report is not None:
@@ -112,15 +108,24 @@ class EvolutionRun(ABC):
             if callback is not None and callback(self):
                 status = Status.CALLBACK_STOPPED
             if save is not None and len(self.log) % save_every == 0:
-                self._save(save, keep)
-                saved = len(self.log)
+                saved = self._save(save, keep)
         if save is not None and saved != len(self.log):
             self._save(save, keep)
-        return self._result(self._limit(*limits, aim) or status, aim)
+        return self.RESULT(self, self._limit(*limits, aim) or status, aim)
 
-    def _save(self, directory: StrPath, keep: int) -> None:
+    def _save(self, directory: StrPath, keep: int) -> int:
+        """Save the run, rotate older states, and return the number of saved generations."""
         rotate_states(directory, keep)
         self.save(directory)
+        return len(self.log)
+
+    def save(self, directory: StrPath) -> None:
+        """Write the whole run atomically; `evolve.resume` loads it.
+
+        Raises: FileError; the previous files are then still there.
+        """
+        with atomic_directory(directory, overwrite=True) as folder:
+            write_run(folder, self, self._content(folder))
 
     def _limit(
         self, generations: int | None, evaluations: int | None, seconds: float | None, aim: float | None
@@ -136,17 +141,17 @@ class EvolutionRun(ABC):
             return Status.MAX_TIME
         return self._stuck()
 
+    def _check_failures(self, born: int, failures: Sequence[str], missing: str) -> None:
+        """Raises: EvaluationFailed if more than half of a generation failed."""
+        if 2 * len(failures) > born:
+            raise EvaluationFailed(f"more than half of the generation has no {missing}",
+                                   where=f"{self.task.name}, generation {self.generation}",
+                                   expected=f"at most {born // 2} of {born}", got="; ".join(failures[:3]))  # fmt: skip
+
     # -- the parts of each kind of run --------------------------------------------------------------------------------
     @abstractmethod
-    def edit(self, who: Any, why: str = "edited") -> AbstractContextManager[Transaction]:
-        """Edit a living individual manually between generations: `with run.edit(who, "why") as e:`."""
-
-    @abstractmethod
-    def save(self, directory: StrPath) -> None:
-        """Write the whole run atomically; `evolve.resume` loads it.
-
-        Raises: FileError; the previous files are then still there.
-        """
+    def _content(self, folder: Path) -> dict[str, Any]:
+        """Write the tensors of the run, and return its part of `run.json`."""
 
     @abstractmethod
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -163,5 +168,73 @@ class EvolutionRun(ABC):
     @abstractmethod
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress: ...
 
+
+class EvolutionResult(ABC):
+    """The outcome of `Evolution.run`.
+
+    Attributes:
+        evolution: the run, which can continue.
+        status: why it ended.
+        aim: the target, if there was one.
+    """
+
+    evolution: Any
+
+    def __init__(self, evolution: EvolutionRun, status: Status, aim: float | None) -> None:
+        self.evolution, self.status, self.aim = evolution, status, aim
+
+    @property
+    def solved(self) -> bool:
+        """Whether the target was reached."""
+        return self.status is Status.TARGET_REACHED
+
     @abstractmethod
-    def _result(self, status: Status, aim: float | None) -> Any: ...
+    def _champion_facts(self) -> dict[str, Any]:
+        """The part of the report about the champion."""
+
+    @abstractmethod
+    def _champion_lines(self, report: dict[str, Any]) -> list[str]:
+        """The part of the text about the champion."""
+
+    def _no_champion(self) -> UsageError:
+        name = self.evolution.task.name
+        return UsageError("the run has no champion yet", where=name, fix="run(max_generations=1) or more")
+
+    def to_json(self) -> dict[str, Any]:
+        """The report; without a champion before the first generation."""
+        run, c, task = self.evolution, self.evolution.counters, self.evolution.task
+        facts = {
+            "task": task.name, "split": task.split if isinstance(task.split, str) else "train/valid/test",
+            "target": self.aim, "seed": run.seed, "status": str(self.status), "generations": len(run.log),
+            "evaluations": c.evaluations, "forward_passes": c.forward, "backward_passes": c.backward,
+            "seconds": c.seconds, "environment_seconds": c.environment, "refused": dict(c.refused), "failed": c.failed,
+            "failures": run.failures[:3], "test_reads": task.test_reads,
+        }  # fmt: skip
+        return facts | (self._champion_facts() if run.log else {})
+
+    def __str__(self) -> str:
+        r = self.to_json()
+        count = r["generations"]
+        ended = f"{r['status']} after {count} generation{'' if count == 1 else 's'}"
+        if not self.evolution.log:
+            return f"{ended}: nothing was scored yet"
+        lines = [f"{ended}, {r['evaluations']:,} evaluations, {r['seconds']:.2f} s", *self._champion_lines(r)]
+        if r["failed"]:
+            lines.append(f"  {r['failed']} candidates failed: {'; '.join(r['failures'])}")
+        if r["test_reads"] > 1:  # a choice made by the test cases is no longer tested by them
+            lines.append(f"  the test cases were read {r['test_reads']} times")
+        return "\n".join(lines)
+
+
+def same_cases(report: dict[str, Any]) -> str:
+    """A remark on tasks without a split."""
+    return " (the same cases for training, validation and test)" if report["split"] == "same" else ""
+
+
+def cost(report: dict[str, Any]) -> str:
+    """Passes, the share of time in environments, and refused mutations."""
+    share, refused = report["environment_seconds"] / max(report["seconds"], 1e-9), sum(report["refused"].values())
+    parts = [f"{report['forward_passes']:,} passes forward, {report['backward_passes']:,} with gradients"]
+    parts += [f"{100 * share:.0f} % of the time in environments"] if share else []
+    parts += [f"{refused:,} mutations refused"] if refused else []
+    return "; ".join(parts)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.evolution import Evolution
-from graphwright.evolve.result import same_cases
-from graphwright.evolve.saved_run import plain
-from graphwright.progress import Progress
-
-if TYPE_CHECKING:
-    from graphwright.evolve.evolution import Blocks, Scalar
-    from graphwright.progress import Report
+from graphwright.evolve.evolution import Blocks, Evolution, Scalar
+from graphwright.evolve.run import same_cases
+from graphwright.evolve.saving import plain
+from graphwright.progress import Progress, Report
 
 _Z = 1.959963984540054  # half-width of the two-sided 95 % interval of a normal distribution
 _FIGURES = (
@@ -33,11 +29,8 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
     """
     if not 0 <= successes <= trials or not trials:
-        raise UsageError(
-            "invalid numbers of a success rate",
-            expected="0 <= successes <= trials, trials >= 1",
-            got=(successes, trials),
-        )
+        raise UsageError("invalid numbers of a success rate", got=(successes, trials),
+                         expected="0 <= successes <= trials, trials >= 1")  # fmt: skip
     p, z2 = successes / trials, _Z * _Z / trials
     middle, half = p + z2 / 2, _Z * sqrt((p * (1 - p) + z2 / 4) / trials)
     return max(0.0, (middle - half) / (1 + z2)), min(1.0, (middle + half) / (1 + z2))
@@ -70,37 +63,29 @@ class Seeds:
             name: key of a report; `fitness`, `metric` (of validation) and `test` are those of the champions.
         Raises: UsageError for an unknown figure.
         """
-        found = dict(self._figures())
+        found = self._figures()
         if name not in found:
             raise UsageError("these runs do not report this figure", got=name, expected=", ".join(found))
         low, middle, high = np.quantile(found[name], [0.25, 0.5, 0.75]).tolist()
         return low, middle, high
 
-    def _figures(self) -> Iterator[tuple[str, list[float]]]:
-        first = self.reports[0]
-        for name in _FIGURES:
-            if name in first:
-                yield name, [_number(r[name]) for r in self.reports]
-        yield "fitness", [r["fitness"]["best"] for r in self.reports]
-        yield "metric", [r["metric"]["valid"] for r in self.reports]
-        if "test" in first["metric"]:
-            yield "test", [r["metric"]["test"] for r in self.reports]
+    def _figures(self) -> dict[str, list[float]]:
+        first, every = self.reports[0], self.reports
+        counts = {name: [_number(r[name]) for r in every] for name in _FIGURES if name in first}
+        found = {**counts, "fitness": [r["fitness"]["best"] for r in every],
+                 "metric": [r["metric"]["valid"] for r in every]}  # fmt: skip
+        return found | ({"test": [r["metric"]["test"] for r in every]} if "test" in first["metric"] else {})
 
     def to_json(self) -> dict[str, Any]:
         """The report: the success rate with its interval, quartiles of every figure, and all runs."""
-        first, (rate, low, high) = self.reports[0], self.success
-        figures = {
-            name: dict(zip(("q1", "median", "q3"), self.quartiles(name), strict=True)) for name, _ in self._figures()
-        }
+        first, names = self.reports[0], ("q1", "median", "q3")
         return plain({
-            "task": first["task"],
-            "split": first["split"],
-            "target": first["target"],
+            **{name: first[name] for name in ("task", "split", "target")},
             "seeds": [r["seed"] for r in self.reports],
             "solved": self.solved,
             "statuses": dict(Counter(r["status"] for r in self.reports)),
-            "success": {"rate": rate, "low": low, "high": high},
-            "figures": figures,
+            "success": dict(zip(("rate", "low", "high"), self.success, strict=True)),
+            "figures": {name: dict(zip(names, self.quartiles(name), strict=True)) for name in self._figures()},
             "runs": [dict(r) for r in self.reports],
         })  # fmt: skip
 
@@ -109,7 +94,7 @@ class Seeds:
         aim = "" if first["target"] is None else f" ({first['metric']['name']} >= {first['target']:g})"
         lines = [f"{len(self.solved)} of {len(self.reports)} seeds solved {first['task']}{aim}: {100 * rate:.0f} %, "
                  f"95 % interval {100 * low:.0f} to {100 * high:.0f} %{same_cases(dict(first))}"]  # fmt: skip
-        for name, values in self._figures():
+        for name, values in self._figures().items():
             if any(values):
                 q1, middle, q3 = map(_digits, self.quartiles(name))
                 lines.append(f"  {name.replace('_', ' ')}: median {middle}, quartiles {q1} to {q3}")
@@ -117,24 +102,14 @@ class Seeds:
 
 
 def _digits(value: float) -> str:
-    """Format with four digits, large numbers as integers."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
 def over_seeds(
-    task: Any,
-    start: Scalar | Blocks | None = None,
-    settings: Any = None,
-    *,
-    seeds: int | Iterable[int] = 20,
-    test: bool = False,
-    threads: int = 1,
-    report: Report | None = None,
-    max_generations: int | None = None,
-    max_evaluations: int | None = None,
-    max_seconds: float | None = None,
-    target: float | None = None,
-) -> Seeds:
+    task: Any, start: Scalar | Blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
+    test: bool = False, threads: int = 1, report: Report | None = None, max_generations: int | None = None,
+    max_evaluations: int | None = None, max_seconds: float | None = None, target: float | None = None,
+) -> Seeds:  # fmt: skip
     """Run one search from several seeds and store the reports.
 
     Args:

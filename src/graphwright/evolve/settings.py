@@ -5,72 +5,59 @@ All settings are frozen dataclasses. They check their values, and saved runs sto
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from numbers import Real
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.errors import UsageError
+from graphwright.settings import AtLeastOne, Count, NotNegative, Range, Settings, Share
 
-UNLIMITED = 1 << 20
 OPTIMIZERS = ("adam", "sgd")
 OBJECTIVES = ("metric", "loss", "params", "flops")
 STRUCTURAL = (
     "grow", "split_link", "add_link", "toggle_link", "remove_link", "remove_delay_link", "set_activation",
 )  # fmt: skip
 """Structural mutations of NEAT, in the order in which they are tried."""
-_SHARES = (*STRUCTURAL, "weights", "perturb", "fine", "delays", "mutate_only", "interspecies", "reclose", "survival")
-
-
-def _invalid(settings: Any, name: str, expected: str) -> UsageError:
-    return UsageError("a setting is out of range", where=f"{type(settings).__name__}, {name}", expected=expected,
-                      got=repr(getattr(settings, name)))  # fmt: skip
-
-
-def _at_least(settings: Any, names: Iterable[str], low: float, whole: bool = False) -> None:
-    """Check that settings are finite numbers >= low, and integers if `whole`. Raises: UsageError."""
-    for name in names:
-        value = getattr(settings, name)
-        number = float(value) if isinstance(value, Real) else float("nan")
-        if not low <= number < float("inf") or (whole and not number.is_integer()):
-            raise _invalid(settings, name, f"a {'whole ' if whole else ''}number >= {low}")
-
-
-def _shares(settings: Any, names: Iterable[str]) -> None:
-    """Check that settings are numbers from 0 to 1. Raises: UsageError."""
-    for name in names:
-        value = getattr(settings, name)
-        if not isinstance(value, Real) or not 0.0 <= float(value) <= 1.0:
-            raise _invalid(settings, name, "a number from 0 to 1")
-
-
-def _one_of(settings: Any, **choices: Sequence[str]) -> None:
-    """Check that settings are among several words. Raises: UsageError."""
-    for name, among in choices.items():
-        if getattr(settings, name) not in among:
-            raise _invalid(settings, name, ", ".join(among))
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
+class Train(Settings):
     """Gradient steps before the scoring of a genome: Adam on all training cases as one batch.
 
     Attributes:
         steps: steps per genome; lr: learning rate; clip: bound on the gradient norm of a genome, 0 for none.
     """
 
-    steps: int = 60
-    lr: float = 0.05
-    clip: float = 1.0
+    steps: Count = 60
+    lr: NotNegative = 0.05
+    clip: NotNegative = 1.0
 
-    def __post_init__(self) -> None:
-        _at_least(self, ("steps",), 0, whole=True)
-        _at_least(self, ("lr", "clip"), 0)
+
+class SavedSettings(Settings):
+    """Settings of a run, which a saved run stores as JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {"kind": type(self).__name__, **asdict(cast(Any, self))}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Any:
+        """Inverse of `to_json`."""
+        values = dict(data)
+        if "activation" in values and len(names := tuple(values["activation"])):
+            values["activation"] = names[0] if len(names) == 1 else names
+        if values.get("train") is not None:
+            values["train"] = Train(**values["train"])
+        if (pareto := values.get("pareto")) is not None:
+            values["pareto"] = Pareto(tuple(pareto["objectives"]), pareto["archive"])
+        return {"NEAT": NEAT, "Hybrid": Hybrid, "Layers": Layers}[values.pop("kind")](**values)
 
 
 @dataclass(frozen=True, slots=True)
-class NEAT:
+class NEAT(SavedSettings):
     """Settings of NEAT: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies".
 
     The structural mutations of a child are tried in the order of their settings, each with its probability. The first
@@ -104,66 +91,57 @@ class NEAT:
         max_nodes, max_links: limits of a genome.
     """
 
-    population: int = 150
-    grow: float = 0.0
-    split_link: float = 0.03
-    add_link: float = 0.05
-    toggle_link: float = 0.0
-    remove_link: float = 0.0
-    remove_delay_link: float = 0.0
-    set_activation: float = 0.0
-    weights: float = 0.8
-    perturb: float = 0.9
-    power: float = 2.5
-    new_link: float = 2.5
-    fine: float = 0.15
-    fine_power: float = 0.1
-    most: float = 8.0
-    delays: float = 0.0
-    tries: int = 20
+    population: Annotated[int, Range(2, whole=True)] = 150
+    grow: Share = 0.0
+    split_link: Share = 0.03
+    add_link: Share = 0.05
+    toggle_link: Share = 0.0
+    remove_link: Share = 0.0
+    remove_delay_link: Share = 0.0
+    set_activation: Share = 0.0
+    weights: Share = 0.8
+    perturb: Share = 0.9
+    power: NotNegative = 2.5
+    new_link: NotNegative = 2.5
+    fine: Share = 0.15
+    fine_power: NotNegative = 0.1
+    most: NotNegative = 8.0
+    delays: Share = 0.0
+    tries: Count = 20
     crossover: bool = True
     species: bool = True
     growth: bool = True
-    mutate_only: float = 0.25
-    interspecies: float = 0.001
-    reclose: float = 0.75
-    threshold: float = 3.0
-    target_species: int | None = None
-    c1: float = 1.0
-    c2: float = 1.0
-    c3: float = 0.4
-    c4: float = 0.0
-    survival: float = 0.2
-    tournament: int = 1
-    champions: int = 5
-    stagnation: int = 30
-    silence: int = 20
+    mutate_only: Share = 0.25
+    interspecies: Share = 0.001
+    reclose: Share = 0.75
+    threshold: NotNegative = 3.0
+    target_species: AtLeastOne | None = None
+    c1: NotNegative = 1.0
+    c2: NotNegative = 1.0
+    c3: NotNegative = 0.4
+    c4: NotNegative = 0.0
+    survival: Share = 0.2
+    tournament: AtLeastOne = 1
+    champions: Count = 5
+    stagnation: Count = 30
+    silence: Count = 20
     start: Literal["minimal", "random"] = "minimal"
-    burst: int = 0
+    burst: Count = 0
     activation: str | tuple[str, ...] = "sigmoid49"
     output: str = "sigmoid49"
     train: Train | None = None
     inherit: Literal["lamarck", "baldwin", "none"] = "lamarck"
-    max_nodes: int = UNLIMITED
-    max_links: int = UNLIMITED
+    max_nodes: Count = 1 << 20
+    max_links: Count = 1 << 20
 
     def __post_init__(self) -> None:
-        for name in (*self.hidden, self.output):
-            if name not in ACTIVATIONS:
-                raise UsageError(
-                    "unknown activation", where=type(self).__name__, expected=", ".join(ACTIVATIONS), got=name
-                )
+        Settings.__post_init__(self)
+        if unknown := [name for name in (*self.hidden, self.output) if name not in ACTIVATIONS]:
+            raise UsageError(
+                "unknown activation", where=type(self).__name__, expected=", ".join(ACTIVATIONS), got=unknown[0]
+            )
         if not self.hidden:
-            raise _invalid(self, "activation", "at least one activation")
-        _shares(self, _SHARES)
-        _at_least(self, ("population",), 2, whole=True)
-        _at_least(self, ("tournament", *(["target_species"] if self.target_species is not None else [])), 1, whole=True)
-        counts = ("tries", "champions", "stagnation", "silence", "burst", "max_nodes", "max_links")
-        _at_least(self, counts, 0, whole=True)
-        _at_least(self, ("power", "fine_power", "new_link", "most", "threshold", "c1", "c2", "c3", "c4"), 0)
-        _one_of(self, start=("minimal", "random"), inherit=("lamarck", "baldwin", "none"))
-        if not isinstance(self.train, Train | None):
-            raise _invalid(self, "train", "Train(...) or None")
+            raise self.out_of_range("activation", "at least one activation")
 
     @property
     def hidden(self) -> tuple[str, ...]:
@@ -173,8 +151,7 @@ class NEAT:
     @property
     def unchanging(self) -> bool:
         """Whether children always equal a parent."""
-        growing = ("grow", "split_link", "add_link")
-        active = [name for name in STRUCTURAL if self.growth or name not in growing]
+        active = [name for name in STRUCTURAL if self.growth or name not in ("grow", "split_link", "add_link")]
         return self.train is None and not (self.crossover or self.weights or any(getattr(self, n) for n in active))
 
     @classmethod
@@ -186,42 +163,33 @@ class NEAT:
         """All settings by name."""
         return {"kind": type(self).__name__, **asdict(self), "activation": list(self.hidden)}
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> NEAT:
-        """Inverse of `to_json`."""
-        names = tuple(data["activation"])
-        values = {**data, "activation": names[0] if len(names) == 1 else names}
-        kind = {"NEAT": NEAT, "Hybrid": Hybrid}[values.pop("kind")]
-        values["train"] = None if values["train"] is None else Train(**values["train"])
-        return kind(**values)
-
 
 @dataclass(frozen=True, slots=True)
 class Hybrid(NEAT):
     """NEAT with few genomes, each grown without changing its function and then trained; the best of three breeds."""
 
-    population: int = 16
-    grow: float = 0.4
-    split_link: float = 0.3
-    add_link: float = 0.7
-    weights: float = 1.0
-    perturb: float = 1.0
-    power: float = 0.1
-    fine: float = 0.0
-    new_link: float = 0.0
-    most: float = 1e6
+    population: Annotated[int, Range(2, whole=True)] = 16
+    grow: Share = 0.4
+    split_link: Share = 0.3
+    add_link: Share = 0.7
+    weights: Share = 1.0
+    perturb: Share = 1.0
+    power: NotNegative = 0.1
+    fine: Share = 0.0
+    new_link: NotNegative = 0.0
+    most: NotNegative = 1e6
     crossover: bool = False
     species: bool = False
-    survival: float = 1.0
-    tournament: int = 3
-    champions: int = 0
+    survival: Share = 1.0
+    tournament: AtLeastOne = 3
+    champions: Count = 0
     activation: str | tuple[str, ...] = "tanh"
     output: str = "identity"
     train: Train | None = field(default_factory=Train)
 
 
 @dataclass(frozen=True, slots=True)
-class Pareto:
+class Pareto(Settings):
     """Survival by several objectives with NSGA-II.
 
     Attributes:
@@ -230,16 +198,16 @@ class Pareto:
     """
 
     objectives: tuple[str, ...] = ("metric", "params")
-    archive: int = 64
+    archive: AtLeastOne = 64
 
     def __post_init__(self) -> None:
+        Settings.__post_init__(self)
         if set(self.objectives) - set(OBJECTIVES) or not self.objectives:
-            raise _invalid(self, "objectives", f"some of {', '.join(OBJECTIVES)}")
-        _at_least(self, ("archive",), 1, whole=True)
+            raise self.out_of_range("objectives", f"some of {', '.join(OBJECTIVES)}")
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(SavedSettings):
     """Settings of the evolution of layers.
 
     Attributes:
@@ -258,45 +226,23 @@ class Layers:
         max_params, max_flops, max_width: limits of a candidate; flops are those of one case.
     """
 
-    population: int = 6
-    steps: int = 200
-    batch: int = 64
-    clip: float = 1.0
-    lr: float = 1e-2
-    optimizer: str = "adam"
+    population: AtLeastOne = 6
+    steps: Count = 200
+    batch: AtLeastOne = 64
+    clip: NotNegative = 1.0
+    lr: Annotated[float, Range(1e-12)] = 1e-2
+    optimizer: Literal["adam", "sgd"] = "adam"
     pareto: Pareto | None = None
-    crossover: float = 0.2
+    crossover: Share = 0.2
     rates: Mapping[str, float] = field(default_factory=dict)
-    explore: float = 0.4
-    stagnation: int = 20
-    inherit: str = "lamarck"
-    max_params: int = 1_000_000
-    max_flops: int = 1 << 40
-    max_width: int = 4096
+    explore: Share = 0.4
+    stagnation: Count = 20
+    inherit: Literal["lamarck", "baldwin"] = "lamarck"
+    max_params: Count = 1_000_000
+    max_flops: Count = 1 << 40
+    max_width: Count = 4096
 
     def __post_init__(self) -> None:
-        _shares(self, ("crossover", "explore"))
-        _at_least(self, ("population", "batch"), 1, whole=True)
-        _at_least(self, ("steps", "stagnation", "max_params", "max_flops", "max_width"), 0, whole=True)
-        _at_least(self, ("lr",), 1e-12)
-        _at_least(self, ("clip",), 0)
-        _one_of(self, optimizer=OPTIMIZERS, inherit=("lamarck", "baldwin"))
-        if not isinstance(self.pareto, Pareto | None):
-            raise _invalid(self, "pareto", "Pareto(...) or None")
-        rates = self.rates.values() if isinstance(self.rates, Mapping) else [self.rates]
-        if not all(isinstance(v, Real) and 0 <= float(v) < float("inf") for v in rates) or not isinstance(
-            self.rates, Mapping
-        ):
-            raise _invalid(self, "rates", "a mapping from names of mutations to numbers >= 0")
-
-    def to_json(self) -> dict[str, Any]:
-        """All settings by name."""
-        return {"kind": "Layers", **asdict(self)}
-
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> Layers:
-        """Inverse of `to_json`."""
-        values = {k: v for k, v in data.items() if k != "kind"}
-        if (pareto := values["pareto"]) is not None:
-            values["pareto"] = Pareto(tuple(pareto["objectives"]), pareto["archive"])
-        return Layers(**values)
+        Settings.__post_init__(self)
+        if not isinstance(self.rates, Mapping) or not all(rate in Range(0) for rate in self.rates.values()):
+            raise self.out_of_range("rates", "a mapping from names of mutations to numbers >= 0")

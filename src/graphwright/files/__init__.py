@@ -1,27 +1,12 @@
 """Files that survive: atomic writing of files and directories, strict JSON, checksums. Standard library only."""
 
-from graphwright.files.atomic import AtomicFile, atomic_write, target_path
+from graphwright.files.atomic import AtomicFile, atomic_directory, atomic_write, check_free, target_path
 from graphwright.files.checksums import Buffer, StrPath, blake2b_128, flat_bytes, sha256_file
-from graphwright.files.directory import atomic_directory, check_free
 from graphwright.files.errors import DestinationExists, FileError, JsonError, UnreadableFile, UnwritableTarget
 from graphwright.files.strict_json import parse_json, read_json
 
 __all__ = [
-    "AtomicFile",
-    "Buffer",
-    "DestinationExists",
-    "FileError",
-    "JsonError",
-    "StrPath",
-    "UnreadableFile",
-    "UnwritableTarget",
-    "atomic_directory",
-    "atomic_write",
-    "blake2b_128",
-    "check_free",
-    "flat_bytes",
-    "parse_json",
-    "read_json",
-    "sha256_file",
-    "target_path",
-]
+    "AtomicFile", "Buffer", "DestinationExists", "FileError", "JsonError", "StrPath", "UnreadableFile",
+    "UnwritableTarget", "atomic_directory", "atomic_write", "blake2b_128", "check_free", "flat_bytes", "parse_json",
+    "read_json", "sha256_file", "target_path",
+]  # fmt: skip

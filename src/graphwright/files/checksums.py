@@ -36,12 +36,9 @@ def flat_bytes(data: Buffer) -> memoryview:
             raise TypeError(f"big-endian format {view.format}")
         return view.cast("B")
     except TypeError as error:
-        raise UsageError(
-            "the buffer is not contiguous bytes in memory order",
-            expected="a C-contiguous buffer of native numbers",
-            got=f"{type(data).__name__}: {error}",
-            fix="np.ascontiguousarray(x).view(np.uint8)",
-        ) from error
+        raise UsageError("the buffer is not contiguous bytes in memory order",
+                         expected="a C-contiguous buffer of native numbers", got=f"{type(data).__name__}: {error}",
+                         fix="np.ascontiguousarray(x).view(np.uint8)") from error  # fmt: skip
 
 
 def blake2b_128(data: Buffer) -> str:

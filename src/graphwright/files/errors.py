@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from graphwright.errors import Facts, GraphwrightError
 
@@ -29,12 +29,15 @@ class DestinationExists(FileError, FileExistsError):
     """The destination exists, and replacing it was not requested."""
 
 
-class JsonError(GraphwrightError, ValueError):
-    """A JSON text breaks one of the `JSON_RULES`; `rule` names it, `key` the object key it concerns, if any."""
+class RuleError(GraphwrightError, ValueError):
+    """A file breaks `rule`, one of the `RULES` of its `FORMAT`; `key` is the key or tensor concerned, if any."""
+
+    FORMAT: ClassVar[str]
+    RULES: ClassVar[dict[str, str]]
 
     def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
-        at = "" if key is None else f" at key {shorten(key)}"
-        super().__init__(f"invalid JSON, rule '{rule}'{at}: {JSON_RULES[rule]}", **facts)
+        at = "" if key is None else f" at {shorten(key)}"
+        super().__init__(f"invalid {self.FORMAT}, rule '{rule}'{at}: {self.RULES[rule]}", **facts)
         self.rule, self.key = rule, key
 
 
@@ -46,6 +49,12 @@ JSON_RULES = {
     "nesting": "objects and lists are nested too deeply",
     "containers": "there are too many objects and lists",
 }
+
+
+class JsonError(RuleError):
+    """A JSON text breaks one of the `JSON_RULES`."""
+
+    FORMAT, RULES = "JSON", JSON_RULES
 
 
 def shorten(key: str, limit: int = 120) -> str:

@@ -7,7 +7,7 @@ All functions return handles. Raises: StaleHandle for a stale argument.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -17,11 +17,15 @@ from graphwright.graph.graph import Graph
 from graphwright.graph.state import Compressed
 
 from ..errors import CycleError, UsageError
-from .bulk import packed
 from .handles import EdgeId, NodeId
+from .views import packed
 
 # pyright: reportPrivateUsage=false
 # The files of this folder share what a graph keeps.
+
+Lists = Sequence[Sequence[int]]
+"""The successors (or predecessors) of each of 0..n-1."""
+ENTER, SEEN, LEAVE = range(3)
 
 
 class Dense:
@@ -56,7 +60,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
     """
     forward = Dense(g.csr())
     keys = [key(n) for n in forward.nodes] if key else [0] * len(forward)
-    waiting = _in_degrees(forward)
+    waiting = _in_degrees(forward.next)
     ready = [(keys[i], i) for i in range(len(forward)) if not waiting[i]]
     heapq.heapify(ready)
     order: list[NodeId] = []
@@ -68,7 +72,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
             if not waiting[j]:
                 heapq.heappush(ready, (keys[j], j))
     if len(order) < len(forward):
-        path = _cycle(forward, waiting)
+        path = _cycle(forward.next, waiting)
         raise CycleError(f"a cycle over {len(path)} nodes", path=forward.handles(path))
     return order
 
@@ -76,111 +80,53 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
 def levels(g: Graph) -> dict[NodeId, int]:
     """Return the number of edges on the longest path from a source to each node. O(V + E). Raises CycleError."""
     forward = Dense(g.csr())
-    order = forward.of(topological_sort(g), g)
-    level = [0] * len(forward)
-    for i in order:
-        for j in forward.next[i]:
-            level[j] = max(level[j], level[i] + 1)
+    level = longest_paths(forward.next, forward.of(topological_sort(g), g))
     return dict(zip(forward.nodes, level, strict=True))
 
 
 def strongly_connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
-    """Return the strongly connected components, each after the components that it reaches. O(V + E).
-
-    Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms", with an explicit stack.
-    """
+    """Return the strongly connected components, each after the components that it reaches. O(V + E)."""
     forward = Dense(g.csr())
-    count = len(forward)
-    number, low, on_stack = [-1] * count, [0] * count, [False] * count
-    stack: list[int] = []
-    found: list[tuple[NodeId, ...]] = []
-    clock = 0
-    for root in range(count):
-        if number[root] >= 0:
-            continue
-        calls = [(root, iter(forward.next[root]))]
-        number[root] = low[root] = clock
-        clock += 1
-        stack.append(root)
-        on_stack[root] = True
-        while calls:
-            i, rest = calls[-1]
-            for j in rest:
-                if number[j] < 0:
-                    number[j] = low[j] = clock
-                    clock += 1
-                    stack.append(j)
-                    on_stack[j] = True
-                    calls.append((j, iter(forward.next[j])))
-                    break
-                if on_stack[j]:
-                    low[i] = min(low[i], number[j])
-            else:
-                calls.pop()
-                if calls:
-                    low[calls[-1][0]] = min(low[calls[-1][0]], low[i])
-                if low[i] == number[i]:
-                    cut = _rindex(stack, i)
-                    for j in stack[cut:]:
-                        on_stack[j] = False
-                    found.append(forward.handles(sorted(stack[cut:])))
-                    del stack[cut:]
-    return found
+    return [forward.handles(part) for part in strong_components(forward.next)]
 
 
 def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
     """Return the weakly connected components, each in slot order. O(V + E)."""
     forward, backward = Dense(g.csr()), Dense(g.csc())
-    seen = [False] * len(forward)
+    either = [a + b for a, b in zip(forward.next, backward.next, strict=True)]
+    seen: set[int] = set()
     found: list[tuple[NodeId, ...]] = []
     for root in range(len(forward)):
-        if seen[root]:
-            continue
-        seen[root] = True
-        members = [root]
-        for i in members:  # members grows during the loop
-            for j in forward.next[i] + backward.next[i]:
-                if not seen[j]:
-                    seen[j] = True
-                    members.append(j)
-        found.append(forward.handles(sorted(members)))
+        if root not in seen:
+            members = _flood(either, [root])
+            seen.update(members)
+            found.append(forward.handles(sorted(members)))
     return found
 
 
 def bfs_order(g: Graph, start: NodeId) -> list[NodeId]:
     """Return nodes by distance from `start` along out-edges (breadth first). O(V + E)."""
     forward = Dense(g.csr())
-    return list(forward.handles(_flood(forward, forward.of(start, g))))
+    return list(forward.handles(_flood(forward.next, forward.of(start, g))))
 
 
 def dfs_order(g: Graph, start: NodeId) -> list[NodeId]:
     """Return nodes in depth-first preorder from `start`. O(V + E)."""
     forward = Dense(g.csr())
-    (root,) = forward.of(start, g)
-    seen, order = {root}, [root]
-    calls = [iter(forward.next[root])]
-    while calls:
-        for j in calls[-1]:
-            if j not in seen:
-                seen.add(j)
-                order.append(j)
-                calls.append(iter(forward.next[j]))
-                break
-        else:
-            calls.pop()
-    return list(forward.handles(order))
+    walk = depth_first(forward.next, forward.of(start, g), [-1] * len(forward))
+    return list(forward.handles(i for step, _, i in walk if step == ENTER))
 
 
 def reachable(g: Graph, start: NodeId | Iterable[NodeId]) -> set[NodeId]:
     """Return all nodes reachable from `start`, `start` included. O(V + E)."""
     forward = Dense(g.csr())
-    return set(forward.handles(_flood(forward, forward.of(start, g))))
+    return set(forward.handles(_flood(forward.next, forward.of(start, g))))
 
 
 def reaching(g: Graph, goal: NodeId | Iterable[NodeId]) -> set[NodeId]:
     """Return all nodes that reach `goal`, `goal` included. O(V + E)."""
     backward = Dense(g.csc())
-    return set(backward.handles(_flood(backward, backward.of(goal, g))))
+    return set(backward.handles(_flood(backward.next, backward.of(goal, g))))
 
 
 def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[NodeId, ...]]:
@@ -192,7 +138,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
         raise UsageError("limit must be at least 1", got=limit)
     forward, backward = Dense(g.csr()), Dense(g.csc())
     (start,), (goal,) = forward.of(a, g), forward.of(b, g)
-    useful = set(_flood(backward, [goal]))
+    useful = set(_flood(backward.next, [goal]))
     if start not in useful:
         return []
     if start == goal:
@@ -214,49 +160,6 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
             calls.pop()
             on_path.discard(path.pop())
     return found
-
-
-def _in_degrees(forward: Dense) -> list[int]:
-    counts = [0] * len(forward)
-    for ends in forward.next:
-        for j in ends:
-            counts[j] += 1
-    return counts
-
-
-def _flood(dense: Dense, start: Iterable[int]) -> list[int]:
-    order = list(dict.fromkeys(start))
-    seen = set(order)
-    for i in order:  # order grows during the loop
-        for j in dense.next[i]:
-            if j not in seen:
-                seen.add(j)
-                order.append(j)
-    return order
-
-
-def _cycle(forward: Dense, waiting: list[int]) -> list[int]:
-    """Return a cycle among the nodes that Kahn's algorithm could not order, found by walking backwards."""
-    before: dict[int, int] = {}
-    for i, ends in enumerate(forward.next):
-        if waiting[i]:
-            for j in ends:
-                if waiting[j]:
-                    before[j] = i
-    i = next(iter(before))
-    seen: dict[int, None] = {}
-    while i not in seen:
-        seen[i] = None
-        i = before[i]
-    path = list(seen)
-    return path[path.index(i) :][::-1]
-
-
-def _rindex(stack: list[int], value: int) -> int:
-    at = len(stack) - 1
-    while stack[at] != value:
-        at -= 1
-    return at
 
 
 def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
@@ -295,22 +198,127 @@ def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tup
             best = None  # a path may start anywhere
         before[i] = best
         total[i] = cost(backward.nodes[i]) + (total[best] if best is not None else 0)
-    end = max(order, key=total.__getitem__, default=None)
-    if end is None:
-        return 0.0, ()
+    at = end = max(order, key=total.__getitem__, default=None)
     path: list[int] = []
-    at: int | None = end
     while at is not None:
         path.append(at)
         at = before[at]
-    return total[end], backward.handles(reversed(path))
+    return (0.0 if end is None else total[end]), backward.handles(reversed(path))
+
+
+# -- on lists of neighbours ----------------------------------------------------------------------------------------
+def kahn_order(after: Lists) -> list[int]:
+    """Sort 0..n-1 along edges, breadth first; what is on a cycle, or after one, is left out."""
+    waiting = _in_degrees(after)
+    order = [i for i, count in enumerate(waiting) if not count]
+    for i in order:  # order grows during the loop
+        for j in after[i]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                order.append(j)
+    return order
+
+
+def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
+    """Return the number of edges on the longest path to each node; `order` is topological."""
+    length = [0] * len(after)
+    for i in order:
+        for j in after[i]:
+            length[j] = max(length[j], length[i] + 1)
+    return length
+
+
+def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Walk depth first from each root that is not numbered yet; `number` (-1) receives the order of entering.
+
+    Yields (ENTER, parent, node), (SEEN, node, neighbour that was entered before) and (LEAVE, parent, node); the parent
+    of a root is -1.
+    """
+    clock = 0
+    for root in roots:
+        if number[root] >= 0:
+            continue
+        calls = [(-1, iter((root,)))]
+        while calls:
+            i, rest = calls[-1]
+            for j in rest:
+                if number[j] < 0:
+                    number[j] = clock
+                    clock += 1
+                    calls.append((j, iter(after[j])))
+                    yield ENTER, i, j
+                    break
+                yield SEEN, i, j
+            else:
+                calls.pop()
+                if calls:
+                    yield LEAVE, calls[-1][0], i
+
+
+def strong_components(after: Lists) -> list[list[int]]:
+    """Return the strongly connected components, ascending inside, each after the components that it reaches.
+
+    Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms".
+    """
+    number, low, on_stack = [-1] * len(after), [0] * len(after), [False] * len(after)
+    stack: list[int] = []
+    found: list[list[int]] = []
+    for step, i, j in depth_first(after, range(len(after)), number):
+        if step == ENTER:
+            low[j], on_stack[j] = number[j], True
+            stack.append(j)
+        elif step == SEEN:
+            if on_stack[j]:
+                low[i] = min(low[i], number[j])
+        else:
+            if i >= 0:
+                low[i] = min(low[i], low[j])
+            if low[j] == number[j]:
+                part = [stack.pop()]
+                while part[-1] != j:
+                    part.append(stack.pop())
+                for k in part:
+                    on_stack[k] = False
+                found.append(sorted(part))
+    return found
+
+
+def _in_degrees(after: Lists) -> list[int]:
+    counts = [0] * len(after)
+    for ends in after:
+        for j in ends:
+            counts[j] += 1
+    return counts
+
+
+def _flood(after: Lists, start: Iterable[int]) -> list[int]:
+    order = list(dict.fromkeys(start))
+    seen = set(order)
+    for i in order:  # order grows during the loop
+        for j in after[i]:
+            if j not in seen:
+                seen.add(j)
+                order.append(j)
+    return order
+
+
+def _cycle(after: Lists, waiting: list[int]) -> list[int]:
+    """Return a cycle among the nodes that Kahn's algorithm could not order, found by walking backwards."""
+    before = {j: i for i, ends in enumerate(after) if waiting[i] for j in ends if waiting[j]}
+    i = next(iter(before))
+    seen: dict[int, None] = {}
+    while i not in seen:
+        seen[i] = None
+        i = before[i]
+    path = list(seen)
+    return path[path.index(i) :][::-1]
 
 
 def _dominators(dense: Dense, g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
     starts = list(dict.fromkeys(dense.of(roots, g)))
     root = len(dense)  # one virtual root over all starts
     after = [*dense.next, starts]
-    order = _postorder(after, root)
+    order = [i for step, _, i in depth_first(after, [root], [-1] * len(after)) if step == LEAVE]
     number = {i: k for k, i in enumerate(order)}
     before: dict[int, list[int]] = {i: [] for i in order}
     for i in order:
@@ -320,9 +328,7 @@ def _dominators(dense: Dense, g: Graph, roots: NodeId | Iterable[NodeId]) -> dic
     changed = True
     while changed:
         changed = False
-        for i in reversed(order):
-            if i == root:
-                continue
+        for i in reversed(order[:-1]):
             meet = -1
             for j in before[i]:
                 if j in above:
@@ -330,7 +336,7 @@ def _dominators(dense: Dense, g: Graph, roots: NodeId | Iterable[NodeId]) -> dic
             if above.get(i) != meet:
                 above[i] = meet
                 changed = True
-    return {dense.nodes[i]: None if above[i] == root else dense.nodes[above[i]] for i in order if i != root}
+    return {dense.nodes[i]: None if above[i] == root else dense.nodes[above[i]] for i in order[:-1]}
 
 
 def _meet(a: int, b: int, above: dict[int, int], number: dict[int, int]) -> int:
@@ -342,68 +348,34 @@ def _meet(a: int, b: int, above: dict[int, int], number: dict[int, int]) -> int:
     return a
 
 
-def _postorder(after: list[list[int]], root: int) -> list[int]:
-    seen, order = {root}, list[int]()
-    calls = [(root, iter(after[root]))]
-    while calls:
-        i, rest = calls[-1]
-        for j in rest:
-            if j not in seen:
-                seen.add(j)
-                calls.append((j, iter(after[j])))
-                break
-        else:
-            calls.pop()
-            order.append(i)
-    return order
-
-
 def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
-    """Hopcroft and Tarjan 1973 over the undirected multigraph, with an explicit stack."""
+    """Hopcroft and Tarjan 1973 over the undirected multigraph."""
     rows = g.csr()
     nodes, edges = rows.nodes.tolist(), rows.edges.tolist()
-    sides: list[list[tuple[int, int]]] = [[] for _ in nodes]
-    for i in range(len(nodes)):
-        for k in range(int(rows.indptr[i]), int(rows.indptr[i + 1])):
-            j = int(rows.indices[k])
-            sides[i].append((j, k))
-            sides[j].append((i, k))
-    number, low = [-1] * len(nodes), [0] * len(nodes)
+    sides: list[list[int]] = [[] for _ in nodes]
+    edge_of: dict[tuple[int, int], EdgeId] = {}
+    sources = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
+    for i, j, edge in zip(sources, rows.indices.tolist(), edges, strict=True):
+        sides[i].append(j)
+        sides[j].append(i)
+        edge_of[i, j] = edge_of[j, i] = edge
+    number, low, parent, children = [-1] * len(nodes), [0] * len(nodes), [-1] * len(nodes), [0] * len(nodes)
+    came_back: set[int] = set()
     cut_nodes: set[int] = set()
-    cut_edges: list[int] = []
-    clock = 0
-    for root in range(len(nodes)):
-        if number[root] >= 0:
-            continue
-        number[root] = low[root] = clock
-        clock += 1
-        children = 0
-        calls = [(root, -1, iter(sides[root]))]
-        while calls:
-            i, came_by, rest = calls[-1]
-            for j, k in rest:
-                if k == came_by:
-                    continue
-                if number[j] >= 0:
-                    low[i] = min(low[i], number[j])
-                    continue
-                number[j] = low[j] = clock
-                clock += 1
-                calls.append((j, k, iter(sides[j])))
-                break
+    cut_edges: list[EdgeId] = []
+    for step, i, j in depth_first(sides, range(len(nodes)), number):
+        if step == ENTER:
+            low[j], parent[j] = number[j], i
+        elif step == SEEN:
+            if j == parent[i] and i not in came_back:  # the edge by which the walk entered; a parallel one counts
+                came_back.add(i)
             else:
-                calls.pop()
-                if not calls:
-                    continue
-                parent = calls[-1][0]
-                low[parent] = min(low[parent], low[i])
-                if low[i] > number[parent]:
-                    cut_edges.append(came_by)
-                if parent == root:
-                    children += 1
-                elif low[i] >= number[parent]:
-                    cut_nodes.add(parent)
-        if children > 1:
-            cut_nodes.add(root)
-    by_slot = sorted((edges[k] for k in cut_edges), key=lambda e: e.index)
-    return [nodes[i] for i in sorted(cut_nodes)], by_slot
+                low[i] = min(low[i], number[j])
+        elif i >= 0:
+            low[i] = min(low[i], low[j])
+            children[i] += 1
+            if low[j] > number[i]:
+                cut_edges.append(edge_of[i, j])
+            if low[j] >= number[i] and (parent[i] >= 0 or children[i] > 1):
+                cut_nodes.add(i)
+    return [nodes[i] for i in sorted(cut_nodes)], sorted(cut_edges, key=lambda e: e.index)

@@ -7,10 +7,12 @@ insertions and deletions in reverse order restores the index of every edge.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from graphwright.graph import kernels
 from graphwright.graph.slots import Array, CellCounter, Column, SlotTable, aligned, aligned_copy, cells_of, grown
 
 from ..errors import UsageError
@@ -34,88 +36,37 @@ class Buckets:
         self._tail = nodes.attach("tail", NONE)
         self._degree = nodes.attach("degree", 0)
         self._position = edges.attach("position", NONE)
-        self.block_count = 0  # blocks ever used
-        self.free_top = 0
+        self.state = [0, 0]  # blocks ever used, top of the free list
         self.capacity = 0
         self._blocks = [np.empty(0, np.int32) for _ in range(4)]  # items, next, prev, free
         nodes.on_grow.append(self._bind)
         edges.on_grow.append(self._bind)
         self._bind()
 
+    def _bind(self) -> None:
+        self.degree: Any = self._degree.cells
+        self._cells = (self._head.cells, self._tail.cells, self.degree, self._position.cells,
+                       *(cells_of(b, self._counter) for b in self._blocks))  # fmt: skip
+        self.append = partial(kernels.append, self._cells, self.state, self.block)
+        self.remove = partial(kernels.remove, self._cells, self.state, self.block)
+        self.restore = partial(kernels.restore, self._cells, self.state, self.block)
+        self.fits = partial(kernels.fits, self._cells, self.state, self.block)
+
     # -- single -----------------------------------------------------------------------------------------------------
-    def append(self, node: int, edge: int) -> int:
-        """Append an edge to a node's list; return its index in `items`."""
-        count = self.degree[node]
-        if offset := count % self.block:
-            position = self.tail[node] * self.block + offset
-            self.degree[node] = count + 1
-        else:
-            position = self._open_last(node)
-        self.items[position] = edge
-        self.position[edge] = position
-        return position
-
-    def remove(self, node: int, edge: int) -> int:
-        """Remove an edge from a node's list by moving the last entry into its index; return that index."""
-        position = self.position[edge]
-        count = self.degree[node] - 1
-        tail = self.tail[node]
-        last = tail * self.block + count % self.block
-        if position != last:
-            moved = self.items[last]
-            self.items[position] = moved
-            self.position[moved] = position
-        self.items[last] = NONE
-        self.degree[node] = count
-        if count % self.block == 0:
-            before = self.prev[tail]
-            self.tail[node] = before
-            if before == NONE:
-                self.head[node] = NONE
-            else:
-                self.next[before] = NONE
-            self.free[self.free_top] = tail
-            self.free_top += 1
-        return position
-
-    def restore(self, node: int, edge: int, position: int) -> None:
-        """Undo `remove`: put the edge back at `position` and its present entry back at the end of the list."""
-        last = self._open_last(node)
-        if position != last:
-            moved = self.items[position]
-            self.items[last] = moved
-            self.position[moved] = last
-        self.items[position] = edge
-        self.position[edge] = position
-
-    def fits(self, node: int, position: int, owner: Any) -> bool:
-        """Return True if `restore` at `position` is a valid inverse now: the next index, or one in use."""
-        count = self.degree[node]
-        if count % self.block:
-            block = self.tail[node]
-        else:
-            block = self.free[self.free_top - 1] if self.free_top else self.block_count
-        if position == block * self.block + count % self.block:
-            return True
-        edge = self.items[position] if 0 <= position < self.block_count * self.block else NONE
-        return edge != NONE and owner[edge] == node
-
     def last(self, node: int) -> int:
         """Return the edge at the end of a non-empty list."""
-        return self.items[self.tail[node] * self.block + (self.degree[node] - 1) % self.block]
+        return kernels.last_edge(self._cells, self.block, node)
 
     def edges(self, node: int) -> list[int]:
         """Return the edge slots of a node in bucket order."""
-        left, block, items = self.degree[node], self.block, self.items
+        left, block, at, items = self.degree[node], self.block, self._cells[0][node], self._cells[4]
         if left <= block:
-            start = self.head[node] * block
-            return items[start : start + left].tolist() if left else []
+            return items[at * block : at * block + left].tolist()
         found: list[int] = []
-        at = self.head[node]
         while left > 0:
             found += items[at * block : at * block + min(left, block)].tolist()
             left -= block
-            at = self.next[at]
+            at = self._cells[5][at]
         return found
 
     def reserve(self, blocks: int) -> None:
@@ -134,81 +85,34 @@ class Buckets:
 
     def room(self, node: int) -> None:
         """Make sure that the next `append` or `restore` finds a block. Raises CapacityError before any write."""
-        if not self.free_top and self.block_count == self.capacity and self.degree[node] % self.block == 0:
-            self.reserve(self.block_count + 1)
-
-    def _open_last(self, node: int) -> int:
-        count = self.degree[node]
-        offset = count % self.block
-        self.degree[node] = count + 1
-        if offset:
-            return self.tail[node] * self.block + offset
-        if self.free_top:
-            self.free_top -= 1
-            new = self.free[self.free_top]
-        else:
-            new = self.block_count
-            self.block_count += 1
-        tail = self.tail[node]
-        self.prev[new], self.next[new] = tail, NONE
-        if tail == NONE:
-            self.head[node] = new
-        else:
-            self.next[tail] = new
-        self.tail[node] = new
-        return new * self.block
+        used, free = self.state
+        if not free and used == self.capacity and self.degree[node] % self.block == 0:
+            self.reserve(used + 1)
 
     # -- many -------------------------------------------------------------------------------------------------------
     def room_many(self, nodes: Array) -> None:
         """Reserve room for one more edge at each of `nodes`."""
-        if len(nodes) < BULK_MIN:
-            needed, extra = 0, dict.fromkeys(nodes.tolist(), 0)
-            for node in nodes.tolist():
-                needed += (self.degree[node] + extra[node]) % self.block == 0
-                extra[node] += 1
-        else:
-            needed = kernels().blocks_needed(self._degree.data, nodes.astype(np.int64), self.block)
-        self.reserve(self.block_count + max(needed - self.free_top, 0))
+        needed = self._run("blocks_needed", nodes)
+        self.reserve(self.state[0] + max(int(needed) - self.state[1], 0))
 
     def append_many(self, nodes: Array, edges: Array) -> None:
         """Run `append` for each pair, in order; needs `room_many`."""
-        if len(nodes) < BULK_MIN:
-            for node, edge in zip(nodes.tolist(), edges.tolist(), strict=True):
-                self.append(node, edge)
-        else:
-            self._run("append_many", [nodes, edges])
+        self._run("append_many", nodes, edges)
 
     def remove_many(self, nodes: Array, edges: Array) -> Array:
         """Run `remove` for each pair, in order; return the indices."""
-        if len(nodes) < BULK_MIN:
-            pairs = zip(nodes.tolist(), edges.tolist(), strict=True)
-            return np.array([self.remove(node, edge) for node, edge in pairs], np.int64)
         left = np.empty(len(edges), np.int64)
-        self._run("remove_many", [nodes, edges, left])
+        self._run("remove_many", nodes, edges, left=left)
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
         """Run `restore` for each row, in order, while it `fits`; return how many did. Needs `room_many`."""
-        if len(nodes) < BULK_MIN:
-            rows = zip(nodes.tolist(), edges.tolist(), positions.tolist(), strict=True)
-            for done, (node, edge, position) in enumerate(rows):
-                if not self.fits(node, position, owner.cells):
-                    return done
-                self.restore(node, edge, position)
-            return len(nodes)
-        return int(self._run("restore_many", [nodes, edges, positions], owner.data))
+        return int(self._run("restore_many", nodes, edges, positions, owner=owner))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
         """Run `remove` from `old` and `append` to `new` where they differ, in order; return the old indices, or -1."""
-        if len(edges) < BULK_MIN:
-            positions: list[int] = []
-            for a, b, edge in zip(old.tolist(), new.tolist(), edges.tolist(), strict=True):
-                positions.append(NONE if a == b else self.remove(a, edge))
-                if a != b:
-                    self.append(b, edge)
-            return np.array(positions, np.int64)
         left = np.full(len(edges), NONE)
-        self._run("move_many", [old, new, edges, left])
+        self._run("move_many", old, new, edges, left=left)
         return left
 
     def unmove_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> tuple[Array, int]:
@@ -217,34 +121,46 @@ class Buckets:
         Returns the indices that were left, or -1, and how many rows were done before one did not fit.
         """
         left = np.full(len(edges), NONE)
-        if len(edges) >= BULK_MIN:
-            return left, int(self._run("unmove_many", [nodes, edges, positions, left], owner.data))
-        rows = zip(nodes.tolist(), edges.tolist(), positions.tolist(), strict=True)
-        for done, (node, edge, position) in enumerate(rows):
-            if position == NONE:
-                continue
-            now = owner.cells[edge]
-            left[done] = self.remove(now, edge)
-            if not self.fits(node, position, owner.cells):
-                self.restore(now, edge, int(left[done]))
-                return left, done
-            self.restore(node, edge, position)
-            owner.cells[edge] = node
-        return left, len(edges)
+        return left, int(self._run("unmove_many", nodes, edges, positions, left=left, owner=owner))
+
+    def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
+        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends` are their sources and targets.
+
+        Returns: edge slots, indices here and indices there, each in the order of removal.
+        """
+        bound = int(self.degrees[nodes].sum()) + int(into.degrees[nodes].sum())
+        rows = np.empty((3, bound), np.int64)
+        if bound < BULK_MIN:
+            cells = tuple(end.cells for end in ends)
+            sides = self._cells, self.state, self.block, into._cells, into.state
+            done = kernels.drain(*sides, nodes.tolist(), cells, rows)
+        else:
+            states = [np.array(side.state, np.int64) for side in (self, into)]
+            data = tuple(end.data for end in ends)
+            sides = self.tables(), states[0], self.block, into.tables(), states[1]
+            done = kernels.compiled().drain(*sides, nodes, data, rows)
+            self.state[:], into.state[:] = (state.tolist() for state in states)
+        return rows[:, :done].copy()
+
+    def _run(self, kernel: str, *rows: Array, left: Array | None = None, owner: Column | None = None) -> Any:
+        """Run a kernel on rows: as Python if they are few, else compiled."""
+        few = len(rows[0]) < BULK_MIN
+        extra: list[Any] = [] if left is None else [left]
+        if owner is not None:
+            extra.append(owner.cells if few else owner.data)
+        if few:
+            lists = [row.tolist() for row in rows]
+            return getattr(kernels, kernel)(self._cells, self.state, self.block, *lists, *extra)
+        state = np.array(self.state, np.int64)
+        same = [np.ascontiguousarray(row, np.int64) for row in rows]  # so that each kernel is compiled once
+        result = getattr(kernels.compiled(), kernel)(self.tables(), state, self.block, *same, *extra)
+        self.state[:] = state.tolist()
+        return result
 
     def tables(self) -> tuple[Array, ...]:
         """Return the buffers: head, tail, degree, position, items, next, prev, free."""
         inner = (self._head.data, self._tail.data, self._degree.data, self._position.data)
         return (*inner, *self._blocks)
-
-    def _run(self, kernel: str, rows: list[Array], *owner: Array) -> Any:
-        same = [np.ascontiguousarray(row, np.int64) for row in rows]  # so that each kernel is compiled once
-        with self.lent() as (tables, state):
-            return getattr(kernels(), kernel)(tables, state, self.block, *same, *owner)
-
-    def lent(self) -> _Lent:
-        """Pass buffers and counters to compiled code in a context, and take the counters back."""
-        return _Lent(self)
 
     # -- state ------------------------------------------------------------------------------------------------------
     @property
@@ -264,7 +180,7 @@ class Buckets:
 
     def copy_from(self, other: Buckets) -> None:
         """Take over blocks and free list; the columns come with the tables."""
-        self.block_count, self.free_top, self.capacity = other.block_count, other.free_top, other.capacity
+        self.state[:], self.capacity = other.state, other.capacity
         self._blocks = [aligned_copy(b) for b in other._blocks]
         self._bind()
 
@@ -286,30 +202,4 @@ class Buckets:
         positions = blocks[np.repeat(first, degree) + at // size] * size + at % size
         held[positions], position[items] = items, positions
         unused[: len(free)] = free
-        self.block_count, self.free_top = len(blocks) + len(free), len(free)
-
-    def _bind(self) -> None:
-        self.head, self.tail, self.degree = self._head.cells, self._tail.cells, self._degree.cells
-        self.position = self._position.cells
-        self.items, self.next, self.prev, self.free = (cells_of(b, self._counter) for b in self._blocks)
-
-
-class _Lent:
-    """Counters of a `Buckets` as an array while compiled code runs."""
-
-    def __init__(self, buckets: Buckets) -> None:
-        self._buckets = buckets
-        self._state = np.array([buckets.block_count, buckets.free_top], np.int64)
-
-    def __enter__(self) -> tuple[tuple[Array, ...], Array]:
-        return self._buckets.tables(), self._state
-
-    def __exit__(self, *_: object) -> None:
-        self._buckets.block_count, self._buckets.free_top = (int(x) for x in self._state)
-
-
-def kernels() -> Any:
-    """Return the compiled loops of bulk edits."""
-    from . import kernels as compiled  # loads numba, so only for a large batch
-
-    return compiled
+        self.state[:] = len(blocks) + len(free), len(free)

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.graph.slots import Array, Column, SlotTable, is_array
+from graphwright.graph.slots import Array, Column, SlotTable
 
 from ..errors import UsageError
-from .buckets import BULK_MIN, NONE, Buckets, kernels
+from .buckets import NONE, Buckets
 from .errors import NotUndoable
-from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
+from .handles import EdgeArray, Handle, HandleArray, NodeArray
 from .records import RemovedEdges, RemovedNodes, RewiredEdges, check_record
-from .views import Mask
+from .views import Mask, packed, selected
 
 if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
@@ -91,7 +91,7 @@ def remove_nodes(self: Graph, which: Handles | Mask) -> RemovedNodes:
     with self._lock:
         table = self._node_table
         slots = table.slots_of(selected(table, which), distinct=True)
-        edges = _released(self, *_drained(self, slots))
+        edges = _released(self, *self._out.drain_many(self._in, slots, (self._source, self._target)))
         columns = {name: column.take(slots) for name, column in table.columns.items()}
         nodes = NodeArray(table.ids[slots])
         table.release_many(slots)
@@ -122,11 +122,8 @@ def rewire_edges(
             else:
                 rows = packed(given)
                 if rows.ndim and len(rows) != len(slots):
-                    raise UsageError(
-                        "the number of new endpoints differs from the number of edges",
-                        expected=len(slots),
-                        got=len(rows),
-                    )
+                    what = "the number of new endpoints differs from the number of edges"
+                    raise UsageError(what, expected=len(slots), got=len(rows))
                 new.append(self._node_table.slots_of(np.broadcast_to(rows, len(slots)), distinct=False))
         sides = (self._out, self._source), (self._in, self._target)
         for (side, _), before, after in zip(sides, old, new, strict=True):
@@ -203,29 +200,6 @@ def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
         return RewiredEdges(record.edges[back], *new_ends, left[0], left[1], record.sources[back], record.targets[back])
 
 
-def packed(handles: Any) -> Ids:
-    """Return handles in any form as packed int64. Raises: UsageError."""
-    if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
-        handles = list(handles)
-    ids = np.asarray(handles)
-    if (ids.size and ids.dtype.kind not in "iu") or ids.ndim > 1:
-        raise UsageError("not an array of handles", got=f"{ids.dtype} of shape {ids.shape}")
-    return ids.astype(np.int64, copy=False)
-
-
-def selected(table: SlotTable, which: Any) -> Ids:
-    """Return the packed handles that ids or a mask select."""
-    if isinstance(which, Mask):
-        return which.ids
-    if is_array(which) and which.dtype == bool:
-        if which.shape != (table.live,):
-            raise UsageError(
-                "the mask length differs from the number of live rows", expected=(table.live,), got=which.shape
-            )
-        return table.ids[table.live_slots()[which]]
-    return np.atleast_1d(packed(which))
-
-
 def _rows(table: SlotTable, given: Any, count: int) -> list[tuple[Column, Any]]:
     for name in given:
         table.column(name)
@@ -249,27 +223,6 @@ def _released(self: Graph, slots: Array, out_positions: Array, in_positions: Arr
     )
     table.release_many(slots)
     return record
-
-
-def _drained(self: Graph, nodes: Array) -> tuple[Array, Array, Array]:
-    """Remove all edges of nodes from both lists; return their slots and bucket indices in the order of removal."""
-    out, into = self._out, self._in
-    bound = int(out.degrees[nodes].sum()) + int(into.degrees[nodes].sum())
-    if bound < BULK_MIN:
-        found: list[tuple[int, int, int]] = []
-        for node in nodes.tolist():
-            for side in (out, into):
-                while side.degree[node]:
-                    e = side.last(node)
-                    found.append((e, out.remove(self._src[e], e), into.remove(self._dst[e], e)))
-        rows = np.array(found, np.int64).reshape(-1, 3).T
-    else:
-        rows = np.empty((3, bound), np.int64)
-        ends = self._source.data, self._target.data
-        with out.lent() as (out_tables, out_state), into.lent() as (in_tables, in_state):
-            done = kernels().drain(out_tables, out_state, in_tables, in_state, self.block, nodes, ends, rows)
-        rows = rows[:, :done]
-    return rows[0].copy(), rows[1].copy(), rows[2].copy()
 
 
 def _revive_edges(self: Graph, record: RemovedEdges) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any, cast
 
 from ..errors import UsageError
+from ..files import atomic_write
 from .errors import JournalCorrupt
 
 GENESIS = "0" * 64
@@ -93,11 +94,6 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def entry_hash(prev: str, entry: Any) -> str:
-    """Return the hash of an entry that follows `prev`."""
-    return _hash(prev, canonical_json(entry))
-
-
 def _hash(prev: str, text: str) -> str:
     return hashlib.sha256((prev + text).encode()).hexdigest()
 
@@ -111,9 +107,7 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 
     Raises: JournalCorrupt with the first bad line, counted from 1.
     """
-    links: list[Link] = []
-    for link in _links(lines, base):
-        links.append(link)
+    links = list(_links(lines, base))
     _check_head(links, head, base)
     return links
 
@@ -141,26 +135,8 @@ def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | Non
 
 
 def write(path: str | os.PathLike[str], chain: Chain) -> None:
-    """Write a whole journal to a temporary name, fsync and rename it. Raises: OSError."""
-    temporary = f"{os.fspath(path)}.tmp"
-    try:
-        with open(temporary, "wb") as file:
-            for link in chain.links:
-                file.write(link.line.encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-
-
-def append_to(path: str | os.PathLike[str], link: Link) -> None:
-    """Append one line to a journal file and fsync it. Raises: OSError."""
-    with open(path, "ab") as file:
-        file.write(link.line.encode() + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Write a whole journal atomically. Raises: UnwritableTarget."""
+    atomic_write(path, (link.line.encode() + b"\n" for link in chain.links))
 
 
 def _links(lines: Iterable[str | bytes], base: str) -> Iterator[Link]:
@@ -187,7 +163,7 @@ def _parse(line: bytes, number: int) -> Link:
         raise JournalCorrupt(number, f"invalid journal line: {error}") from error
     if not same:
         raise JournalCorrupt(number, "the JSON is not in canonical form")
-    if entry_hash(link.prev, link.entry) != link.hash:
+    if _hash(link.prev, canonical_json(link.entry)) != link.hash:
         raise JournalCorrupt(number, "the stored hash does not match the entry")
     return link
 
@@ -197,10 +173,8 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes]:
     while line := file.readline(MAX_LINE + 1):
         number += 1
         if not line.endswith(b"\n"):
-            too_long = len(line) > MAX_LINE
-            raise JournalCorrupt(
-                number, f"the line is longer than {MAX_LINE} bytes" if too_long else "the last line is incomplete"
-            )
+            too_long = f"the line is longer than {MAX_LINE} bytes" if len(line) > MAX_LINE else None
+            raise JournalCorrupt(number, too_long or "the last line is incomplete")
         yield line[:-1]
 
 
@@ -243,7 +217,6 @@ def _check(value: Any) -> None:
                 if not math.isfinite(item):
                     raise UsageError("JSON cannot represent this number", got=item)
             elif item is not None and not isinstance(item, str | int):
-                raise UsageError(
-                    "not a JSON value", got=type(item).__name__, expected="dict, list, str, number, bool, None"
-                )
+                kinds = "dict, list, str, number, bool, None"
+                raise UsageError("not a JSON value", got=type(item).__name__, expected=kinds)
         level, depth = [item for item in below if type(item) not in _LEAVES], depth + 1

@@ -43,7 +43,7 @@ class EditBusy(ComputeError):
 
 
 class NotUndoable(UsageError):
-    """A record does not fit the present state; edits must be undone in reverse order."""
+    """Nothing to undo, the bytes for it are gone, or a record does not fit: edits are undone in reverse order."""
 
 
 class GraphFileError(UsageError):

@@ -14,15 +14,14 @@ from functools import partial
 from typing import Any, cast
 
 from graphwright.graph import bulk, state
-from graphwright.graph import state as compressed
 from graphwright.graph.slots import CellCounter, SlotTable
 
 from ..errors import UsageError
 from .buckets import NONE, Buckets
 from .errors import EditBusy, NotUndoable
-from .handles import EDGE_BIT, INDEX, EdgeId, NodeId, as_edge, as_node
+from .handles import EDGE_BIT, INDEX, EdgeArray, EdgeId, NodeArray, NodeId, as_edge, as_node
 from .records import RemovedEdge, RemovedNode, RewiredEdge, check_record
-from .views import EdgeView, NodeView
+from .views import TableView
 
 MAX_GENERATION = INDEX
 
@@ -276,14 +275,14 @@ class Graph:
 
     # -- columns -----------------------------------------------------------------------------------------------------
     @property
-    def nodes(self) -> NodeView:
+    def nodes(self) -> TableView[NodeArray]:
         """The nodes: call it to iterate over handles, index it for a column of the live rows."""
-        return NodeView(self)
+        return TableView(self, self._node_table, NodeArray)
 
     @property
-    def edges(self) -> EdgeView:
+    def edges(self) -> TableView[EdgeArray]:
         """The edges: call it to iterate over handles, index it for a column of the live rows."""
-        return EdgeView(self)
+        return TableView(self, self._edge_table, EdgeArray)
 
     def node(self, n: NodeId, name: str) -> Any:
         """Return one column of one node. Raises StaleHandle, UsageError for an undeclared column."""
@@ -410,11 +409,11 @@ class Graph:
     copy = state.copy
     snapshot = state.snapshot
     memory = state.memory
-    csr = compressed.csr
-    csc = compressed.csc
-    adjacency = compressed.adjacency
-    normalized_adjacency = compressed.normalized_adjacency
-    from_coo = classmethod(compressed.from_coo)
+    csr = state.csr
+    csc = state.csc
+    adjacency = state.adjacency
+    normalized_adjacency = state.normalized_adjacency
+    from_coo = classmethod(state.from_coo)
 
     def reserve(self, nodes: int = 0, edges: int = 0) -> None:
         """Reserve this many nodes and edges in total, so that adding them moves no buffer. Raises CapacityError."""
@@ -474,11 +473,8 @@ class EditLock:
         """Take the lock within `timeout` seconds (by default the lock's own timeout). Raises EditBusy."""
         timeout = self.timeout if timeout is None else timeout
         if not self.acquire(timeout=timeout):
-            raise EditBusy(
-                "another thread is editing this graph",
-                expected=f"the edit lock within {timeout} s",
-                fix="read through graph.snapshot(), or raise graph.timeout",
-            )
+            raise EditBusy("another thread is editing this graph", expected=f"the edit lock within {timeout} s",
+                           fix="read through graph.snapshot(), or raise graph.timeout")  # fmt: skip
 
     def __enter__(self) -> None:
         if not self.acquire(False):

@@ -1,71 +1,82 @@
-"""Compiled bulk edits of buckets: each kernel is the loop of the single edit in `buckets.py`, cell for cell.
+"""Edits of bucket lists, each stated once: run as plain Python for single edits, and compiled for large batches.
 
-`tables` are the buffers of `Buckets.tables()`, `state` is [blocks ever used, top of the free list]. Room is reserved
-before a kernel runs, so no kernel allocates or fails. Importing this module loads numba.
+`tables` are the buffers of a `Buckets`: head, tail, degree, position, items, next, prev, free. `state` is [blocks ever
+used, top of the free list], `block` the number of edges per block. Room is reserved before an edit runs, so none
+allocates or fails. `compiled` loads numba.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from functools import cache
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
-import numpy as np
-
-from graphwright.native import njit
-
-Array = Any
-F = TypeVar("F", bound=Callable[..., Any])
-# _nrt=False: these loops own no array, and reference counts of ten of them cost 20 times the work (measured).
-_njit: Any = njit(cache=True, error_model="numpy", _nrt=False)
+Cells = Any
+"""A memoryview, or an array in compiled code."""
 
 
-def _compiled(loop: F) -> F:
-    return _njit(loop)
+@cache
+def compiled() -> Any:
+    """Return the functions of this module compiled; they call each other's compiled forms."""
+    from graphwright.native import njit
+
+    # _nrt=False: these loops own no array, and reference counts of ten of them cost 20 times the work (measured).
+    wrap: Any = njit(cache=True, error_model="numpy", _nrt=False)
+    space = dict(globals())
+    for name, function in globals().items():
+        if isinstance(function, FunctionType) and function.__module__ == __name__ and name != "compiled":
+            space[name] = wrap(FunctionType(function.__code__, space, name))
+    return SimpleNamespace(**space)
 
 
-@_compiled
-def _open_last(tables: Array, state: Array, block: int, node: int) -> Any:
-    _, tail, degree, _, _, after, before, free = tables
+def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> None:
+    """Append an edge to a node's list."""
+    _, tail, degree, position_of, items, _, _, _ = tables
     count = degree[node]
-    offset = count % block
+    if count % block:
+        position = tail[node] * block + count % block
+        degree[node] = count + 1
+    else:
+        position = open_last(tables, state, block, node)
+    items[position] = edge
+    position_of[edge] = position
+
+
+def open_last(tables: Cells, state: Cells, block: int, node: int) -> int:
+    """Lengthen a node's list by one entry, opening a block if the last one is full; return its index in `items`."""
+    head, tail, degree, _, _, after, before, free = tables
+    count = degree[node]
     degree[node] = count + 1
-    if offset:
-        return tail[node] * block + offset
+    old = tail[node]
+    if count % block:
+        return old * block + count % block
     if state[1]:
         state[1] -= 1
-        new = np.int64(free[state[1]])
+        new = free[state[1]]
     else:
         new = state[0]
         state[0] += 1
-    old = tail[node]
     before[new] = old
     after[new] = -1
     if old == -1:
-        tables[0][node] = new
+        head[node] = new
     else:
         after[old] = new
     tail[node] = new
     return new * block
 
 
-@_compiled
-def _append(tables: Array, state: Array, block: int, node: int, edge: int) -> None:
-    position = _open_last(tables, state, block, node)
-    tables[4][position] = edge
-    tables[3][edge] = position
-
-
-@_compiled
-def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> Any:
-    head, tail, degree, place_of, items, after, before, free = tables
-    position = np.int64(place_of[edge])
+def remove(tables: Cells, state: Cells, block: int, node: int, edge: int) -> int:
+    """Remove an edge from a node's list by moving the last entry into its index; return that index."""
+    head, tail, degree, position_of, items, after, before, free = tables
+    position = position_of[edge]
     count = degree[node] - 1
-    end = np.int64(tail[node])
+    end = tail[node]
     last = end * block + count % block
     if position != last:
         moved = items[last]
         items[position] = moved
-        place_of[moved] = position
+        position_of[moved] = position
     items[last] = -1
     degree[node] = count
     if count % block == 0:
@@ -80,25 +91,25 @@ def _remove(tables: Array, state: Array, block: int, node: int, edge: int) -> An
     return position
 
 
-@_compiled
-def _restore(tables: Array, state: Array, block: int, node: int, edge: int, position: int) -> None:
-    items, place_of = tables[4], tables[3]
-    last = _open_last(tables, state, block, node)
+def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, position: int) -> None:
+    """Undo `remove`: put the edge back at `position` and its present entry back at the end of the list."""
+    items, position_of = tables[4], tables[3]
+    last = open_last(tables, state, block, node)
     if position != last:
         moved = items[position]
         items[last] = moved
-        place_of[moved] = last
+        position_of[moved] = last
     items[position] = edge
-    place_of[edge] = position
+    position_of[edge] = position
 
 
-@_compiled
-def _fits(tables: Array, state: Array, block: int, node: int, position: int, owner: Array) -> bool:
+def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
+    """Return True if `restore` at `position` is a valid inverse now: the next index, or one in use."""
     count = tables[2][node]
     if count % block:
-        at = np.int64(tables[1][node])
+        at = tables[1][node]
     elif state[1]:
-        at = np.int64(tables[7][state[1] - 1])
+        at = tables[7][state[1] - 1]
     else:
         at = state[0]
     if position == at * block + count % block:
@@ -109,8 +120,15 @@ def _fits(tables: Array, state: Array, block: int, node: int, position: int, own
     return edge != -1 and owner[edge] == node
 
 
-@_compiled
-def _blocks_needed(degree: Array, nodes: Array, block: int) -> int:
+def last_edge(tables: Cells, block: int, node: int) -> int:
+    """Return the edge at the end of a non-empty list."""
+    return tables[4][tables[1][node] * block + (tables[2][node] - 1) % block]
+
+
+# -- many: `left` receives the old indices ----------------------------------------------------------------------------
+def blocks_needed(tables: Cells, state: Cells, block: int, nodes: Cells) -> int:
+    """Return the number of blocks that appending one edge at each of `nodes` opens."""
+    degree = tables[2]
     needed = 0
     for node in nodes:  # counts up in the degrees themselves, then back down: needs no scratch buffer
         needed += degree[node] % block == 0
@@ -120,67 +138,60 @@ def _blocks_needed(degree: Array, nodes: Array, block: int) -> int:
     return needed
 
 
-def blocks_needed(degree: Array, nodes: Array, block: int) -> int:
-    """Return the number of blocks that appending one edge at each of `nodes` opens."""
-    return int(_blocks_needed(degree, nodes, block))
-
-
-@_compiled
-def append_many(tables: Array, state: Array, block: int, nodes: Array, edges: Array) -> None:
+def append_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells) -> None:
     """Append each edge to its node's list."""
     for i in range(len(edges)):
-        _append(tables, state, block, nodes[i], edges[i])
+        append(tables, state, block, nodes[i], edges[i])
 
 
-@_compiled
-def remove_many(tables: Array, state: Array, block: int, nodes: Array, edges: Array, left: Array) -> None:
-    """Remove each edge from its node's list; `left` receives the old indices."""
+def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, left: Cells) -> None:
+    """Remove each edge from its node's list."""
     for i in range(len(edges)):
-        left[i] = _remove(tables, state, block, nodes[i], edges[i])
+        left[i] = remove(tables, state, block, nodes[i], edges[i])
 
 
-@_compiled
 def restore_many(
-    tables: Array, state: Array, block: int, nodes: Array, edges: Array, positions: Array, owner: Array
+    tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
 ) -> int:
     """Restore each edge at its index while it fits; return how many did."""
     for i in range(len(edges)):
-        if not _fits(tables, state, block, nodes[i], positions[i], owner):
+        if not fits(tables, state, block, nodes[i], positions[i], owner):
             return i
-        _restore(tables, state, block, nodes[i], edges[i], positions[i])
+        restore(tables, state, block, nodes[i], edges[i], positions[i])
     return len(edges)
 
 
-@_compiled
-def move_many(tables: Array, state: Array, block: int, old: Array, new: Array, edges: Array, left: Array) -> None:
-    """Move each edge whose node changes to the end of the new node's list; `left` receives the old indices or -1."""
+def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, edges: Cells, left: Cells) -> None:
+    """Move each edge whose node changes to the end of the new node's list."""
     for i in range(len(edges)):
         if old[i] != new[i]:
-            left[i] = _remove(tables, state, block, old[i], edges[i])
-            _append(tables, state, block, new[i], edges[i])
+            left[i] = remove(tables, state, block, old[i], edges[i])
+            append(tables, state, block, new[i], edges[i])
 
 
-@_compiled
 def unmove_many(
-    tables: Array, state: Array, block: int, nodes: Array, edges: Array, positions: Array, left: Array, owner: Array
+    tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Put each edge back to a node and index and fix its owner; `left` receives the indices. Return the count."""
+    """Put each edge back to a node and index (-1: it did not move) and set its owner, while it fits.
+
+    Returns the number of rows done.
+    """
     for i in range(len(edges)):
         if positions[i] == -1:
             continue
         now = owner[edges[i]]
-        left[i] = _remove(tables, state, block, now, edges[i])
-        if not _fits(tables, state, block, nodes[i], positions[i], owner):
-            _restore(tables, state, block, now, edges[i], left[i])
+        here = remove(tables, state, block, now, edges[i])
+        left[i] = here
+        if not fits(tables, state, block, nodes[i], positions[i], owner):
+            restore(tables, state, block, now, edges[i], here)
             return i
-        _restore(tables, state, block, nodes[i], edges[i], positions[i])
+        restore(tables, state, block, nodes[i], edges[i], positions[i])
         owner[edges[i]] = nodes[i]
     return len(edges)
 
 
-@_compiled
 def drain(
-    out: Array, out_state: Array, into: Array, into_state: Array, block: int, nodes: Array, ends: Array, rows: Array
+    out: Cells, out_state: Cells, block: int, into: Cells, into_state: Cells, nodes: Cells, ends: Cells, rows: Cells
 ) -> int:
     """Remove all edges of each node, out-list first, from the end; fill `rows` with edge, out index, in index.
 
@@ -188,16 +199,10 @@ def drain(
     """
     done = 0
     for node in nodes:
-        while out[2][node]:
-            edge = out[4][out[1][node] * block + (out[2][node] - 1) % block]
+        while out[2][node] or into[2][node]:
+            edge = last_edge(out, block, node) if out[2][node] else last_edge(into, block, node)
             rows[0, done] = edge
-            rows[1, done] = _remove(out, out_state, block, node, edge)
-            rows[2, done] = _remove(into, into_state, block, ends[1][edge], edge)
-            done += 1
-        while into[2][node]:
-            edge = into[4][into[1][node] * block + (into[2][node] - 1) % block]
-            rows[0, done] = edge
-            rows[1, done] = _remove(out, out_state, block, ends[0][edge], edge)
-            rows[2, done] = _remove(into, into_state, block, node, edge)
+            rows[1, done] = remove(out, out_state, block, ends[0][edge], edge)
+            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
             done += 1
     return done

@@ -273,11 +273,9 @@ class OnlineOrder(Generic[N]):
                     continue
                 parent[after] = node
                 if after == goal:
-                    raise CycleError(
-                        f"an edge from {goal!r} to {start!r} closes a cycle",
-                        path=tuple(_path(parent, goal)),
-                        fix="cut one of the edges on the path, or make one a delayed edge",
-                    )
+                    path = tuple(_path(parent, goal))
+                    raise CycleError(f"an edge from {goal!r} to {start!r} closes a cycle", path=path,
+                                     fix="cut one of the edges on the path, or make one a delayed edge")  # fmt: skip
                 pending.append(after)
         return list(parent)
 

@@ -216,9 +216,8 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                raise UsageError(
-                    f"{self.kind.from_int(int(handles[row]))} is duplicated", where=f"row {row}", fix="pass unique ids"
-                )
+                what = f"{self.kind.from_int(int(handles[row]))} is duplicated"
+                raise UsageError(what, where=f"row {row}", fix="pass unique ids")
         return slots
 
     def issue_many(self, count: int) -> Array:
@@ -298,17 +297,15 @@ class SlotTable:
         for rebind in self.on_grow:
             rebind()
 
-    def set_free(self, slots: Array) -> None:
-        """Replace the free list, bottom first."""
-        self.free_top = 0
-        self._grow_free(len(slots))
-        self._free[: len(slots)] = slots
-        self.free_top = len(slots)
-
     @property
     def free_slots(self) -> Array:
-        """Return the free list from bottom to top."""
+        """The free list from bottom to top."""
         return self._free[: self.free_top]
+
+    @free_slots.setter
+    def free_slots(self, slots: Array) -> None:
+        self.free_top, self._free = len(slots), np.array(slots, np.int32)
+        self._bind()
 
     @property
     def nbytes(self) -> int:
@@ -404,9 +401,8 @@ class Column:
             self.default = zero[0].item()
             self._bind(aligned(0, self.dtype))
         else:
-            raise DTypeError(
-                "unsupported column dtype", where=name, expected="bool, integer, float or object", got=self.dtype
-            )
+            kinds = "bool, integer, float or object"
+            raise DTypeError("unsupported column dtype", where=name, expected=kinds, got=self.dtype)
 
     def grow(self, capacity: int) -> None:
         """Reserve `capacity` rows; new rows hold the default."""
@@ -452,9 +448,8 @@ class Column:
             rows = self._numeric(np.asarray(values))
             rows = np.broadcast_to(rows, count) if rows.ndim == 0 else rows
         if (self.dtype != object and np.ndim(rows) != 1) or len(rows) != count:
-            raise UsageError(
-                "wrong number of column values", where=self.name, expected=f"1 or {count}", got=np.shape(values)
-            )
+            what, wanted = "wrong number of column values", f"1 or {count}"
+            raise UsageError(what, where=self.name, expected=wanted, got=np.shape(values))
         return rows
 
     def _numeric(self, given: Array) -> Array:

@@ -77,7 +77,9 @@ def structure_hash(self: Graph, positions: bool = False) -> str:
             for name in sorted(table.columns):
                 column = table.columns[name]
                 digest.update(f"{name} {column.dtype.str}\n".encode())
-                digest.update(_canonical_rows(column, slots))
+                rows = column.take(slots)
+                plain = column.dtype != object
+                digest.update(rows.tobytes() if plain else "\n".join(_canonical(v, column) for v in rows).encode())
         for ends in (self._source, self._target):
             digest.update(self._node_table.ids[ends.data[e]].tobytes())
         if positions:
@@ -169,22 +171,14 @@ def from_dict(
     return graph
 
 
-def _canonical_rows(column: Column, slots: Array) -> bytes:
-    rows = column.take(slots)
-    if column.dtype != object:
-        return rows.tobytes()
-    return "\n".join(_canonical(value, column) for value in rows).encode()
-
-
 def _canonical(value: Any, column: Column) -> str:
     value = column.spec.encode(value) if column.spec.encode else value
     try:
         return canonical_json(value)
     except UsageError:
         if type(value).__repr__ is object.__repr__:
-            raise UsageError(
-                f"a {type(value).__name__} has no stable text to hash", where=column.name, fix="ColumnSpec(encode=...)"
-            ) from None
+            what = f"a {type(value).__name__} has no stable text to hash"
+            raise UsageError(what, where=column.name, fix="ColumnSpec(encode=...)") from None
         return f"{type(value).__qualname__} {value!r}"
 
 
@@ -197,12 +191,8 @@ def _table_dict(table: SlotTable) -> dict[str, Any]:
         rows = [encode(v) if encode else v for v in rows] if column.dtype == object else rows
         default = encode(column.default) if encode and column.default is not None else column.default
         columns[name] = {"dtype": column.dtype.name, "default": default, "rows": rows}
-    return {
-        "generation": generation.astype(np.int32),
-        "high": table.high[used].copy(),
-        "free": table.free_slots.copy(),
-        "columns": columns,
-    }
+    high, free = table.high[used].copy(), table.free_slots.copy()
+    return {"generation": generation.astype(np.int32), "high": high, "free": free, "columns": columns}
 
 
 def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:
@@ -213,11 +203,11 @@ def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> 
         while block >= 0:
             blocks.append(block)
             block = int(after[block])
-    rank = np.empty(side.block_count, np.int64)
+    rank = np.empty(side.state[0], np.int64)
     rank[blocks] = np.arange(len(blocks))
     positions = side.positions[slots].astype(np.int64)
     order = np.argsort(rank[positions // side.block] * side.block + positions % side.block)
-    free = side.tables()[7][: side.free_top].copy()
+    free = side.tables()[7][: side.state[1]].copy()
     return {"items": slots[order], "blocks": np.array(blocks, np.int64), "free": free}
 
 
@@ -238,7 +228,7 @@ def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str
     table.ids[:size] = np.where(alive, table.kind_bit | generation << INDEX_BITS | slots, DEAD)
     table.high[:size] = high
     table.size, table.live = size, int(np.count_nonzero(alive))
-    table.set_free(free)
+    table.free_slots = free
     live = table.live_slots()
     saved = data["columns"]
     for name, column in saved.items():

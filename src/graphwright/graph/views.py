@@ -9,7 +9,7 @@ edits. Invariant: a mask holds handles, so a row deleted after it was made is a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -17,7 +17,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from graphwright.graph.slots import Array, SlotTable, is_array
 
 from ..errors import UsageError
-from .handles import EdgeArray, Handle, HandleArray, Ids, NodeArray
+from .handles import Handle, HandleArray, Ids
 
 if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
@@ -130,8 +130,6 @@ class ColumnView(NDArrayOperatorsMixin):
             self._graph.version += 1
 
     def _slots(self, key: Any) -> Array:
-        from .bulk import selected  # bulk edits need masks, so they come after this module
-
         if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
             return self._table.live_slots()
         if isinstance(key, slice):
@@ -142,25 +140,41 @@ class ColumnView(NDArrayOperatorsMixin):
         return f"ColumnView({self.name!r}, {self.dtype}, {len(self)} live rows)"
 
 
+def packed(handles: Any) -> Ids:
+    """Return handles in any form as packed int64. Raises: UsageError."""
+    if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
+        handles = list(handles)
+    ids = np.asarray(handles)
+    if (ids.size and ids.dtype.kind not in "iu") or ids.ndim > 1:
+        raise UsageError("not an array of handles", got=f"{ids.dtype} of shape {ids.shape}")
+    return ids.astype(np.int64, copy=False)
+
+
+def selected(table: SlotTable, which: Any) -> Ids:
+    """Return the packed handles that ids or a mask select."""
+    if isinstance(which, Mask):
+        return which.ids
+    if is_array(which) and which.dtype == bool:
+        if which.shape != (table.live,):
+            raise UsageError("wrong length of a mask over the live rows", expected=(table.live,), got=which.shape)
+        return table.ids[table.live_slots()[which]]
+    return np.atleast_1d(packed(which))
+
+
 _COMPARISONS = {np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal}
 
 
 class TableView(Generic[A]):
-    """`g.nodes` or `g.edges`."""
+    """`g.nodes` or `g.edges`: the elements of one kind as a table."""
 
-    __slots__ = ("_graph",)
-    handles: ClassVar[type[Any]]
+    __slots__ = ("_graph", "_handles", "_table")
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    @property
-    def _table(self) -> SlotTable:
-        raise NotImplementedError
+    def __init__(self, graph: Graph, table: SlotTable, handles: type[A]) -> None:
+        self._graph, self._table, self._handles = graph, table, handles
 
     def __call__(self) -> A:
         """Return a copy of the live handles in slot order, so that editing while iterating is safe."""
-        return self.handles(self._table.ids[self._table.live_slots()])
+        return self._handles(self._table.ids[self._table.live_slots()])
 
     def __getitem__(self, name: str) -> ColumnView:
         """Return the live rows of a column."""
@@ -191,25 +205,3 @@ class TableView(Generic[A]):
 
     def __contains__(self, handle: object) -> bool:
         return isinstance(handle, int) and self._table.owns(handle)
-
-
-class NodeView(TableView[NodeArray]):
-    """The nodes of a graph as a table."""
-
-    __slots__ = ()
-    handles = NodeArray
-
-    @property
-    def _table(self) -> SlotTable:
-        return self._graph._node_table
-
-
-class EdgeView(TableView[EdgeArray]):
-    """The edges of a graph as a table."""
-
-    __slots__ = ()
-    handles = EdgeArray
-
-    @property
-    def _table(self) -> SlotTable:
-        return self._graph._edge_table

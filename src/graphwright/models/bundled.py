@@ -9,32 +9,15 @@ from graphwright.models.errors import ModelNotFound
 from graphwright.models.train import TrainOptions
 
 CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "bos_token_id": 0,
-    "dtype": "bfloat16",
-    "eos_token_id": 0,
-    "head_dim": 32,
-    "hidden_act": "silu",
-    "hidden_size": 192,
-    "initializer_range": 0.02,
-    "intermediate_size": 512,
-    "max_position_embeddings": 512,
-    "mlp_bias": False,
-    "model_type": "llama",
-    "num_attention_heads": 6,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-05,
-    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-    "tie_word_embeddings": True,
-    "use_cache": True,
-    "vocab_size": 256,
-}
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "hidden_act": "silu",
+    "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 512,
+    "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True, "use_cache": True,
+    "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "initializer_range": 0.02, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
 
-RECIPE = TrainOptions(
-    steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0, seed=0
-)
+RECIPE = TrainOptions(steps=700, batch=16, window=256, lr=3e-3, warmup=100, floor=0.05, weight_decay=0.1, clip=1.0)
 
 
 def bundled() -> Path:

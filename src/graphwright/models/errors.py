@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
-from graphwright.errors import GraphwrightError, UsageError
+from graphwright.errors import Facts, GraphwrightError, UsageError
 from graphwright.safetensors import CheckpointError
-
-if TYPE_CHECKING:
-    from graphwright.errors import Facts
 
 
 class ModelNotFound(CheckpointError, FileNotFoundError):

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
+from graphwright.graph import NodeId
+from graphwright.models.architectures.architecture import Config
 from graphwright.ops import get, traits
+from graphwright.program import Program
 from graphwright.program.cost import flops
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models.architectures.config import Config
-    from graphwright.program import Program
-    from graphwright.safetensors import Checkpoint
+from graphwright.report import ReportBase
+from graphwright.safetensors import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class TensorRow:
     path: str
     dtype: str
     shape: tuple[int, ...]
-    nbytes: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Inspection:
+class Inspection(ReportBase):
     """Facts from headers and config.
 
     Attributes:
@@ -57,29 +57,29 @@ class Inspection:
     edges: int = 0
     layers: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        facts = {name: getattr(self, name) for name in self.__slots__ if name != "tensors"}
-        facts["tensors"] = [
-            {"key": t.key, "path": t.path, "dtype": t.dtype, "shape": list(t.shape), "bytes": t.nbytes}
-            for t in self.tensors
-        ]
-        return facts
-
     def tree(self, depth: int = 3) -> list[tuple[int, str, str, int]]:
         """(depth, name, note, parameters) per module; equal layers in a row share one line."""
-        return _tree(self.tensors, depth)
+        root = _Module()
+        for row in self.tensors:
+            at = root
+            for name in row.path.split("."):
+                at = at.parts.setdefault(name, _Module())
+                at.parameters += prod(row.shape)
+            at.note = f"{row.dtype} {list(row.shape)}"
+        return list(root.lines(depth))
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.text()
 
     def text(self, depth: int = 3) -> str:
         """Text for people, with the tree `depth` levels deep."""
+        nbytes, kv = (_scaled(n, 1024, ("B", "KiB", "MiB", "GiB")) for n in (self.nbytes, self.kv_bytes_per_token))
+        flop, tied = _scaled(self.flops_per_token, 1000, ("", "k", "M", "G", "T")), ", head tied to the embedding"
         lines = [
-            f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {_size(self.nbytes)} "
+            f"{self.model}: {self.family}, {self.layers} layers, {self.parameters:,} parameters, {nbytes} "
             f"({', '.join(self.dtypes)})",
-            f"{_count(self.flops_per_token)}FLOP per token, {_size(self.kv_bytes_per_token)} of KV cache per token"
-            f"{', head tied to the embedding' if self.tied else ''}; {self.nodes} nodes, {self.edges} edges",
+            f"{flop}FLOP per token, {kv} of KV cache per token{tied if self.tied else ''}; "
+            f"{self.nodes} nodes, {self.edges} edges",
         ]
         for level, name, note, parameters in self.tree(depth):
             share = 100 * parameters / max(self.parameters, 1)
@@ -90,31 +90,24 @@ class Inspection:
 def inspect_program(p: Program, family: str, config: Config, dims: Any) -> Inspection:
     """Inspect a program in its current state, with its edits."""
     rows = (TensorRow(p.key(n), p.path(n), p.spec(n).dtype.name, p.spec(n).sizes, p.spec(n).nbytes) for n in p.params())
-    return _inspection(
-        family,
-        config,
-        tuple(rows),
-        flops_per_token=flops(p, {"B": 1, "T": 1}),
-        kv_bytes_per_token=kv_bytes_per_token(p),
-        tied=bool(getattr(dims, "tied", False)),
-        nodes=len(p),
-        edges=p.graph.edge_count,
-        layers=getattr(dims, "layers", 0),
-    )
+    facts = {"tied": bool(getattr(dims, "tied", False)), "layers": getattr(dims, "layers", 0)}
+    facts |= {"flops_per_token": flops(p, {"B": 1, "T": 1}), "kv_bytes_per_token": kv_bytes_per_token(p)}
+    return _inspection(family, config, tuple(rows), nodes=len(p), edges=p.graph.edge_count, **facts)
 
 
 def inspect_files(checkpoint: Checkpoint, config: Config, family: str) -> Inspection:
     """Inspect headers alone, without an architecture: layers and costs are unknown, and reported as 0."""
-    rows = (TensorRow(i.key, i.key, _dtype_name(i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
+    names = {tag: dtype.name for tag, dtype in BY_TAG.items()}
+    rows = (TensorRow(i.key, i.key, names.get(i.tag, i.tag), tuple(i.shape), i.nbytes) for i in checkpoint.infos())
     return _inspection(family, config, tuple(rows))
 
 
 def _inspection(family: str, config: Config, rows: tuple[TensorRow, ...], **facts: Any) -> Inspection:
     dtypes = Counter[str]()
     for row in rows:
-        dtypes[row.dtype] += row.nbytes
-    sizes = {"parameters": sum(prod(r.shape) for r in rows), "nbytes": sum(r.nbytes for r in rows)}
-    return Inspection(family, config.path.parent.name, **sizes, dtypes=dict(dtypes), tensors=rows, **facts)
+        dtypes[row.dtype] += row.bytes
+    parameters, nbytes = sum(prod(r.shape) for r in rows), sum(r.bytes for r in rows)
+    return Inspection(family, config.path.parent.name, parameters, nbytes, dict(dtypes), rows, **facts)
 
 
 def kv_bytes_per_token(p: Program) -> int:
@@ -133,18 +126,15 @@ def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     Counted in the dtype that kernels read, because casts of weights run once, not per token.
 
     Args:
+        p: the program.
         narrow: whether the VM runs, which reads bfloat16 matrices in their stored dtype.
     """
-    total = 0
-    needed = p.reachable(p.outputs())
+    total, needed = 0, p.reachable(p.outputs())
     for node in p.params():
-        for reader, spec in _readers(p, node, narrow):
-            if reader in needed and not traits(p.op(reader)).lookup:
-                total += spec.nbytes
-                break
-        else:
-            spec = p.spec(node)
-            total += spec.nbytes // max(int(spec.shape[0]), 1) if node in needed and spec.shape else 0
+        read = [s.nbytes for n, s in _readers(p, node, narrow) if n in needed and not traits(p.op(n)).lookup]
+        spec = p.spec(node)
+        row = spec.nbytes // max(int(spec.shape[0]), 1) if node in needed and spec.shape else 0
+        total += read[0] if read else row
     return total
 
 
@@ -161,60 +151,30 @@ def _readers(p: Program, node: NodeId, narrow: bool) -> list[tuple[NodeId, Spec]
     return found
 
 
-def _dtype_name(tag: str) -> str:
-    return BY_TAG[tag].name if tag in BY_TAG else tag
+@dataclass(slots=True)
+class _Module:
+    """A level of the tree; `note` describes a weight."""
 
+    note: str = ""
+    parameters: int = 0
+    parts: dict[str, _Module] = field(default_factory=dict)
 
-def _tree(tensors: tuple[TensorRow, ...], depth: int) -> list[tuple[int, str, str, int]]:
-    children: dict[tuple[str, ...], dict[str, None]] = {}
-    totals: dict[tuple[str, ...], int] = {}
-    notes: dict[tuple[str, ...], str] = {}
-    for row in tensors:
-        parts = tuple(row.path.split("."))
-        for i in range(len(parts)):
-            children.setdefault(parts[:i], {})[parts[i]] = None
-            totals[parts[: i + 1]] = totals.get(parts[: i + 1], 0) + prod(row.shape)
-        notes[parts] = f"{row.dtype} {list(row.shape)}"
-    signature: dict[tuple[str, ...], Any] = {}
-
-    def sign(at: tuple[str, ...]) -> Any:
-        if at not in signature:
-            signature[at] = (notes.get(at), tuple((c, sign((*at, c))) for c in children.get(at, ())))
-        return signature[at]
-
-    lines: list[tuple[int, str, str, int]] = []
-
-    def walk(at: tuple[str, ...], level: int) -> None:
-        names = list(children.get(at, ()))
-        i = 0
+    def lines(self, depth: int, level: int = 0) -> Iterator[tuple[int, str, str, int]]:
+        names, i = list(self.parts), 0
         while i < len(names):
-            here = (*at, names[i])
-            run = i + 1
-            while names[i].isdigit() and run < len(names) and sign((*at, names[run])) == sign(here):
-                run += 1
-            label = names[i] if run == i + 1 else f"{names[i]} .. {names[run - 1]} ({run} equal, one shown)"
-            only = list(children.get(here, ()))
-            note = notes.get(here) or (notes.get((*here, only[0]), "") if len(only) == 1 else "")
-            lines.append((level, label, note, sum(totals[(*at, n)] for n in names[i:run])))
-            if level + 1 < depth + 1 and not (len(only) == 1 and (*here, only[0]) in notes) and only:
-                walk(here, level + 1)
-            i = run
-
-    walk((), 0)
-    return lines
+            first, end = self.parts[names[i]], i + 1
+            while names[i].isdigit() and end < len(names) and self.parts[names[end]] == first:
+                end += 1
+            label = names[i] if end == i + 1 else f"{names[i]} .. {names[end - 1]} ({end - i} equal, one shown)"
+            weight = next(iter(first.parts.values())).note if len(first.parts) == 1 else ""
+            yield level, label, first.note or weight, (end - i) * first.parameters
+            if level < depth and not weight:
+                yield from first.lines(depth, level + 1)
+            i = end
 
 
-def _size(nbytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
-            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.2f} {unit}"
-        nbytes /= 1024
-    return ""
-
-
-def _count(n: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if n < 1000 or unit == "T":
-            return f"{n:.2f} {unit}"
-        n /= 1000
-    return ""
+def _scaled(n: float, base: int, units: Sequence[str]) -> str:
+    unit, *larger = units
+    while n >= base and larger:
+        n, unit, *larger = n / base, *larger
+    return f"{n:.0f} {unit}" if unit == "B" else f"{n:.2f} {unit}"

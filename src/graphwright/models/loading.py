@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-from graphwright.array import BY_TAG, CPU, NDArray, Storage, dtype, empty
+from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
 from graphwright.autograd import Parameter
+from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import TensorMismatch, UnsupportedDType
-from graphwright.program import Builder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from graphwright.array import DType
-    from graphwright.models.architectures.architecture import Architecture
-    from graphwright.models.architectures.config import Config
-    from graphwright.program import Program
-    from graphwright.safetensors import Checkpoint
+from graphwright.program import Builder, Program
+from graphwright.safetensors import Checkpoint
 
 TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 

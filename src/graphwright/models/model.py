@@ -4,47 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright.array import Device
+from graphwright.array import Device, NDArray
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.generation.cache import CHUNK, StaticCache, check_cache_of
+from graphwright.files import StrPath
+from graphwright.models.architectures.architecture import Architecture, Config
+from graphwright.models.export.write import save_model
+from graphwright.models.generation.cache import CHUNK, KVCache, StaticCache, check_cache_of
 from graphwright.models.generation.cached_program import with_padding
-from graphwright.models.generation.generate import GenerationOptions, decode, generate
+from graphwright.models.generation.generate import (
+    GenerationKeywords,
+    GenerationOptions,
+    GenerationResult,
+    decode,
+    generate,
+)
 from graphwright.models.generation.paged import PagedCache
-from graphwright.models.generation.sampling import Sampling, check_number
+from graphwright.models.generation.sampling import Sampling, SamplingKeywords, check_number
 from graphwright.models.generation.text import check_ids, check_mask, vocabulary
-from graphwright.models.health import check_finite, validate
-from graphwright.models.inspect import inspect_program
+from graphwright.models.inspect import Inspection, inspect_program
 from graphwright.models.loading import build
-from graphwright.models.metrics import bits_per_byte
+from graphwright.models.metrics import BitsPerByte, bits_per_byte, check_finite, validate
 from graphwright.models.quantize import quantize
-from graphwright.models.saved import save_model
-from graphwright.models.tokenizer import special_ids
+from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import CompileOptions, plan_for
+from graphwright.program import AssemblyReport, Program, Selection, Units
+from graphwright.program.editing.journal import Entry
+from graphwright.progress import Report
+from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Parameter, Variable
-    from graphwright.models.architectures.architecture import Architecture
-    from graphwright.models.architectures.config import Config
     from graphwright.models.export.export import ExportKeywords
-    from graphwright.models.export.ladder import ExportPlan
+    from graphwright.models.export.levels import ExportPlan
     from graphwright.models.export.receipt import Receipt
-    from graphwright.models.generation.cache import KVCache
-    from graphwright.models.generation.generate import GenerationKeywords, GenerationResult
-    from graphwright.models.generation.sampling import SamplingKeywords
-    from graphwright.models.inspect import Inspection
-    from graphwright.models.metrics import BitsPerByte
-    from graphwright.models.tokenizer import Tokenizer
-    from graphwright.program import AssemblyReport, Program, Selection, Units
-    from graphwright.program.editing.journal import Entry
-    from graphwright.progress import Report
-    from graphwright.safetensors import Checkpoint
     from graphwright.surgery import (
         Calibration,
         CompressionReport,
@@ -71,6 +70,7 @@ class PagedOptions(TypedDict, total=False):
     poison: bool
 
 
+@dataclass(eq=False, repr=False)
 class Model:
     """An opened model.
 
@@ -88,24 +88,21 @@ class Model:
         notes: remarks from opening, e.g. rows of the embedding without a token.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        arch: Architecture,
-        dims: Any,
-        config: Config,
-        checkpoint: Checkpoint | None,
-        directory: Path,
-        keys: dict[str, str],
-        tokenizer: Tokenizer | None,
-        compute: str,
-        stored: str = "keep",
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.program, self.arch, self.dims, self.config = program, arch, dims, config
-        self.checkpoint, self.directory, self.keys = checkpoint, directory, keys
-        self.tokenizer, self.compute, self.stored, self.notes = tokenizer, compute, stored, tuple(notes)
-        self.eos_ids = special_ids(directory, config)[1]
+    program: Program
+    arch: Architecture
+    dims: Any
+    config: Config
+    checkpoint: Checkpoint | None
+    directory: Path
+    keys: dict[str, str]
+    tokenizer: Tokenizer | None
+    compute: str
+    stored: str = "keep"
+    notes: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        self.notes = tuple(self.notes)
+        self.eos_ids = special_ids(self.directory, self.config)[1]
         self._padded: tuple[int, Program] | None = None
         self._original: Program | None = None
 
@@ -147,18 +144,20 @@ class Model:
         """
         batch = self.check_ids(ids)
         if mask is None:
-            return self._run(self.program, batch, {}).reshape(*np.shape(ids), -1)
+            return self._run(self.program, batch).reshape(*np.shape(ids), -1)
+        if self._padded is None or self._padded[0] != self.program.version:
+            self._padded = self.program.version, with_padding(self.program)
         seen = check_mask(mask, batch.shape)
         positions = np.maximum(np.cumsum(seen, axis=1) - 1, 0)
-        return self._run(self._with_padding(), batch, {"mask": seen}, positions).reshape(*np.shape(ids), -1)
+        return self._run(self._padded[1], batch, mask=seen, positions=positions).reshape(*np.shape(ids), -1)
 
-    def _run(
-        self, p: Program, ids: np.ndarray, extra: dict[str, np.ndarray], positions: np.ndarray | None = None
-    ) -> np.ndarray:
+    def _run(self, p: Program, ids: np.ndarray, **extra: np.ndarray) -> np.ndarray:
         feeds = {"ids": ids, **extra}
         if "positions" in {p.path(n) for n in p.inputs()}:
             default = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-            feeds["positions"] = np.ascontiguousarray(default if positions is None else positions)
+            feeds["positions"] = np.ascontiguousarray(extra.get("positions", default))
+        else:
+            feeds.pop("positions", None)
         dims = {"B": ids.shape[0], "T": ids.shape[1]}
         specs = {p.path(n): p.spec(n).bind(dims) for n in p.inputs()}
         plan = plan_for(p, specs, ("logits",), CompileOptions(freeze=True))
@@ -172,11 +171,6 @@ class Model:
         check_finite(self.program, host, ids)
         return host
 
-    def _with_padding(self) -> Program:
-        if self._padded is None or self._padded[0] != self.program.version:
-            self._padded = (self.program.version, with_padding(self.program))
-        return self._padded[1]
-
     def check_ids(self, ids: Any) -> np.ndarray:
         """Convert ids to a contiguous int64 array [B, T]. Raises: PromptError."""
         return check_ids(ids, self.vocab)
@@ -188,15 +182,10 @@ class Model:
 
     # -- generation --------------------------------------------------------------------------------------------------
     def generate(
-        self,
-        prompt: Any,
-        max_new_tokens: int = 64,
-        *,
-        cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        self, prompt: Any, max_new_tokens: int = 64, *, cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
         **options: Unpack[GenerationKeywords],
-    ) -> GenerationResult:
+    ) -> GenerationResult:  # fmt: skip
         """Continue a prompt; greedy by default.
 
         Args:
@@ -212,16 +201,10 @@ class Model:
         return self.generate_many(prompt, 1, max_new_tokens, cache=cache, stream=stream, cancel=cancel, **options)[0]
 
     def generate_many(
-        self,
-        prompt: Any,
-        n: int,
-        max_new_tokens: int = 64,
-        *,
-        cache: KVCache | None = None,
-        stream: Callable[[str], object] | None = None,
-        cancel: Callable[[], bool] | None = None,
+        self, prompt: Any, n: int, max_new_tokens: int = 64, *, cache: KVCache | None = None,
+        stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
         **options: Unpack[GenerationKeywords],
-    ) -> list[GenerationResult]:
+    ) -> list[GenerationResult]:  # fmt: skip
         """Sample `n` continuations of one prompt, which is prefilled once; a sample does not depend on the others.
 
         Args and errors: as `generate`.
@@ -235,24 +218,13 @@ class Model:
     ) -> StaticCache: ...
     @overload
     def new_cache(
-        self,
-        tokens: int | None = None,
-        batch: int = 1,
-        *,
-        kind: Literal["paged"] = "paged",
-        device: str = "cpu",
+        self, tokens: int | None = None, batch: int = 1, *, kind: Literal["paged"] = "paged", device: str = "cpu",
         **options: Unpack[PagedOptions],
-    ) -> PagedCache: ...
+    ) -> PagedCache: ...  # fmt: skip
     def new_cache(
-        self,
-        tokens: int | None = None,
-        batch: int = 1,
-        *,
-        kind: str = "paged",
-        device: str = "cpu",
-        dtype: str | None = None,
-        **options: Any,
-    ) -> StaticCache | PagedCache:
+        self, tokens: int | None = None, batch: int = 1, *, kind: str = "paged", device: str = "cpu",
+        **options: Unpack[PagedOptions],
+    ) -> StaticCache | PagedCache:  # fmt: skip
         """An empty KV cache.
 
         Args:
@@ -261,13 +233,13 @@ class Model:
             kind: `paged` for sequences of any lengths, which can be forked: `cache.sequence()` makes one; `static` for
                 `batch` sequences of equal length in contiguous memory.
             device: of the entries and of the steps.
-            dtype: of the entries of a paged cache: "float32", "bfloat16" or "float16"; by default that of activations.
-            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`; see `PagedCache`.
+            options: of a paged cache: `blocks`, `nbytes`, `block`, `prefix_bytes`, `poison`, and `dtype` of the
+                entries, "float32", "bfloat16" or "float16", by default that of activations; see `PagedCache`.
         """
         place = Device.parse(device)
         if kind == "paged":
-            return PagedCache(self.program, tokens=tokens, sequences=batch, kind=dtype, device=place, **options)
-        if kind != "static" or options or dtype is not None:
+            return PagedCache(self.program, tokens=tokens, sequences=batch, device=place, **options)
+        if kind != "static" or options:
             raise UsageError("unknown kind of cache, or options for a static one", expected="kind paged, or static",
                              got=(kind, *options))  # fmt: skip
         return StaticCache(self.program, batch, 0 if tokens is None else tokens, place)
@@ -278,14 +250,9 @@ class Model:
         return cache.prefill(self.check_ids(ids), chunk=chunk, allow_stale=allow_stale)
 
     def decode(
-        self,
-        cache: KVCache,
-        steps: int = 1,
-        *,
-        stream: int | None = None,
-        allow_stale: bool = False,
+        self, cache: KVCache, steps: int = 1, *, stream: int | None = None, allow_stale: bool = False,
         **sampling: Unpack[SamplingKeywords],
-    ) -> Generator[int]:
+    ) -> Generator[int]:  # fmt: skip
         """Sample and append up to `steps` tokens, one by one; a token is in the cache when it is yielded.
 
         Args:
@@ -297,10 +264,8 @@ class Model:
         """
         check_cache_of(self.program, cache)
         number = cache.stream if stream is None else stream
-        check_number("steps", steps)
+        check_number("steps", steps, 0)
         check_number("stream", number)
-        if steps < 0:
-            raise UsageError("steps is out of range", where="steps", expected=">= 0", got=steps)
         return decode(cache, steps, Sampling(**sampling), number, allow_stale)
 
     def reprefill(self, cache: KVCache) -> None:
@@ -402,13 +367,11 @@ class Model:
     # -- files -------------------------------------------------------------------------------------------------------
     def export_plan(self, prefer: str = "original") -> ExportPlan:
         """Plan an export: which levels can carry the model, and why not; reads no payload, writes nothing."""
-        from graphwright.models.export.ladder import export_plan
+        from graphwright.models.export.levels import Ladder
 
-        return export_plan(self, prefer)
+        return Ladder(self).plan(prefer)
 
-    def export(
-        self, directory: str | Path, *, report: Report | None = None, **options: Unpack[ExportKeywords]
-    ) -> Receipt:
+    def export(self, directory: StrPath, *, report: Report | None = None, **options: Unpack[ExportKeywords]) -> Receipt:
         """Write a checkpoint that transformers loads, checked in a clean process, with a receipt.
 
         Args:

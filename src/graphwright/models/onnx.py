@@ -5,37 +5,34 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from graphwright.array import Spec
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import check_free, target_path
+from graphwright.files import StrPath, check_free, target_path
+from graphwright.graph import NodeId
 from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS, traits
-from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxUse
-from graphwright.program import Value
+from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
+from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, STATE, STORED
 
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
-    from graphwright.graph import NodeId
-    from graphwright.ops.onnx import OnnxRow
-    from graphwright.program import Program
+try:
+    import onnx
+    from onnx import TensorProto, helper, numpy_helper
+except ImportError as error:
+    raise MissingExtra("onnx", "ONNX") from error
 
 EXTERNAL = 1_500_000_000
 """Bytes of weights above which they are stored in a second file; a protobuf message is limited to 2 GiB."""
 TOLERANCE = 1e-4
 """Tolerated difference of float32 results between kernels, relative to the largest entry."""
-
-
 _STEPS = 8
 """Tokens after each prompt on which a file with cache is checked."""
 
@@ -58,8 +55,6 @@ def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int 
         UsageError for another opset.
     """
     need_onnx()
-    import onnx
-
     target = target_path(path)
     check_free(target, overwrite)
     model = to_model(p, opset=opset, cache=cache)
@@ -105,10 +100,9 @@ def _session(path: StrPath) -> Any:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors have no other common class
         fix = 'open the model with compute="float32"; other runtimes may support this file'
-        words = str(error).splitlines()[0][:300]
-        raise VerificationFailed(
-            "onnxruntime cannot run this file", where=Path(path).name, got=words, fix=fix
-        ) from error
+        got = str(error).splitlines()[0][:300]
+        what = "onnxruntime cannot run this file"
+        raise VerificationFailed(what, where=Path(path).name, got=got, fix=fix) from error
 
 
 def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -129,8 +123,8 @@ def compare_onnx(
         greedy: for a file with cache, the program's tokens; each must be within `TOLERANCE` of the file's best.
     Raises: VerificationFailed for a difference above `TOLERANCE`.
     """
-    feeds = [{"ids": ids[None], "positions": np.arange(len(ids), dtype=np.int64)[None]} for ids in prompts]
     if greedy is None:
+        feeds = [{"ids": ids[None], "positions": np.arange(len(ids), dtype=np.int64)[None]} for ids in prompts]
         found = [run["logits"][0] for run in run_onnx(path, feeds)]
     else:
         texts = [np.concatenate([ids, tokens[:_STEPS]]) for ids, tokens in zip(prompts, greedy, strict=True)]
@@ -139,10 +133,9 @@ def compare_onnx(
     pairs = zip(logits, found, strict=True)
     worst = max(float(np.abs(a - b[: len(a)].astype(np.float32)).max()) for a, b in pairs)
     if not worst <= TOLERANCE * scale:
-        raise VerificationFailed(
-            "onnxruntime gives other logits than the program", where=path.name, expected=TOLERANCE * scale, got=worst
-        )
-    for ids, tokens, scores in zip(prompts, greedy or (), found if greedy is not None else (), strict=True):
+        what = "onnxruntime gives other logits than the program"
+        raise VerificationFailed(what, where=path.name, expected=TOLERANCE * scale, got=worst)
+    for ids, tokens, scores in zip(prompts, greedy, found, strict=True) if greedy is not None else ():
         rows = scores[len(ids) - 1 : -1]
         short = rows.max(-1) - rows[np.arange(len(rows)), tokens[: len(rows)]]
         if not short.max(initial=0) <= 2 * TOLERANCE * scale:
@@ -179,18 +172,14 @@ def to_model(p: Program, name: str | None = None, *, opset: int = OPSET, cache: 
     caches: dict[str, str] = {}
     if cache:
         derived = derive(p, TOTAL, last_only=False)
-        held = [key.removesuffix(".k") for key in derived.states if key.endswith(".k")]
-        caches = {
-            f"{key}.{s}": f"{n}.{long}" for n, key in enumerate(held) for s, long in (("k", "key"), ("v", "value"))
-        }
+        for n, key in enumerate(key.removesuffix(".k") for key in derived.states if key.endswith(".k")):
+            caches |= {f"{key}.k": f"{n}.key", f"{key}.v": f"{n}.value"}
         p, name = derived.program, name or p.name
-    graph = _OnnxGraph(_simpler(p, opset, caches), opset, caches)
-    graph.write()
-    model = helper.make_model(
-        helper.make_graph(graph.nodes, name or p.name, graph.inputs, graph.outputs, graph.tensors),
-        opset_imports=[helper.make_opsetid("", opset)],
-        producer_name="graphwright",
-    )
+    g = _OnnxGraph(_simpler(p, opset, caches), opset, caches)
+    g.write()
+    graph = helper.make_graph(g.nodes, name or p.name, g.inputs, g.outputs, g.tensors)
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, producer_name="graphwright")
     model.ir_version = _IR[opset]
     return model
 
@@ -209,15 +198,18 @@ def _simpler(p: Program, opset: int, caches: Mapping[str, str]) -> Program:
     while True:
         ops = [n for n in _needed(twin) if twin.op(n) not in (INPUT, *STORED, *((_APPEND,) if caches else ()))]
         bare = [n for n in ops if _row(twin, n, opset) is None]
-        unsupported = {n: why for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None}
-        if unsupported:
-            lines = [f"{twin.path(n)} ({twin.op(n)}): {why}" for n, why in unsupported.items()]
-            raise ExportError(f"ONNX cannot express {len(unsupported)} nodes:\n  " + "\n  ".join(lines),
-                              where=twin.path(next(iter(unsupported))),
-                              got=", ".join(dict.fromkeys(twin.op(n) for n in unsupported)))  # fmt: skip
+        _refuse(twin, {n: f": {why}" for n in bare if (why := OPS[twin.op(n)].why.get("onnx")) is not None})
         if not bare:
             return twin
         twin.expand(bare)
+
+
+def _refuse(p: Program, nodes: Mapping[NodeId, str]) -> None:
+    """Raises: ExportError naming nodes, each with the reason, if there are any."""
+    if nodes:
+        lines = [f"{p.path(n)} ({p.op(n)}){why}" for n, why in nodes.items()]
+        raise ExportError(f"ONNX cannot express {len(nodes)} nodes:\n  " + "\n  ".join(lines),
+                          where=p.path(next(iter(nodes))), got=", ".join(dict.fromkeys(map(p.op, nodes))))  # fmt: skip
 
 
 def _row(p: Program, node: NodeId, opset: int) -> OnnxRow | None:
@@ -238,12 +230,12 @@ class _OnnxGraph:
         self._sizes: dict[str, str] = {}
         self._where: dict[str, tuple[str, int]] = {}
         self._weights: set[str] = set()
-        self._at, self._count = "", 0
+        self._at, self._numbers = "", count(1)
 
     # -- the interface of op rows ------------------------------------------------------------------------------------
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         """Add a node; return its outputs."""
-        made = tuple(self._fresh() for _ in range(outputs))
+        made = tuple(f"{self._at}#{next(self._numbers)}" for _ in range(outputs))
         self.nodes.append(helper.make_node(kind, list(inputs), list(made), name=made[0], **attributes))
         return made
 
@@ -263,10 +255,6 @@ class _OnnxGraph:
             self._sizes[dim] = self.node("Shape", [name], 1, {"start": axis, "end": axis + 1})[0]
         return self._sizes[dim]
 
-    def _fresh(self) -> str:
-        self._count += 1
-        return f"{self._at}#{self._count}"
-
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
         """Write inputs, then nodes in order, then outputs."""
@@ -280,18 +268,11 @@ class _OnnxGraph:
                         self._where.setdefault(dim, (name, axis))
         self._take_caches()
         refused = [node for node in order if p.op(node) != INPUT and not self._write(node)]
-        if refused:
-            lines = [f"{p.path(n)} ({p.op(n)} with {dict(p.attrs(n))})" for n in refused]
-            raise ExportError(
-                f"ONNX cannot express {len(refused)} nodes with these attributes:\n  " + "\n  ".join(lines),
-                where=p.path(refused[0]),
-                got=", ".join(dict.fromkeys(p.op(n) for n in refused)),
-            )
+        _refuse(p, {n: f", with the attributes {dict(p.attrs(n))}" for n in refused})
         grown = {p.key(p.operands(n)[0].node): Value(n) for n in order if p.op(n) == _APPEND}
-        for name, value in (
-            *zip(p.output_names(), p.outputs(), strict=True),
-            *((f"present.{what}", grown[key]) for key, what in self.caches.items()),
-        ):
+        results = dict(zip(p.output_names(), p.outputs(), strict=True))
+        results |= {f"present.{what}": grown[key] for key, what in self.caches.items()}
+        for name, value in results.items():
             self.nodes.append(helper.make_node("Identity", [self.names[value]], [name], name=f"output {name}"))
             self.outputs.append(_info(name, p.spec(value)))
 
@@ -309,13 +290,6 @@ class _OnnxGraph:
             zero = self.constant(np.zeros(1, np.int64))
             self.names[Value(nodes[LENGTH])] = self.node("Squeeze", [size, zero], 1, {})[0]
 
-    def _append(self, node: NodeId) -> None:
-        """Append new entries to cached ones."""
-        past, rows = self.p.operands(node)[:2]
-        made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
-        self.names[Value(node)] = made
-        self._where.setdefault(TOTAL, (made, 2))
-
     def _write(self, node: NodeId) -> bool:
         """Write one node; False if its row cannot express this use of the op, or an output that is read."""
         p, op, self._at = self.p, self.p.op(node), self.p.path(node)
@@ -332,7 +306,10 @@ class _OnnxGraph:
             self.names[Value(node)] = self._weight(p.key(operands[0].node), p.spec(node).dtype.name)
             return True
         if op == _APPEND:
-            self._append(node)
+            past, rows = operands[:2]
+            made = self.node("Concat", [self.names[past], self.names[rows]], 1, {"axis": 2})[0]
+            self.names[Value(node)] = made
+            self._where.setdefault(TOTAL, (made, 2))
             return True
         ins, row = tuple(p.spec(v) for v in operands), _row(p, node, self.opset)
         assert row is not None, "ops without a row were expanded"

@@ -1,11 +1,12 @@
-"""Open, create and inspect models. Opening reads no weight byte; weights stay mapped until they are used."""
+"""Open, create, inspect and compare models. Opening reads no weight byte; weights stay mapped until they are used."""
 
 from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,32 +14,23 @@ from graphwright.array import NDArray, from_numpy, random
 from graphwright.array import dtype as array_dtype
 from graphwright.autograd import Parameter
 from graphwright.errors import UsageError
-from graphwright.models.architectures.architecture import find
-from graphwright.models.architectures.config import Config
-from graphwright.models.errors import ModelNotFound, UnsupportedArchitecture
-from graphwright.models.inspect import inspect_files
+from graphwright.models.architectures.architecture import Architecture, Config, find, read_object
+from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
+from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
+from graphwright.models.metrics import drift
 from graphwright.models.model import Model
-from graphwright.models.saved import is_saved, read_facts
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer
+from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer, need_tokenizer
 from graphwright.program import Builder
+from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
 from graphwright.safetensors import Checkpoint
 
-if TYPE_CHECKING:
-    from graphwright.models.architectures.architecture import Architecture
-    from graphwright.models.inspect import Inspection
-
 
 def open(
-    path: str | os.PathLike[str],
-    *,
-    dtype: str = "keep",
-    compute: str = "float32",
-    tokenizer: bool = True,
-    arch: Architecture | None = None,
-    check: bool = True,
-) -> Model:
+    path: str | os.PathLike[str], *, dtype: str = "keep", compute: str = "float32", tokenizer: bool = True,
+    arch: Architecture | None = None, check: bool = True,
+) -> Model:  # fmt: skip
     """Open a Hugging Face directory (or a .safetensors file beside its config.json) as an editable model.
 
     Args:
@@ -52,11 +44,10 @@ def open(
         UnsupportedDType, UsageError for a dtype that is not floating, HeaderError and other errors of
         `graphwright.safetensors`; all before the first payload byte is read.
     """
-    for name, wanted in (("dtype", dtype), ("compute", compute)):
-        if not (wanted == "keep" and name == "dtype") and not array_dtype(wanted).is_float:
-            raise UsageError(
-                f"{name} is not a floating dtype", where=name, expected="float32, bfloat16, ...", got=wanted
-            )
+    for name, wanted in ({"compute": compute} | ({} if dtype == "keep" else {"dtype": dtype})).items():
+        if not array_dtype(wanted).is_float:
+            expected = "float32, bfloat16, ..."
+            raise UsageError(f"{name} is not a floating dtype", where=name, expected=expected, got=wanted)
     place = resolve(path)
     directory = place if place.is_dir() else place.parent
     if is_saved(directory):
@@ -72,14 +63,28 @@ def open(
     return Model(program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, notes)
 
 
+FACTS = "model.json"
+"""File of a saved model beside its program: its checkpoint keys and its dtype of activations."""
+
+
+def is_saved(directory: Path) -> bool:
+    """True for a directory that `Model.save` wrote."""
+    return (directory / "program.json").is_file()
+
+
 def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     """Open what `Model.save` wrote. Raises: ProgramFileError, ConfigError, InvalidProgram if `check`."""
     config = Config.read(directory)
-    facts = read_facts(directory)
+    facts, path = read_object(directory / FACTS, 64 << 20, nesting=8), str(directory / FACTS)
+    keys, compute, known = facts.get("keys"), facts.get("compute"), ("float32", "float64", "bfloat16", "float16")
+    if not isinstance(keys, dict) or facts.get("schema") != 1:
+        raise ConfigError("model.json has another schema", where=path, expected=1, got=facts.get("schema"))
+    if not all(isinstance(k, str) for k in keys.values()) or compute not in known:
+        raise ConfigError("model.json is damaged", where=path, expected=f"compute {' or '.join(known)}", got=compute)
     family = find(config)
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    return Model(load(directory, check), family, dims, config, None, directory, facts["keys"], found, facts["compute"])
+    return Model(load(directory, check), family, dims, config, None, directory, keys, found, compute)
 
 
 def _notes(config: Config, dims: Any, tokenizer: Tokenizer | None) -> list[str]:
@@ -148,3 +153,43 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
         place = resolve(path)
         config = Config.read(place if place.is_dir() else place.parent)
         return inspect_files(Checkpoint(place), config, f"unknown class {error.got}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiff:
+    """Differences of two models.
+
+    Attributes:
+        config: field -> [left, right] for fields that differ; None for an absent field.
+        program: structure and weights.
+        logits: for a given text, the drift of the logits; see `metrics.drift`.
+    """
+
+    config: dict[str, list[Any]]
+    program: ProgramDiff
+    logits: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def identical(self) -> bool:
+        """True if nothing differs."""
+        return not self.config and self.program.identical
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        facts = {"config": self.config, "program": self.program.to_json(), "logits": self.logits}
+        return {"identical": self.identical, **facts}
+
+
+_NOT_COMPARED = ("_name_or_path", "transformers_version")
+
+
+def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
+    """Compare two models, or the models in two directories."""
+    a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
+    fields = sorted((a.config.keys() | b.config.keys()) - set(_NOT_COMPARED))
+    config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
+    logits: dict[str, float] = {}
+    if text is not None:
+        ids = np.asarray(need_tokenizer(a).encode(text), np.int64)
+        logits = drift([a.logits(ids)], [b.logits(ids)])
+    return ModelDiff(config, b.program.diff(a.program), logits)

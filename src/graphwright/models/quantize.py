@@ -12,16 +12,16 @@ import numpy as np
 
 from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import traits
+from graphwright.program import Program
+from graphwright.program.editing.journal import Entry
 from graphwright.program.editing.replace import remove_unread, take_over
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import PARAM
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.models.model import Model
-    from graphwright.program import Program
-    from graphwright.program.editing.journal import Entry
-    from graphwright.program.editing.transaction import Transaction
 
 KINDS = ("int8",)
 
@@ -46,9 +46,8 @@ def quantize(model: Model, kind: str = "int8", where: str = "**") -> Entry:
     p = model.program
     found = [n for n in p.select(where, op="linear") if _stored(p, n) is not None]
     if not found:
-        raise UsageError(
-            "the pattern matches no linear op with a stored matrix", where=where, fix="model.inspect() lists them"
-        )
+        fix = "model.inspect() lists them"
+        raise UsageError("the pattern matches no linear op with a stored matrix", where=where, fix=fix)
     with p.edit(f"quantise {len(found)} matrices to {kind}") as e:
         made: dict[NodeId, tuple[NodeId, NodeId]] = {}
         for node in found:
@@ -86,12 +85,9 @@ def _params(e: Transaction, matrix: NodeId) -> tuple[NodeId, NodeId]:
     w = p.weights.array(p.key(matrix)).to_numpy("float32")
     if not np.isfinite(w).all():
         raise UsageError("a matrix has values that are not finite, so it cannot be quantised", where=p.path(matrix))
-    q, scales = quantised(w)
-    path, key = p.path(matrix), p.key(matrix)
-    return (
-        e.param(f"{path}.int8", q, key=f"{key}.int8", trainable=False),
-        e.param(f"{path}.scales", scales, key=f"{key}.scales", trainable=False),
-    )
+    (q, scales), path, key = quantised(w), p.path(matrix), p.key(matrix)
+    made = e.param(f"{path}.int8", q, key=f"{key}.int8", trainable=False)
+    return made, e.param(f"{path}.scales", scales, key=f"{key}.scales", trainable=False)
 
 
 def _replace(e: Transaction, node: NodeId, matrix: tuple[NodeId, NodeId]) -> None:

@@ -1,53 +1,24 @@
-"""Tokenizers: a built-in byte table, `tokenizer.json` by the tokenizers library, other files by transformers.
-
-The libraries are imported at the first use. Code of a checkpoint is never run.
-"""
+"""Tokenizers: a built-in byte table, `tokenizer.json` by the tokenizers library, other files by transformers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 from graphwright.errors import MissingExtra, UsageError
-from graphwright.files import JsonError, UnreadableFile, read_json
+from graphwright.models.architectures.architecture import Config, read_object
 from graphwright.models.errors import ConfigError, PromptError, TokenizerMismatch
 
 if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
     from graphwright.models.model import Model
 
 _LIMIT = 256 << 20
 OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model")
 """Tokenizer files that transformers reads if tokenizer.json is missing."""
-
-
-class Tokenizer(Protocol):
-    """The interface that models use."""
-
-    @property
-    def bos_id(self) -> int | None:
-        """Start token, or None."""
-        ...
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """End tokens."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Number of ids, including gaps."""
-        ...
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text."""
-        ...
-
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of ids; invalid UTF-8 becomes U+FFFD."""
-        ...
 
 
 class ByteTokenizer:
@@ -72,80 +43,88 @@ class ByteTokenizer:
         return bytes(i for i in ids if i < self.size and not (skip_special_tokens and i == self.special))
 
 
-class LibraryTokenizer:
-    """A `tokenizer.json`, read by the tokenizers library."""
+class _LazyTokenizer:
+    """A tokenizer of a library, which is imported at the first use; code of a checkpoint is never run."""
 
-    def __init__(self, path: Path, size: int, bos_id: int | None, eos_ids: tuple[int, ...]) -> None:
-        self.path, self.size, self.bos_id, self.eos_ids = path, size, bos_id, eos_ids
-        self._loaded: Any = None
+    LIBRARY: ClassVar[tuple[str, str]]
+
+    def __init__(self, path: Path, tokens: int, bos_id: int | None, eos_ids: tuple[int, ...]) -> None:
+        self.path, self.tokens, self.bos_id, self.eos_ids = path, tokens, bos_id, eos_ids
+
+    @cached_property
+    def _loaded(self) -> Any:
+        module, name = self.LIBRARY
+        try:
+            library = getattr(import_module(module), name)
+        except ImportError:
+            raise MissingExtra("hf", f"reading the tokenizer {self.path.name}") from None
+        try:
+            return self._load(library)
+        except TokenizerMismatch:
+            raise
+        except Exception as error:  # the libraries raise various errors, the plain Exception among them
+            what = f"{module} cannot read this tokenizer"
+            raise ConfigError(what, where=str(self.path), got=str(error)[:200]) from error
+
+    def _load(self, library: Any) -> Any:
+        raise NotImplementedError
+
+
+class LibraryTokenizer(_LazyTokenizer):
+    """A `tokenizer.json` of `tokens` tokens, read by the tokenizers library."""
+
+    LIBRARY = "tokenizers", "Tokenizer"
+
+    def _load(self, library: Any) -> Any:
+        loaded = library.from_file(str(self.path))
+        loaded.no_truncation()  # a training length stored in the file must not truncate prompts
+        loaded.no_padding()
+        return loaded
 
     @property
-    def _library(self) -> Any:
-        if self._loaded is None:
-            try:
-                from tokenizers import Tokenizer as Library
-            except ImportError:
-                raise MissingExtra("hf", f"reading {self.path.name}") from None
-            try:
-                self._loaded = Library.from_file(str(self.path))
-            except Exception as error:  # the library raises plain Exception
-                raise ConfigError(
-                    "the tokenizers library cannot read this file", where=str(self.path), got=str(error)
-                ) from error
-            self._loaded.no_truncation()  # a training length stored in the file must not truncate prompts
-            self._loaded.no_padding()
-        return self._loaded
+    def size(self) -> int:
+        """Number of ids, including gaps."""
+        return self.tokens
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Raises: PromptError for lone surrogates."""
-        return self._library.encode(_valid(text), add_special_tokens=add_special_tokens).ids
+        return self._loaded.encode(_valid(text), add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids."""
-        return self._library.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return self._loaded.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
 
-class AutoTokenizer:
-    """Other tokenizer files, read by transformers; remote code is never run.
+class AutoTokenizer(_LazyTokenizer):
+    """Other tokenizer files of a directory, read by transformers, for an embedding of `tokens` rows.
 
     The number of tokens is known only after the library has read the files, so a mismatch is raised at the first use.
     """
 
-    def __init__(self, directory: Path, vocab: int, bos_id: int | None, eos_ids: tuple[int, ...]) -> None:
-        self.directory, self.vocab, self.bos_id, self.eos_ids = directory, vocab, bos_id, eos_ids
-        self._loaded: Any = None
+    LIBRARY = "transformers", "AutoTokenizer"
 
-    @property
-    def _library(self) -> Any:
-        if self._loaded is None:
-            try:
-                from transformers import AutoTokenizer as Library
-            except ImportError:
-                raise MissingExtra("hf", f"reading the tokenizer files of {self.directory.name}") from None
-            try:
-                loaded = Library.from_pretrained(str(self.directory), trust_remote_code=False, local_files_only=True)
-            except Exception as error:  # the library raises various errors for damaged files
-                raise ConfigError(
-                    "transformers cannot read these tokenizer files", where=str(self.directory), got=str(error)[:200]
-                ) from error
-            _check_size(len(loaded), self.vocab, self.directory)
-            self._loaded = loaded
-        return self._loaded
+    def _load(self, library: Any) -> Any:
+        loaded = library.from_pretrained(str(self.path), trust_remote_code=False, local_files_only=True)
+        _check_size(len(loaded), self.tokens, self.path)
+        return loaded
 
     @property
     def size(self) -> int:
         """Number of tokens; loads the library."""
-        return len(self._library)
+        return len(self._loaded)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of a text. Raises: PromptError for lone surrogates; TokenizerMismatch."""
-        return self._library.encode(_valid(text), add_special_tokens=add_special_tokens)
+        return self._loaded.encode(_valid(text), add_special_tokens=add_special_tokens)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of ids."""
-        return self._library.decode(
-            list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-        )
+        options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+        return self._loaded.decode(list(ids), **options)
+
+
+Tokenizer = ByteTokenizer | LibraryTokenizer | AutoTokenizer
+"""Start and end tokens `bos_id` and `eos_ids`, the number of ids `size`, and `encode` and `decode`."""
 
 
 def _valid(text: str) -> str:
@@ -165,33 +144,22 @@ def byte_tokenizer_json() -> str:
     for i, b in enumerate(b for b in range(256) if b not in table):
         table[b] = chr(256 + i)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
-    return json.dumps(
-        {
-            "version": "1.0",
-            "truncation": None,
-            "padding": None,
-            "added_tokens": [{"id": 0, "content": table[0], "special": True, **dict.fromkeys(flags, False)}],
-            "normalizer": None,
-            "pre_tokenizer": byte_level,
-            "post_processor": None,
-            "decoder": byte_level,
-            "model": {
-                "type": "BPE",
-                "dropout": None,
-                "unk_token": None,
-                "continuing_subword_prefix": None,
-                "end_of_word_suffix": None,
-                "fuse_unk": False,
-                "byte_fallback": False,
-                "ignore_merges": False,
-                "vocab": {table[b]: b for b in range(256)},
-                "merges": [],
-            },
-        },
-        ensure_ascii=False,
-        indent=1,
-    )
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    without = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
+    model = {"type": "BPE", **dict.fromkeys(without)}
+    model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": 0, "content": table[0], "special": True, **flags}],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {**model, "vocab": {table[b]: b for b in range(256)}, "merges": []},
+    }
+    return json.dumps(content, ensure_ascii=False, indent=1)
 
 
 def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | None:
@@ -204,7 +172,7 @@ def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | N
     if not path.is_file():
         others = any((directory / name).is_file() for name in OTHER_FILES)
         return AutoTokenizer(directory, vocab, bos, eos) if others else None
-    data = _read(path, _LIMIT, nesting=32)
+    data = read_object(path, _LIMIT, nesting=32)
     model, added = data.get("model"), data.get("added_tokens") or []
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list) or not isinstance(added, list):
         raise ConfigError("tokenizer.json has an unexpected form", where=str(path),
@@ -220,13 +188,9 @@ def find_tokenizer(directory: Path, config: Config, vocab: int) -> Tokenizer | N
 
 def _check_size(tokens: int, vocab: int, where: Path) -> None:
     if tokens > vocab:
-        raise TokenizerMismatch(
-            "the tokenizer has more tokens than the embedding has rows",
-            where=str(where),
-            expected=f"<= {vocab}",
-            got=tokens,
-            fix="use this model's tokenizer, or gw.open(..., tokenizer=False) with ids",
-        )
+        what, fix = "the tokenizer has more tokens than the embedding has rows", "use this model's tokenizer"
+        raise TokenizerMismatch(what, where=str(where), expected=f"<= {vocab}", got=tokens,
+                                fix=f"{fix}, or gw.open(..., tokenizer=False) with ids")  # fmt: skip
 
 
 def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int, ...]]:
@@ -240,21 +204,11 @@ def special_ids(directory: Path, config: Config) -> tuple[int | None, tuple[int,
 def generation_defaults(directory: Path) -> dict[str, Any]:
     """Fields of generation_config.json; empty without the file. Raises: ConfigError."""
     path = directory / "generation_config.json"
-    return _read(path, 8 << 20, nesting=16) if path.is_file() else {}
+    return read_object(path, 8 << 20, nesting=16) if path.is_file() else {}
 
 
 def _is_id(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _read(path: Path, limit: int, nesting: int) -> dict[str, Any]:
-    try:
-        data = read_json(path, limit, nesting=nesting)
-    except (JsonError, UnreadableFile) as error:
-        raise ConfigError(f"{path.name} cannot be read", where=str(path), got=str(error)) from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path.name} is not an object", where=str(path), got=type(data).__name__)
-    return data
 
 
 def need_tokenizer(model: Model) -> Tokenizer:

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.array import random
+from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
 from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
     from graphwright.models.model import Model
-    from graphwright.progress import Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,6 @@ class Training:
     losses: list[float] = field(default_factory=list)
     tokens: int = 0
     seconds: float = 0.0
-    steps_done: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -94,22 +92,17 @@ class Trainer:
     """
 
     def __init__(self, model: Model, text: str, options: TrainOptions) -> None:
-        self.model, self.options = model, options
+        r = self.options = options
+        self.model, self.done = model, 0
         self.ids = np.asarray(need_tokenizer(model).encode(text), np.int64)
-        if len(self.ids) < options.window + 1:
-            raise UsageError("the training text is shorter than one window", expected=f"> {options.window} tokens",
+        if len(self.ids) < r.window + 1:
+            raise UsageError("the training text is shorter than one window", expected=f"> {r.window} tokens",
                              got=len(self.ids), fix="give a longer text, or a smaller window")  # fmt: skip
-        self.optimizer = AdamW(
-            model, options.lr, options.betas, options.eps, options.weight_decay, decay_matrices_only=True
-        )
-        self.done = 0
-        self._positions = np.ascontiguousarray(
-            np.broadcast_to(np.arange(options.window), (options.batch, options.window))
-        )
-        inputs = {"ids": self._positions, "positions": self._positions, "targets": self._positions}
-        self.step = compile_step(
-            model.program, _loss, self.optimizer, inputs, amp=options.autocast or None, clip=options.clip or None
-        )
+        self.optimizer = AdamW(model, r.lr, r.betas, r.eps, r.weight_decay, decay_matrices_only=True)
+        self._positions = np.tile(np.arange(r.window), (r.batch, 1))
+        inputs = dict.fromkeys(("ids", "positions", "targets"), self._positions)
+        amp, clip = r.autocast or None, r.clip or None
+        self.step = compile_step(model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip)
 
     def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets int64 [batch, window] of a step; they depend only on seed and step."""
@@ -134,7 +127,7 @@ class Trainer:
             made.losses.append(loss)
             made.tokens += ids.size
             made.seconds = perf_counter() - started
-            made.steps_done = self.done
+
             if not np.isfinite(loss):
                 raise NonFinite("the loss is not finite", where=f"step {self.done}", got=loss,
                                 fix="use a smaller lr, or clip=1.0; undo() reverts the training")  # fmt: skip
@@ -159,23 +152,16 @@ class Trainer:
         Raises: UsageError if options or text differ; CheckpointError for damaged files or another structure.
         """
         saved = SavedState.read(directory)
-        now, theirs = self._identity(), saved.facts
-        differing = {name: (value, theirs.get(name)) for name, value in now.items() if theirs.get(name) != value}
-        others = theirs.get("options")
-        if "options" in differing and isinstance(others, dict):
-            ours, _ = differing.pop("options")
-            differing |= {n: (value, others.get(n)) for n, value in ours.items() if others.get(n) != value}
-        if differing or not 0 <= saved.step <= self.options.steps:
-            differing = differing or {"step": (f"0 to {self.options.steps}", saved.step)}
-            raise UsageError(
-                "the saved state belongs to another training",
-                where=str(directory),
-                expected=", ".join(f"{n} {str(value)[:16]}" for n, (value, _) in differing.items()),
-                got=", ".join(f"{n} {str(value)[:16]}" for n, (_, value) in differing.items()),
-                fix="use the options, text and model of that training, or another directory for the state",
-            )
+        options = saved.facts.get("options")
+        ours, theirs = self._identity(), {**saved.facts, **(options if isinstance(options, dict) else {})}
+        ours |= ours.pop("options")
+        differing = {name: (value, theirs.get(name)) for name, value in ours.items() if theirs.get(name) != value}
+        if not differing and not 0 <= saved.step <= self.options.steps:
+            differing = {"step": (f"0 to {self.options.steps}", saved.step)}
+        if differing:
+            expected, got = (", ".join(f"{n} {str(v[i])[:16]}" for n, v in differing.items()) for i in (0, 1))
+            fix = "use the options, text and model of that training, or another directory for the state"
+            what = "the saved state belongs to another training"
+            raise UsageError(what, where=str(directory), expected=expected, got=got, fix=fix)
         saved.restore(self.model, self.optimizer, compiled=self.step)
         self.done = saved.step
-
-
-__all__ = ["TrainOptions", "Trainer", "Training"]

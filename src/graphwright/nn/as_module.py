@@ -62,14 +62,9 @@ class _TorchAdapter:
 
     def torch(self) -> Any:
         """Build the torch module."""
-        return import_module("graphwright.array.torch_module").TorchModule(
-            self.run,
-            self.arrays,
-            self.shaped,
-            self.names,
-            before=self.relink if self.share else None,
-            trained={name: v.requires_grad for name, v in self.variables.items()},
-        )
+        before, trained = self.relink if self.share else None, {n: v.requires_grad for n, v in self.variables.items()}
+        make = import_module("graphwright.array.torch_module").TorchModule
+        return make(self.run, self.arrays, self.shaped, self.names, before=before, trained=trained)
 
     def run(
         self, parameters: Mapping[str, NDArray], inputs: Sequence[NDArray], needs: Sequence[bool]

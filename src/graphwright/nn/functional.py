@@ -6,11 +6,11 @@ argument orders and defaults of torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from math import inf
 from operator import and_
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -87,39 +87,18 @@ def instance_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None =
 
 @overload
 def batch_norm(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    training: Literal[False] = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor: ...
+    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    training: Literal[False] = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor: ...  # fmt: skip
 @overload
 def batch_norm(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    training: Literal[True],
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Moments: ...
+    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    training: Literal[True], momentum: float = 0.1, eps: float = 1e-5,
+) -> Moments: ...  # fmt: skip
 def batch_norm(
-    x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor | Moments:
+    x: Tensor, running_mean: Tensor, running_var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *,
+    training: bool = False, momentum: float = 0.1, eps: float = 1e-5,
+) -> Tensor | Moments:  # fmt: skip
     """Normalise x [N, C, ...] per channel (Ioffe and Szegedy 2015).
 
     In training by the statistics of the batch, else by the running ones. In training the result is (y, running mean,
@@ -162,20 +141,11 @@ def dropout(x: Tensor, p: float = 0.5, train: bool = True) -> Tensor:
 
 # -- attention ---------------------------------------------------------------------------------------------------------
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
-    key_mask: Tensor | None = None,
-    causal: bool = False,
-    window: int | None = None,
-    q_start: int | Tensor | None = None,
-    softcap: float | None = None,
-    dropout_p: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None,
+    key_mask: Tensor | None = None, causal: bool = False, window: int | None = None,
+    q_start: int | Tensor | None = None, softcap: float | None = None, dropout_p: float = 0.0,
     scale: float | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """softmax(scale · q kᵀ + bias over the visible keys) v; query head h reads key head h // (H / G).
 
     Runs as the fused op `sdpa` where that supports the options, else as primitives.
@@ -230,9 +200,8 @@ def visible(queries: int, keys: int, window: int | None = None, q_start: int | T
 def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q kᵀ [B, H, Tq, Tk]; each key head serves a group of query heads."""
     if any(t.ndim != 4 for t in (q, k, v)):
-        raise ShapeError(
-            "attention needs q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=f"{q.spec}, {k.spec}, {v.spec}"
-        )
+        got = f"{q.spec}, {k.spec}, {v.spec}"
+        raise ShapeError("attention needs q [B, H, Tq, D], k [B, G, Tk, D], v [B, G, Tk, Dv]", got=got)
     for at, name in ((0, "batch"), (1, "kv heads"), (2, "length")):
         equal_dim(k.shape[at], v.shape[at], f"{name} of v")
     groups = k.shape[1]
@@ -249,93 +218,60 @@ def _mixed(weights: Tensor, v: Tensor) -> Tensor:
 
 
 # -- convolutions and pools --------------------------------------------------------------------------------------------
-_Function = TypeVar("_Function", bound=Callable[..., Tensor])
+class _Spatial:
+    """Convolutions and pools of [N, C, ...] over `rank` spatial axes. Raises: ShapeError."""
 
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
 
-def _named(name: str, doc: str) -> Callable[[_Function], _Function]:
-    def name_it(function: _Function) -> _Function:
-        function.__name__ = function.__qualname__ = name
-        function.__doc__ = f"{doc} Raises: ShapeError."
-        return function
-
-    return name_it
-
-
-def _conv_of_rank(rank: int, doc: str):  # the type is inferred: Callable would lose the keywords
-    @_named(f"conv{rank}d", doc)
     def conv(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        dilation: Sizes = 1,
-        groups: int = 1,
-    ) -> Tensor:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+        dilation: Sizes = 1, groups: int = 1,
+    ) -> Tensor:  # fmt: skip
+        """Cross-correlate with weight [out, C / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation}
-        return _conv("conv", rank, x, weight, bias, groups, slide)
+        return self._conv("conv", x, weight, bias, groups, slide)
 
-    return conv
-
-
-def _conv_transpose_of_rank(rank: int, doc: str):  # the type is inferred
-    @_named(f"conv_transpose{rank}d", doc)
     def conv_transpose(
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        output_padding: Sizes = 0,
-        groups: int = 1,
-        dilation: Sizes = 1,
-    ) -> Tensor:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Sizes = 1, padding: Sizes = 0,
+        output_padding: Sizes = 0, groups: int = 1, dilation: Sizes = 1,
+    ) -> Tensor:  # fmt: skip
+        """Transpose of `conv`; weight [C, out / groups, kernel...]."""
         slide = {"stride": stride, "padding": padding, "dilation": dilation, "output_padding": output_padding}
-        return _conv("conv_transpose", rank, x, weight, bias, groups, slide)
+        return self._conv("conv_transpose", x, weight, bias, groups, slide)
 
-    return conv_transpose
+    def _conv(
+        self, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, slide: dict[str, Sizes]
+    ) -> Tensor:
+        rank = self.rank + 2
+        if weight.ndim != rank:
+            where = f"{op}{self.rank}d"
+            raise ShapeError("wrong number of weight axes", where=where, expected=rank, got=weight.spec)
+        sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
+        return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
 
-
-def _conv(
-    op: str, rank: int, x: Tensor, weight: Tensor, bias: Tensor | None, groups: int, slide: dict[str, Sizes]
-) -> Tensor:
-    if weight.ndim != rank + 2:
-        raise ShapeError("wrong number of weight axes", where=f"{op}{rank}d", expected=rank + 2, got=weight.spec)
-    sizes = {k: v if isinstance(v, int) else tuple(v) for k, v in slide.items()}
-    return call(op, x, weight, *(() if bias is None else (bias,)), groups=groups, **sizes)
-
-
-def _max_pool_of_rank(rank: int, doc: str):  # the type is inferred
-    @_named(f"max_pool{rank}d", doc)
     def max_pool(
-        x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
+        self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, dilation: Sizes = 1
     ) -> Tensor:
-        window = _window(rank, kernel_size, stride, padding)
-        return call("max_pool", x, **window, dilation=per_axis(rank, dilation))[0]
+        """Maximum over windows."""
+        attrs = window(self.rank, kernel_size, stride, padding)
+        return call("max_pool", x, **attrs, dilation=per_axis(self.rank, dilation))[0]
 
-    return max_pool
-
-
-def _avg_pool_of_rank(rank: int, doc: str):  # the type is inferred
-    @_named(f"avg_pool{rank}d", doc)
     def avg_pool(
-        x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0, count_include_pad: bool = True
-    ) -> Tensor:
-        window = _window(rank, kernel_size, stride, padding)
-        return call("avg_pool", x, **window, count_include_pad=count_include_pad)
+        self, x: Tensor, kernel_size: Sizes, stride: Sizes | None = None, padding: Sizes = 0,
+        count_include_pad: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """Mean over windows."""
+        attrs = window(self.rank, kernel_size, stride, padding)
+        return call("avg_pool", x, **attrs, count_include_pad=count_include_pad)
 
-    return avg_pool
-
-
-def _adaptive_avg_pool_of_rank(rank: int, doc: str):  # the type is inferred
-    @_named(f"adaptive_avg_pool{rank}d", doc)
-    def adaptive_avg_pool(x: Tensor, output_size: Sizes) -> Tensor:
-        return call("adaptive_avg_pool", x, sizes=per_axis(rank, output_size))
-
-    return adaptive_avg_pool
+    def adaptive_avg_pool(self, x: Tensor, output_size: Sizes) -> Tensor:
+        """Mean over `output_size` windows that cover the spatial axes."""
+        return call("adaptive_avg_pool", x, sizes=per_axis(self.rank, output_size))
 
 
-def _window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
+def window(rank: int, kernel: Sizes, stride: Sizes | None, padding: Sizes) -> dict[str, Any]:
+    """Return the attributes of a pool's windows."""
     slide = None if stride is None else per_axis(rank, stride)
     return {"kernel": per_axis(rank, kernel), "stride": slide, "padding": per_axis(rank, padding)}
 
@@ -345,16 +281,12 @@ def per_axis(rank: int, given: Sizes) -> tuple[int, ...]:
     return (given,) * rank if isinstance(given, int) else tuple(given)
 
 
-conv1d = _conv_of_rank(1, "Cross-correlate [N, C, L] with weight [out, C / groups, k].")
-conv2d = _conv_of_rank(2, "Cross-correlate [N, C, H, W] with weight [out, C / groups, kh, kw].")
-conv_transpose1d = _conv_transpose_of_rank(1, "Transpose of `conv1d`; weight [C, out / groups, k].")
-conv_transpose2d = _conv_transpose_of_rank(2, "Transpose of `conv2d`; weight [C, out / groups, kh, kw].")
-max_pool1d = _max_pool_of_rank(1, "Maximum over windows of the last axis.")
-max_pool2d = _max_pool_of_rank(2, "Maximum over windows of the last two axes.")
-avg_pool1d = _avg_pool_of_rank(1, "Mean over windows of the last axis.")
-avg_pool2d = _avg_pool_of_rank(2, "Mean over windows of the last two axes.")
-adaptive_avg_pool1d = _adaptive_avg_pool_of_rank(1, "Mean over `output_size` windows that cover the last axis.")
-adaptive_avg_pool2d = _adaptive_avg_pool_of_rank(2, "Mean over `output_size` windows that cover the last two axes.")
+_LINE, _PLANE = _Spatial(1), _Spatial(2)
+conv1d, conv2d = _LINE.conv, _PLANE.conv
+conv_transpose1d, conv_transpose2d = _LINE.conv_transpose, _PLANE.conv_transpose
+max_pool1d, max_pool2d = _LINE.max_pool, _PLANE.max_pool
+avg_pool1d, avg_pool2d = _LINE.avg_pool, _PLANE.avg_pool
+adaptive_avg_pool1d, adaptive_avg_pool2d = _LINE.adaptive_avg_pool, _PLANE.adaptive_avg_pool
 
 
 def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bool = False) -> Tensor:
@@ -368,22 +300,16 @@ def interpolate(x: Tensor, size: Sizes, mode: str = "nearest", align_corners: bo
     rank = x.ndim - 2
     named = {"nearest": "nearest", ("linear", "bilinear")[min(max(rank, 1), 2) - 1]: "linear"}
     if mode not in named:
-        raise UsageError(
-            "unknown mode for this rank", where="interpolate", expected=", ".join(named), got=f"{mode}, {x.spec}"
-        )
+        expected, got = ", ".join(named), f"{mode}, {x.spec}"
+        raise UsageError("unknown mode for this rank", where="interpolate", expected=expected, got=got)
     return call("interpolate", x, sizes=per_axis(rank, size), mode=named[mode], align_corners=align_corners)
 
 
 # -- losses of class scores --------------------------------------------------------------------------------------------
 def cross_entropy(
-    scores: Tensor,
-    targets: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: str = "mean",
-) -> Tensor:
+    scores: Tensor, targets: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
+    label_smoothing: float = 0.0, reduction: str = "mean",
+) -> Tensor:  # fmt: skip
     """-Σ_k w_k q_k ln softmax(scores)_k, averaged over the rows whose target is not ignored.
 
     q is the one-hot target; with smoothing s it is (1 - s)·one_hot + s/K. w are the class weights. The mean divides by
@@ -397,21 +323,15 @@ def cross_entropy(
     Returns: float32 or wider; a scalar unless reduction is `none`.
     Raises: ShapeError, DTypeError, IndexOutOfRange for a class id outside 0..K-1, UsageError.
     """
-    classes = () if weight is None else (weight,)
-    loss, _ = call(
-        "cross_entropy", scores, targets, *classes, ignore_index=ignore_index, smoothing=float(label_smoothing)
-    )
+    operands = (scores, targets) if weight is None else (scores, targets, weight)
+    loss, _ = call("cross_entropy", *operands, ignore_index=ignore_index, smoothing=float(label_smoothing))
     return _over_rows(loss, targets, weight, ignore_index, reduction)
 
 
 def nll_loss(
-    log_probabilities: Tensor,
-    targets: Tensor,
-    *,
-    weight: Tensor | None = None,
-    ignore_index: int = -100,
+    log_probabilities: Tensor, targets: Tensor, *, weight: Tensor | None = None, ignore_index: int = -100,
     reduction: str = "mean",
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """-log_probabilities[target], times weight[target]; classes on the last axis. See `cross_entropy`."""
     x, targets = _wide(log_probabilities), as_tensor(targets)
     if targets.shape != x.shape[:-1]:
@@ -490,9 +410,7 @@ def kl_div(x: Tensor, target: Any, *, log_target: bool = False, reduction: str =
     x, target = _wide(x), _wide(target)
     share, log = (target.exp(), target) if log_target else (target, where(target > 0.0, target, 1.0).log())
     loss = share * log - share * x
-    if reduction == "batchmean":
-        return loss.sum() / float(x.shape[0])
-    return _reduced(loss, reduction)
+    return loss.sum() / float(x.shape[0]) if reduction == "batchmean" else _reduced(loss, reduction)
 
 
 def _wide(x: Any) -> Tensor:
@@ -503,9 +421,8 @@ def _wide(x: Any) -> Tensor:
 def _difference(x: Any, target: Any) -> Tensor:
     x, target = _wide(x), _wide(target)
     if x.shape != target.shape:
-        raise ShapeError(
-            "target and input have different shapes", expected=x.spec, got=target.spec, fix="reshape or expand one"
-        )
+        what = "target and input have different shapes"
+        raise ShapeError(what, expected=x.spec, got=target.spec, fix="reshape or expand one")
     return x - target
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 from graphwright.array import Device, NDArray, empty, names_device
 from graphwright.array import dtype as named
@@ -13,6 +14,9 @@ from graphwright.files import blake2b_128
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of attributes that hold no module."""
+
+
+_Held = TypeVar("_Held", bound=Variable)
 
 
 class Buffer(Variable):
@@ -88,17 +92,17 @@ class Module:
 
     def name_children(self) -> None:
         """Name all variables and descendants as they appear in a trace."""
-        for name, variable in self._variables("", naming=True):
-            if not variable.name:
-                variable.name = name
+        deque(self._variables("", naming=True), maxlen=0)
 
     def _variables(self, prefix: str, naming: bool = False) -> Iterator[tuple[str, Parameter | Buffer]]:
-        """(dotted name, parameter or buffer), a tied one under each of its names; `naming` also names the children."""
+        """(dotted name, parameter or buffer), a tied one under each name; `naming` names variables and children."""
         children: list[tuple[str, Module]] = []
         for name, value in self._members():
             if isinstance(value, Module):
                 children.append((name, value))
             elif isinstance(value, (Parameter, Buffer)):
+                if naming and not value.name:
+                    value.name = prefix + name
                 yield prefix + name, value
         for name, child in children:
             if naming:
@@ -107,29 +111,16 @@ class Module:
 
     def named_parameters(self, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
         """Iterate over (dotted name, parameter), each parameter once."""
-        seen: set[int] = set()
-        for name, value in self._variables(prefix):
-            if isinstance(value, Parameter) and id(value) not in seen:
-                seen.add(id(value))
-                yield name, value
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Iterate over the parameters, each once."""
-        found: dict[int, Parameter] = {}
-        for name, value in self._variables("", naming=True):
-            if not value.name:
-                value.name = name
-            if isinstance(value, Parameter):
-                found[id(value)] = value
-        return iter(found.values())
+        return _once((name, v) for name, v in self._variables(prefix) if isinstance(v, Parameter))
 
     def named_buffers(self, prefix: str = "") -> Iterator[tuple[str, Buffer]]:
         """Iterate over (dotted name, buffer), each buffer once."""
-        seen: set[int] = set()
-        for name, value in self._variables(prefix):
-            if isinstance(value, Buffer) and id(value) not in seen:
-                seen.add(id(value))
-                yield name, value
+        return _once((name, v) for name, v in self._variables(prefix) if isinstance(v, Buffer))
+
+    def parameters(self) -> Iterator[Parameter]:
+        """Iterate over the parameters, each once."""
+        found = {id(v): v for _, v in self._variables("", naming=True) if isinstance(v, Parameter)}
+        return iter(found.values())
 
     def variables(self) -> dict[str, Variable]:
         """Return what is saved: parameters and persistent buffers by name, a tied one under each of its names."""
@@ -193,10 +184,7 @@ class Module:
     # -- state -------------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of parameters and persistent buffers by name, each once."""
-        seen: set[int] = set()
-        return {
-            name: v.detach().clone() for name, v in self.variables().items() if not (id(v) in seen or seen.add(id(v)))
-        }
+        return {name: v.detach().clone() for name, v in _once(self.variables().items())}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> tuple[list[str], list[str]]:
         """Load values by name; all are checked before any is written. A tied one may have any of its names.
@@ -221,3 +209,12 @@ class Module:
         for variable, _, value in values:
             variable.assign(value)
         return missing, unexpected
+
+
+def _once(items: Iterable[tuple[str, _Held]]) -> Iterator[tuple[str, _Held]]:
+    """Yield the items whose value did not occur before."""
+    seen: set[int] = set()
+    for name, value in items:
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield name, value

@@ -11,9 +11,8 @@ from typing import Any, ClassVar
 from graphwright.autograd import Parameter, Tensor, stack, zeros
 from graphwright.errors import ShapeError, UsageError
 from graphwright.nn import init
-from graphwright.nn.activation import Tanh
-from graphwright.nn.container import Sequential
-from graphwright.nn.linear import Linear
+from graphwright.nn.functional import linear
+from graphwright.nn.layers import Linear, Sequential, Tanh
 from graphwright.nn.module import Module
 from graphwright.ops import call
 
@@ -43,7 +42,7 @@ class Cell(Module):
         return zeros(x.shape[0], self.hidden_size, dtype=x.dtype)
 
     def _pre(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-        return _linear(x, self.weight_ih, self.bias_ih), _linear(h, self.weight_hh, self.bias_hh)
+        return linear(x, self.weight_ih, self.bias_ih), linear(h, self.weight_hh, self.bias_hh)
 
     def _gates(self, t: Tensor) -> list[Tensor]:
         size = self.hidden_size
@@ -54,15 +53,9 @@ class RNNCell(Cell):
     """h' = tanh(W x + b + U h + c), or with relu (Elman 1990)."""
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        bias: bool = True,
-        nonlinearity: str = "tanh",
-        *,
-        name: str = "",
-        seed: int | None = None,
-    ) -> None:
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh", *,
+        name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
         if nonlinearity not in ("tanh", "relu"):
             raise UsageError("unknown nonlinearity", expected="tanh or relu", got=nonlinearity)
         super().__init__(input_size, hidden_size, bias, name=name, seed=seed)
@@ -109,11 +102,7 @@ class LSTMCell(Cell):
 
 
 class Recurrent(Module):
-    """Stacked cells, unrolled over the time axis.
-
-    Args:
-        cells: in order, the first reads the input.
-    """
+    """Stacked cells, unrolled over the time axis; the first one reads the input."""
 
     def __init__(self, cells: Sequence[Module]) -> None:
         self.cells: list[Any] = list(cells)
@@ -140,49 +129,44 @@ class Recurrent(Module):
         return stack(outputs, 1), held
 
 
-class _Layers(Recurrent):
+def _stacked(cell: type[Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
+    """Cells for (input size, hidden size, number of layers), each named by its number."""
+    first, hidden, layers = sizes
+    inner = [first] + [hidden] * (layers - 1)
+    return [cell(size, hidden, name=name and f"{name}{k}.", **options) for k, size in enumerate(inner)]
+
+
+class RNN(Recurrent):
+    """Layers of RNNCell; x [B, T, I], batch first."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, *,
+        nonlinearity: str = "tanh", name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(_stacked(RNNCell, sizes, name, bias=bias, nonlinearity=nonlinearity, seed=seed))
+
+
+class _Gated(Recurrent):
     cell: ClassVar[type[Cell]]
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        *,
-        name: str = "",
-        seed: int | None = None,
-        **options: Any,
-    ) -> None:
-        sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        super().__init__(
-            [
-                self.cell(size, hidden_size, bias, name=name and f"{name}{k}.", seed=seed, **options)
-                for k, size in enumerate(sizes)
-            ]
-        )
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, *,
+        name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(_stacked(self.cell, (input_size, hidden_size, num_layers), name, bias=bias, seed=seed))
 
 
-class RNN(_Layers):
-    """Layers of RNNCell; x [B, T, I], batch first."""
-
-    cell = RNNCell
-
-
-class GRU(_Layers):
+class GRU(_Gated):
     """Layers of GRUCell; x [B, T, I], batch first."""
 
     cell = GRUCell
 
 
-class LSTM(_Layers):
+class LSTM(_Gated):
     """Layers of LSTMCell; x [B, T, I], batch first; a state is (h, c)."""
 
     cell = LSTMCell
-
-
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return call("linear", x, weight) if bias is None else call("linear", x, weight, bias)
 
 
 VARIANTS = ("default", "no_gate", "minimal")
@@ -201,17 +185,9 @@ class CfCCell(Module):
     """
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        backbone_units: int = 128,
-        backbone_layers: int = 1,
-        variant: str = "default",
-        mixed: bool = False,
-        *,
-        name: str = "",
-        seed: int | None = None,
-    ) -> None:
+        self, input_size: int, hidden_size: int, backbone_units: int = 128, backbone_layers: int = 1,
+        variant: str = "default", mixed: bool = False, *, name: str = "", seed: int | None = None,
+    ) -> None:  # fmt: skip
         if variant not in VARIANTS:
             raise UsageError("unknown variant", expected=", ".join(VARIANTS), got=variant)
         self.hidden_size, self.variant = hidden_size, variant
@@ -240,12 +216,12 @@ class CfCCell(Module):
 
     def forward(self, x: Tensor, state: Any, dt: Tensor) -> tuple[Tensor, Any]:
         """[B, I], state, elapsed time [B, 1] to h' [B, H] and the new state."""
-        if self.memory is not None:
-            _, (h, c) = self.memory(x, state)
-            new = self._step(x, h, dt)
-            return new, (new, c)
-        new = self._step(x, state, dt)
-        return new, new
+        if self.memory is None:
+            new = self._step(x, state, dt)
+            return new, new
+        _, (h, c) = self.memory(x, state)
+        new = self._step(x, h, dt)
+        return new, (new, c)
 
     def _step(self, x: Tensor, h: Tensor, dt: Tensor) -> Tensor:
         b = self.backbone(call("concat", x, h, axis=-1))
@@ -261,16 +237,10 @@ class CfC(Recurrent):
     """Layers of CfCCell: `cfc(x, states, dt)` with x [B, T, I] and elapsed times dt [B, T]."""
 
     def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        *,
-        name: str = "",
+        self, input_size: int, hidden_size: int, num_layers: int = 1, *, backbone_units: int = 128,
+        backbone_layers: int = 1, variant: str = "default", mixed: bool = False, name: str = "",
         seed: int | None = None,
-        **options: Any,
-    ) -> None:
-        sizes = [input_size] + [hidden_size] * (num_layers - 1)
-        super().__init__(
-            [CfCCell(s, hidden_size, name=name and f"{name}{k}.", seed=seed, **options) for k, s in enumerate(sizes)]
-        )
+    ) -> None:  # fmt: skip
+        backbone = {"backbone_units": backbone_units, "backbone_layers": backbone_layers}
+        sizes = input_size, hidden_size, num_layers
+        super().__init__(_stacked(CfCCell, sizes, name, **backbone, variant=variant, mixed=mixed, seed=seed))

@@ -43,13 +43,13 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Concatenation:
     """Parts concatenated along one dimension."""
 
     parts: tuple[Term, ...]
 
 
-Term = Atom | Product | Chain
+Term = Atom | Product | Concatenation
 IndexMap = Mapping[Atom, np.ndarray]
 """Atom -> the old index of each new entry along it, or -1 for a new entry."""
 
@@ -58,7 +58,7 @@ def size(term: Term) -> Dim:
     """The size of a dimension; a name if it is symbolic."""
     if isinstance(term, Atom):
         return term.size
-    if isinstance(term, Chain):
+    if isinstance(term, Concatenation):
         return sum(known(part) for part in term.parts)
     sizes = [size(factor) for factor in term.factors]
     return sizes[0] if len(sizes) == 1 else prod(n for n in sizes if isinstance(n, int))
@@ -84,9 +84,9 @@ def chain(*terms: Term) -> Term:
     """A chain of terms, without empty ones."""
     flat: list[Term] = []
     for term in map(resolve, terms):
-        flat += term.parts if isinstance(term, Chain) else [term]
+        flat += term.parts if isinstance(term, Concatenation) else [term]
     kept = [term for term in flat if size(term) != 0]
-    return Chain(tuple(kept)) if len(kept) > 1 else kept[0] if kept else Atom(0)
+    return Concatenation(tuple(kept)) if len(kept) > 1 else kept[0] if kept else Atom(0)
 
 
 def resolve(term: Term) -> Term:
@@ -130,10 +130,10 @@ def same(a: Term, b: Term) -> bool:
         return True
     if isinstance(a, Product) and isinstance(b, Product):
         return _products(list(a.factors), list(b.factors))
-    if isinstance(a, Chain) and isinstance(b, Chain):
+    if isinstance(a, Concatenation) and isinstance(b, Concatenation):
         return _chains(list(a.parts), list(b.parts))
-    whole, split = (a, b) if isinstance(a, Chain) else (b, a)
-    assert isinstance(whole, Chain)
+    whole, split = (a, b) if isinstance(a, Concatenation) else (b, a)
+    assert isinstance(whole, Concatenation)
     assert isinstance(split, Product)
     return _chain_of_products(whole, split)
 
@@ -167,9 +167,9 @@ def _chains(left: list[Term], right: list[Term]) -> bool:
     """Cut both at all their boundaries, and join piece by piece."""
     while left and right:
         p, q = resolve(left.pop(0)), resolve(right.pop(0))
-        if isinstance(p, Chain) or isinstance(q, Chain):
-            left[:0] = p.parts if isinstance(p, Chain) else [p]
-            right[:0] = q.parts if isinstance(q, Chain) else [q]
+        if isinstance(p, Concatenation) or isinstance(q, Concatenation):
+            left[:0] = p.parts if isinstance(p, Concatenation) else [p]
+            right[:0] = q.parts if isinstance(q, Concatenation) else [q]
             continue
         m, n = known(p), known(q)
         if m != n:
@@ -188,7 +188,7 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
     """Cut a term in two at an index; None if the index is inside the minor factors of a product."""
     if isinstance(term, Atom):
         head, tail = Atom(at), Atom(known(term) - at)
-        term.link = Chain((head, tail))
+        term.link = Concatenation((head, tail))
         return head, tail
     if isinstance(term, Product):
         major, *rest = term.factors
@@ -208,7 +208,7 @@ def _cut(term: Term, at: int) -> tuple[Term, Term] | None:
     return None
 
 
-def _chain_of_products(whole: Chain, split: Product) -> bool:
+def _chain_of_products(whole: Concatenation, split: Product) -> bool:
     """Split each part by the same minor factors; the major factor is the chain of the remaining factors."""
     major, *rest = split.factors
     inner = known(product(*rest))
@@ -227,7 +227,7 @@ def spread(term: Term, indices: IndexMap) -> np.ndarray:
     if isinstance(term, Atom):
         found = indices.get(term)
         return np.arange(known(term)) if found is None else found
-    if isinstance(term, Chain):
+    if isinstance(term, Concatenation):
         pieces, start = [], 0
         for part in term.parts:
             piece = spread(part, indices)
@@ -259,7 +259,9 @@ def text(term: Term, names: Mapping[Atom, str]) -> str:
     if isinstance(term, Atom):
         return names.get(term, str(term.size))
     if isinstance(term, Product):
-        return " × ".join(f"({text(f, names)})" if isinstance(f, Chain) else text(f, names) for f in term.factors)
+        return " × ".join(
+            f"({text(f, names)})" if isinstance(f, Concatenation) else text(f, names) for f in term.factors
+        )
     return " + ".join(text(p, names) for p in term.parts)
 
 

@@ -7,7 +7,7 @@ op). On the VM, an elementwise expansion becomes one loop over tiles (`vm_form`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
@@ -58,12 +58,26 @@ class Expansion:
 
 
 def _operators(op: str):  # the type is inferred: that of a Callable binds no self
-    """The operator methods of an op, with the traced operand on the left and on the right."""
-    left = lambda self, other: self.tracer.record(get(op), (self, other), {})
-    return left, lambda self, other: self.tracer.record(get(op), (other, self), {})
+    """The operator methods of an op, with the operand on the left and on the right."""
+    left = lambda self, other: self.__gw_op__(get(op), (self, other), {})
+    return left, lambda self, other: self.__gw_op__(get(op), (other, self), {})
 
 
-class _Traced:
+class Arithmetic:
+    """Python's operators as ops, for operands that have a `__gw_op__`."""
+
+    __slots__ = ()
+    __gw_op__: Callable[..., Any]
+    __add__, __radd__ = _operators("add")
+    __sub__, __rsub__ = _operators("sub")
+    __mul__, __rmul__ = _operators("mul")
+    __truediv__, __rtruediv__ = _operators("div")
+
+    def __neg__(self) -> Any:
+        return self.__gw_op__(get("neg"), (self,), {})
+
+
+class _Traced(Arithmetic):
     """An operand of `expand`: a spec that records the ops applied to it."""
 
     def __init__(self, tracer: _Tracer, value: int) -> None:
@@ -71,16 +85,8 @@ class _Traced:
         self.shape, self.dtype, self.ndim = self.spec.shape, self.spec.dtype, len(self.spec.shape)
 
     @staticmethod
-    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object) -> Any:
+    def __gw_op__(row: Op, operands: Sequence[Any], attrs: Attrs, outs: object = None) -> Any:
         return next(o for o in operands if isinstance(o, _Traced)).tracer.record(row, operands, attrs)
-
-    __add__, __radd__ = _operators("add")
-    __sub__, __rsub__ = _operators("sub")
-    __mul__, __rmul__ = _operators("mul")
-    __truediv__, __rtruediv__ = _operators("div")
-
-    def __neg__(self) -> Any:
-        return self.tracer.record(get("neg"), (self,), {})
 
 
 class _Tracer:

@@ -46,7 +46,7 @@ _TRAITS = Traits(contiguous=(0, 1, 2, 3), fixed=(0, 1, 2, 3))
 
 
 @op("gate")
-class Gate(Row):
+class GateOp(Row):
     """gate(z, T): values of gates, one result per part, of logits [N], table [N, 7], temperatures [G], run [3].
 
     The kind of a gate is a function of logit z and temperature T, in training with noise u(seed, step, slot,

@@ -20,6 +20,7 @@ from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
 from graphwright.optim.optimizer import Optimizer, moment_remap
+from graphwright.optim.training_step import CompiledStep
 from graphwright.program import Journal, Program, replay
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
 
@@ -48,14 +49,6 @@ class HasStructure(HasVariables, Protocol):
         ...
 
 
-class HasOptions(HasVariables, Protocol):
-    """A compiled step."""
-
-    def options(self) -> Mapping[str, Any]:
-        """Return what a resumed training must agree with, as JSON values."""
-        ...
-
-
 class HasState(Protocol):
     """A scheduler, loader or generator, whose state is a few numbers."""
 
@@ -69,18 +62,10 @@ class HasState(Protocol):
 
 
 def save_state(
-    directory: StrPath,
-    model: HasStructure,
-    optimizer: HasVariables | None = None,
-    scheduler: HasState | None = None,
-    scaler: HasVariables | None = None,
-    loader: HasState | None = None,
-    rng: HasState | None = None,
-    step: int = 0,
-    *,
-    compiled: HasOptions | None = None,
-    facts: Mapping[str, Any] | None = None,
-) -> None:
+    directory: StrPath, model: HasStructure, optimizer: HasVariables | None = None, scheduler: HasState | None = None,
+    scaler: HasVariables | None = None, loader: HasState | None = None, rng: HasState | None = None, step: int = 0, *,
+    compiled: CompiledStep | None = None, facts: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
     """Write the state of a training atomically, replacing an older one in the directory.
 
     Args:
@@ -91,7 +76,6 @@ def save_state(
     """
     tensors, aliases = _gathered(model, optimizer, scaler, compiled)
     program = program_of(model)
-    given = {"scheduler": scheduler, "loader": loader, "rng": rng}
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "structure": model.structure_hash(),
@@ -100,7 +84,7 @@ def save_state(
         "step": step,
         "tensors": {name: blake2b_128(_bits(v)) for name, v in tensors.items()},
         "aliases": aliases,
-        "states": {name: dict(part.state_dict()) for name, part in given.items() if part is not None},
+        "states": {name: dict(part.state_dict()) for name, part in _given(scheduler, loader, rng)},
         "facts": dict(facts or {}),
     }
     try:
@@ -114,17 +98,10 @@ def save_state(
 
 
 def load_state(
-    directory: StrPath,
-    model: HasStructure,
-    optimizer: HasVariables | None = None,
-    scheduler: HasState | None = None,
-    scaler: HasVariables | None = None,
-    loader: HasState | None = None,
-    rng: HasState | None = None,
-    *,
-    compiled: HasOptions | None = None,
-    remap: Journal | None = None,
-) -> int:
+    directory: StrPath, model: HasStructure, optimizer: HasVariables | None = None, scheduler: HasState | None = None,
+    scaler: HasVariables | None = None, loader: HasState | None = None, rng: HasState | None = None, *,
+    compiled: CompiledStep | None = None, remap: Journal | None = None,
+) -> int:  # fmt: skip
     """Resume a saved training; return its step. Everything is read and checked before anything changes.
 
     Args:
@@ -174,10 +151,8 @@ class SavedState:
         if not isinstance(content, dict) or type(content.get("schema")) is not int:
             raise StateError("train.json does not describe a saved training", where=path)
         if content["schema"] != SCHEMA:
-            fix = "use a newer graphwright" if content["schema"] > SCHEMA else "train again"
-            raise StateError(
-                "unknown schema of a saved training", where=path, expected=SCHEMA, got=content["schema"], fix=fix
-            )
+            got, fix = content["schema"], "use a newer graphwright" if content["schema"] > SCHEMA else "train again"
+            raise StateError("unknown schema of a saved training", where=path, expected=SCHEMA, got=got, fix=fix)
         checksum = content.pop("checksum", None)
         if content.keys() != _FIELDS or checksum != _checksum(content):
             raise StateError("train.json is damaged: wrong checksum or fields", where=path)
@@ -185,27 +160,21 @@ class SavedState:
         return cls(Path(directory), **content)
 
     def restore(
-        self,
-        model: HasStructure,
-        optimizer: HasVariables | None = None,
-        scheduler: HasState | None = None,
-        scaler: HasVariables | None = None,
-        loader: HasState | None = None,
-        rng: HasState | None = None,
-        *,
-        compiled: HasOptions | None = None,
-        remap: Journal | None = None,
-    ) -> None:
+        self, model: HasStructure, optimizer: HasVariables | None = None, scheduler: HasState | None = None,
+        scaler: HasVariables | None = None, loader: HasState | None = None, rng: HasState | None = None, *,
+        compiled: CompiledStep | None = None, remap: Journal | None = None,
+    ) -> None:  # fmt: skip
         """Restore the parts that are given; see `load_state`."""
         if remap is None and model.structure_hash() != self.structure:
             fix = "load it into the same model, or with remap=program.journal into one that was edited since"
             raise StateError("the saved state is of a model with another structure", where=self.directory, fix=fix)
-        given = {"scheduler": scheduler, "loader": loader, "rng": rng}
-        parts = [(name, part) for name, part in given.items() if part is not None]
+        parts = _given(scheduler, loader, rng)
         own, aliases = _gathered(model, optimizer, scaler, compiled)
         scope = tuple(sorted({name.partition(".")[0] for name in own}))
         wrong = [f"{name}: not saved" for name, _ in parts if name not in self.states]
-        wrong += [] if compiled is None else self._other_options(compiled)
+        if compiled is not None:
+            now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
+            wrong += [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
         arrays = self._arrays(scope, {} if remap is not None else own, wrong)
         if remap is not None:
             program = program_of(model)
@@ -215,10 +184,7 @@ class SavedState:
         elif {a: n for a, n in self.aliases.items() if a.partition(".")[0] in scope} != aliases:
             wrong.append("different tensors are tied")
         wrong += _misfits(own, {name: array.spec for name, array in arrays.items()})
-        if wrong:
-            raise StateError(
-                "saved state does not match:\n  " + "\n  ".join(dict.fromkeys(wrong)), where=self.directory
-            )
+        self._refuse(wrong)
         before = [(part, dict(part.state_dict())) for _, part in parts]
         try:
             for name, part in parts:
@@ -230,10 +196,10 @@ class SavedState:
         for name, variable in own.items():
             variable.assign(Tensor(arrays[name]))
 
-    def _other_options(self, compiled: HasOptions) -> list[str]:
-        """Options of the step that differ from the saved ones."""
-        now, then = json.loads(json.dumps(dict(compiled.options()))), self.plan or {}
-        return [f"{n} of the step: expected {then.get(n)}, got {v}" for n, v in now.items() if then.get(n) != v]
+    def _refuse(self, wrong: Sequence[str]) -> None:
+        if wrong:
+            what = "\n  ".join(["saved state does not match:", *dict.fromkeys(wrong)])
+            raise StateError(what, where=self.directory)
 
     def _arrays(self, scope: Sequence[str], own: Mapping[str, Variable], wrong: list[str]) -> dict[str, NDArray]:
         """Read and check the tensors of some parts; specs are compared with `own` first. Raises: StateError."""
@@ -244,8 +210,7 @@ class SavedState:
             specs = {n: Spec(tuple(i.shape), BY_TAG[i.tag]) for n, i in infos.items() if i.tag in BY_TAG}
             wrong += [f"{n}: unknown dtype {i.tag}" for n, i in infos.items() if n not in specs]
             wrong += _misfits(own, specs) if own else []
-            if wrong:
-                raise StateError("saved state does not match:\n  " + "\n  ".join(wrong), where=self.directory)
+            self._refuse(wrong)
             for name, spec in specs.items():
                 host = np.frombuffer(bytearray(checkpoint.bytes(name)), spec.dtype.numpy)
                 if blake2b_128(host) != self.tensors[name]:
@@ -266,12 +231,9 @@ def remap_state(
     """
     heads = {journal.chain.base: -1, **{entry.hash: entry.seq for entry in journal}}
     if saved.journal not in heads or journal.hash != program.journal.hash:
-        raise StateError(
-            "the journal does not contain the edits from the saved program to this one",
-            where=program.name,
-            expected=saved.journal,
-            fix="pass remap=program.journal of the program that was trained and edited",
-        )
+        fix = "pass remap=program.journal of the program that was trained and edited"
+        what = "the journal does not contain the edits from the saved program to this one"
+        raise StateError(what, where=program.name, expected=saved.journal, fix=fix)
     at = heads[saved.journal]
     past = (program.at(at) if len(journal) else program).fork()
     if past.structure_hash() != saved.structure:
@@ -293,19 +255,16 @@ def remap_state(
     for group in optimizer.param_groups:
         found[f"optimizer.{group.rate.name}"] = arrays.get(f"optimizer.{group.rate.name}", group.rate.data)
         for p in group.parameters():
-            key = keys.get(id(p))
-            twin = None if key is None else now.get(key)
-            old = then.get(key) if key is not None else None
+            key = keys.get(id(p), "")
+            twin, old, state = now.get(key), then.get(key), optimizer.state_of(p)
             remap = moment_remap(*old, twin) if old is not None and isinstance(twin, Parameter) else None
-            state = optimizer.state_of(p)
             for variable in state.variables():
                 name = f"optimizer.{variable.name}"
                 if remap is None or name not in arrays:
                     found[name] = variable.data
-                elif variable is state.steps:
-                    found[name] = arrays[name]
                 else:
-                    found[name] = from_numpy(remap(arrays[name].to_numpy().copy()))
+                    moved = variable is not state.steps
+                    found[name] = from_numpy(remap(arrays[name].to_numpy().copy())) if moved else arrays[name]
     return found
 
 
@@ -324,16 +283,13 @@ def _misfits(own: Mapping[str, Variable], saved: Mapping[str, Spec]) -> list[str
 
 
 def _gathered(
-    model: HasVariables,
-    optimizer: HasVariables | None,
-    scaler: HasVariables | None,
-    compiled: HasVariables | None,
+    *holders: HasVariables | None,
 ) -> tuple[dict[str, Variable], dict[str, str]]:
-    """Variables by their first names, and other name -> first name."""
+    """Variables of model, optimizer, scaler and compiled step by their first names, and other name -> first name."""
     first: dict[int, str] = {}
     tensors: dict[str, Variable] = {}
     aliases: dict[str, str] = {}
-    for part, holder in (("model", model), ("optimizer", optimizer), ("scaler", scaler), ("compiled", compiled)):
+    for part, holder in zip(("model", "optimizer", "scaler", "compiled"), holders, strict=True):
         for name, variable in (holder.variables() if holder is not None else {}).items():
             full = f"{part}.{name}"
             if first.setdefault(id(variable), full) == full:
@@ -341,6 +297,11 @@ def _gathered(
             else:
                 aliases[full] = first[id(variable)]
     return tensors, aliases
+
+
+def _given(*parts: HasState | None) -> list[tuple[str, HasState]]:
+    """Name the parts that are given."""
+    return [(n, part) for n, part in zip(("scheduler", "loader", "rng"), parts, strict=True) if part is not None]
 
 
 def _bits(variable: Variable) -> np.ndarray:

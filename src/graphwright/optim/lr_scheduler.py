@@ -28,20 +28,19 @@ def warmup_cosine(step: int, *, peak: float, warmup: int, total: int, floor: flo
 
 
 class LRScheduler:
-    """Base of the schedulers: subclasses define `rate`.
+    """Base of the schedulers.
+
+    Args:
+        rate: the learning rate from the initial rate of a group, the step (from 0) and the index of the group.
 
     Attributes:
         last_step: the step whose rate is set at present.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, optimizer: Optimizer, rate: Callable[[float, int, int], float]) -> None:
+        self.optimizer, self.rate = optimizer, rate
         self.last_step = 0
         self._set()
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Return the learning rate at a step (from 0) of the group with this index and initial rate `base`."""
-        raise NotImplementedError
 
     def step(self) -> None:
         """Set the next step's rate; call it after `optimizer.step()`."""
@@ -74,12 +73,7 @@ class ConstantLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
         _check(0 <= factor <= 1 and total_iters >= 0, "factor in [0, 1], total_iters >= 0")
-        self.factor, self.total_iters = factor, total_iters
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        return base * (self.factor if step < self.total_iters else 1.0)
+        super().__init__(optimizer, lambda base, step, _: base * (factor if step < total_iters else 1.0))
 
 
 class StepLR(LRScheduler):
@@ -87,12 +81,7 @@ class StepLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         _check(step_size >= 1 and gamma >= 0, "step_size >= 1, gamma >= 0")
-        self.step_size, self.gamma = step_size, gamma
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        return base * self.gamma ** (step // self.step_size)
+        super().__init__(optimizer, lambda base, step, _: base * gamma ** (step // step_size))
 
 
 class LambdaLR(LRScheduler):
@@ -102,13 +91,9 @@ class LambdaLR(LRScheduler):
         self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
     ) -> None:
         groups = len(optimizer.param_groups)
-        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
-        _check(len(self.lr_lambdas) == groups, f"one function, or {groups}")
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        return base * self.lr_lambdas[group](step)
+        functions = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        _check(len(functions) == groups, f"one function, or {groups}")
+        super().__init__(optimizer, lambda base, step, group: base * functions[group](step))
 
 
 class LinearLR(LRScheduler):
@@ -117,16 +102,12 @@ class LinearLR(LRScheduler):
     def __init__(
         self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
     ) -> None:
-        _check(
-            0 < start_factor <= 1 and 0 <= end_factor <= 1 and total_iters >= 1, "factors in [0, 1], total_iters >= 1"
+        fine = 0 < start_factor <= 1 and 0 <= end_factor <= 1 and total_iters >= 1
+        _check(fine, "factors in [0, 1], total_iters >= 1")
+        rise = end_factor - start_factor
+        super().__init__(
+            optimizer, lambda base, step, _: base * (start_factor + rise * (min(step, total_iters) / total_iters))
         )
-        self.start_factor, self.end_factor, self.total_iters = start_factor, end_factor, total_iters
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        done = min(step, self.total_iters) / self.total_iters
-        return base * (self.start_factor + (self.end_factor - self.start_factor) * done)
 
 
 class CosineAnnealingLR(LRScheduler):
@@ -134,24 +115,16 @@ class CosineAnnealingLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         _check(T_max >= 1 and eta_min >= 0, "T_max >= 1, eta_min >= 0")
-        self.T_max, self.eta_min = T_max, eta_min
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        return self.eta_min + (base - self.eta_min) * (1 + cos(pi * step / self.T_max)) / 2
+        super().__init__(optimizer, lambda base, step, _: eta_min + (base - eta_min) * (1 + cos(pi * step / T_max)) / 2)
 
 
 class WarmupCosineLR(LRScheduler):
     """Linear warm-up, then a half cosine down to floor · base at step `total`: see `warmup_cosine`."""
 
     def __init__(self, optimizer: Optimizer, warmup: int, total: int, floor: float = 0.0) -> None:
-        self.numbers = {"warmup": warmup, "total": total, "floor": floor}
-        super().__init__(optimizer)
-
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        return warmup_cosine(step, peak=base, **self.numbers)
+        super().__init__(
+            optimizer, lambda base, step, _: warmup_cosine(step, peak=base, warmup=warmup, total=total, floor=floor)
+        )
 
 
 class WSDLR(LRScheduler):
@@ -161,17 +134,14 @@ class WSDLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, warmup: int, stable: int, decay: int, floor: float = 0.0) -> None:
         _check(min(warmup, stable, decay) >= 0 and 0 <= floor <= 1, "lengths >= 0, floor in [0, 1]")
-        self.warmup, self.stable, self.decay, self.floor = warmup, stable, decay, floor
-        super().__init__(optimizer)
 
-    def rate(self, base: float, step: int, group: int) -> float:
-        """Rate at a step; see the class."""
-        if step < self.warmup:
-            return base * (step + 1) / self.warmup
-        into = step - self.warmup - self.stable
-        if into < 0:
-            return base
-        return base * (1 - (1 - self.floor) * min(into / self.decay, 1.0)) if self.decay else base * self.floor
+        def rate(base: float, step: int, _: int) -> float:
+            into = step - warmup - stable
+            if into < 0:
+                return base * (step + 1) / warmup if step < warmup else base
+            return base * (1 - (1 - floor) * min(into / decay, 1.0)) if decay else base * floor
+
+        super().__init__(optimizer, rate)
 
 
 def _check(fine: bool, expected: str) -> None:

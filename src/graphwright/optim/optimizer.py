@@ -1,13 +1,14 @@
 """The base of all optimizers: parameter groups, state per parameter, and the step, eager or inside a plan.
 
-The update formula is an op of `ops/optimize.py`: a step calls it once per group, dtype and weight decay, on all
-parameters that have a gradient. State belongs to the parameter object, so it survives edits and undo.
+A step calls the op of the optimizer once per group, dtype and weight decay, on all parameters that have a gradient.
+State belongs to the parameter object, so it survives edits and undo.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,6 +32,10 @@ class HasParameters(Protocol):
         ...
 
 
+Params = HasParameters | Iterable[Any]
+"""Parameters, parameter groups, or what has parameters."""
+
+
 class ParamGroup:
     """Parameters that share a learning rate and options; those of a module or program are re-read at every step.
 
@@ -40,9 +45,7 @@ class ParamGroup:
         options: all other options, fixed.
     """
 
-    def __init__(
-        self, params: HasParameters | Iterable[Parameter], lr: float, options: Mapping[str, Any], name: str
-    ) -> None:
+    def __init__(self, params: Params, lr: float, options: Mapping[str, Any], name: str) -> None:
         self.owner = params if isinstance(params, HasParameters) else list(params)
         self.options = dict(options)
         self.initial_lr = lr
@@ -81,12 +84,9 @@ class ParamState:
     moments: dict[str, Variable]
     master: Variable | None
 
-    def variables(self) -> Iterator[Variable]:
-        """Iterate over all variables."""
-        yield self.steps
-        yield from self.moments.values()
-        if self.master is not None:
-            yield self.master
+    def variables(self) -> list[Variable]:
+        """Return all variables."""
+        return [self.steps, *self.moments.values(), *([] if self.master is None else [self.master])]
 
 
 class Optimizer:
@@ -96,28 +96,24 @@ class Optimizer:
         params: parameters, groups `{"params": ..., "lr": ..., **options}`, both mixed, or a module, program or model,
             whose parameters are re-read at every step, so that those added by an edit are trained too.
         lr: learning rate, >= 0; setting `opt.lr` later scales the rates of all groups by the same factor.
+        options: options of this optimizer with their values; a group may override them.
         decay_matrices_only: no weight decay for parameters of fewer than two axes, in groups without their own value.
         low: how 16-bit parameters are updated: `master` keeps float32 weights in the state; `stochastic` rounds to
             bfloat16 at random with the right mean and keeps no copy; `nearest` rounds and loses small updates. Each
             continues from the present value of a parameter that an edit or undo set.
-        options: options of this optimizer with their values; a group may override them.
 
     Attributes:
+        moment_names: moments of the op, in its order -> the option that needs the moment, None if it is always there.
         state: parameter -> its state, after its first step.
         extra_moments: names of additional moments in the state of every parameter, such as gradient sums.
     Raises: UsageError for an option out of range or unknown, a duplicate parameter, or no parameters.
     """
 
     op: ClassVar[str]
+    moment_names: ClassVar[Mapping[str, str | None]]
 
     def __init__(
-        self,
-        params: HasParameters | Iterable[Any],
-        lr: float,
-        *,
-        decay_matrices_only: bool = False,
-        low: str = "master",
-        **options: Any,
+        self, params: Params, lr: float, options: Mapping[str, Any], *, decay_matrices_only: bool = False, low: str
     ) -> None:
         if low not in LOW:
             raise UsageError("unknown value of low", expected=", ".join(LOW), got=low)
@@ -135,16 +131,15 @@ class Optimizer:
         if plain:
             owner = params if isinstance(params, HasParameters) else plain
             self._add_group(owner, lr, options, fallback=True)
-        for group in given:
-            if isinstance(group, Mapping):
-                own = {k: v for k, v in group.items() if k not in ("params", "lr")}
-                if "params" not in group:
-                    raise UsageError("a parameter group lacks 'params'", got=", ".join(group))
-                members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
-                rate = float(group.get("lr", lr))
-                if rate and not lr:
-                    raise UsageError("a group has lr > 0 but the optimizer's lr is 0, so no ratio exists", got=rate)
-                self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
+        for group in (g for g in given if isinstance(g, Mapping)):
+            own = {k: v for k, v in group.items() if k not in ("params", "lr")}
+            if "params" not in group:
+                raise UsageError("a parameter group lacks 'params'", got=", ".join(group))
+            members = [group["params"]] if isinstance(group["params"], Parameter) else group["params"]
+            rate = float(group.get("lr", lr))
+            if rate and not lr:
+                raise UsageError("a group has lr > 0 but the optimizer's lr is 0, so no ratio exists", got=rate)
+            self._add_group(members, rate, {**options, **own}, fallback="weight_decay" not in own)
         if not self.param_groups:
             raise UsageError("the optimizer got no parameters", fix="pass parameters, groups, a module or a program")
         self.initial_lr = lr
@@ -169,10 +164,8 @@ class Optimizer:
     def in_range(options: Mapping[str, Any]) -> bool:
         """Return True if the options, with lr, are valid; subclasses add their own conditions."""
         betas = tuple(options.get("betas", (0.0, 0.0)))
-        decays = (*betas, options.get("alpha", 0.0))
-        return (
-            len(betas) == 2 and all(0 <= b < 1 for b in decays) and all(options.get(n, 0) >= 0 for n in _NOT_NEGATIVE)
-        )
+        fine = len(betas) == 2 and all(0 <= b < 1 for b in (*betas, options.get("alpha", 0.0)))
+        return fine and all(options.get(name, 0) >= 0 for name in _NOT_NEGATIVE)
 
     def attrs(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the attributes of the op for a group's options."""
@@ -183,7 +176,7 @@ class Optimizer:
 
     def moments(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the op's moments, in its order."""
-        raise NotImplementedError
+        return tuple(name for name, option in self.moment_names.items() if option is None or options[option])
 
     # -- parameters and rates ----------------------------------------------------------------------------------------
     def parameters(self) -> Iterator[Parameter]:
@@ -204,11 +197,8 @@ class Optimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop gradients, or with `set_to_none=False` set them to zero in their own memory."""
         for p in self.parameters():
-            if set_to_none or p.grad is None:
-                p.grad = None
-                continue
-            zeros = call("full_like", p.grad, value=0.0)
-            if isinstance(p.grad.data, NDArray):
+            zeros = None if set_to_none or p.grad is None else call("full_like", p.grad, value=0.0)
+            if zeros is not None and p.grad is not None and isinstance(p.grad.data, NDArray):
                 p.grad.data.copy_from(zeros.data)
             else:
                 p.grad = zeros
@@ -235,12 +225,10 @@ class Optimizer:
                     take(group, members, attrs if decays else {**attrs, "weight_decay": 0.0}, found)
 
     def _update(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
-        names = self.moments(group.options)
-        states = [self.state_of(p, names) for p in members]
+        states, rest = self._state_of_members(group, members)
         targets = [p if s.master is None else s.master for p, s in zip(members, states, strict=True)]
         grads = [p.grad.to(t.dtype) for p, t in zip(members, targets, strict=True) if p.grad is not None]
         values = [_present(p, s.master) for p, s in zip(members, states, strict=True)]
-        rest = [s.moments[name] for name in names for s in states] + [s.steps for s in states]
         update([*targets, *rest], self.op, group.rate, found, *grads, *values, *rest, **attrs)
         for p, s in zip(members, states, strict=True):
             if s.master is not None:
@@ -248,15 +236,19 @@ class Optimizer:
 
     def _round(self, group: ParamGroup, members: list[Parameter], attrs: dict[str, Any], found: Tensor) -> None:
         """Update 16-bit parameters without master weights: compute in float32, then round."""
-        names = self.moments(group.options)
-        states = [self.state_of(p, names) for p in members]
+        _, rest = self._state_of_members(group, members)
         grads = [p.grad.to(float32) for p in members if p.grad is not None]
-        rest = [s.moments[name] for name in names for s in states] + [s.steps for s in states]
         results = call(self.op, group.rate, found, *grads, *(p.to(float32) for p in members), *rest, **attrs)
         for p, value in zip(members, results, strict=False):
             p.assign(stochastic_round(value) if self.low == "stochastic" else value.to(p.dtype))
         for variable, value in zip(rest, results[len(members) :], strict=True):
             variable.assign(value)
+
+    def _state_of_members(self, group: ParamGroup, members: list[Parameter]) -> tuple[list[ParamState], list[Variable]]:
+        """States of some parameters, and their moments and counts in the order of the op."""
+        names = self.moments(group.options)
+        states = [self.state_of(p, names) for p in members]
+        return states, [s.moments[name] for name in names for s in states] + [s.steps for s in states]
 
     # -- state -------------------------------------------------------------------------------------------------------
     def state_of(self, p: Parameter, names: Sequence[str] | None = None) -> ParamState:
@@ -271,24 +263,22 @@ class Optimizer:
         names = (*names, *self.extra_moments)
         if found is not None and found.lineage is p.lineage and found.spec == p.spec and found.steps.device == p.device:
             for label in set(names) - found.moments.keys():
-                found.moments[label] = _zeros(p, f"{found.name}.{label}")
+                zeros = from_numpy(np.zeros(p.shape, wide(p.dtype).numpy)).to(p.device)
+                found.moments[label] = Variable(zeros, name=f"{found.name}.{label}")
             return found
         return self._new_state(p, names, found, None if found is None else moment_remap(found.spec, found.lineage, p))
 
     def _new_state(
-        self,
-        p: Parameter,
-        names: Sequence[str],
-        old: ParamState | None,
-        remap: Callable[[np.ndarray], np.ndarray] | None,
+        self, p: Parameter, names: Sequence[str], old: ParamState | None, remap: Callable[[Any], Any] | None
     ) -> ParamState:
         """A state in the parameter's shape and dtype: the old one remapped, or zeros."""
-        kind, name = wide(p.dtype), self._fresh_name(p) if old is None else old.name
+        wanted, kind = f"{self.name}.{p.name or f'param{len(self.state)}'}", wide(p.dtype)
+        names_left = (n for n in chain([wanted], (f"{wanted}_{i}" for i in count(2))) if n not in self._taken)
+        name = next(names_left) if old is None else old.name  # two parameters may have the same name
+        self._taken.add(name)
 
         def variable(label: str, before: Variable | None, otherwise: np.ndarray) -> Variable:
-            host = otherwise
-            if before is not None and remap is not None:
-                host = remap(before.data.to_numpy().copy())
+            host = otherwise if before is None or remap is None else remap(before.data.to_numpy().copy())
             return Variable(from_numpy(np.array(host, kind.numpy, order="C")).to(p.device), name=f"{name}.{label}")
 
         held = {} if old is None else old.moments
@@ -298,20 +288,9 @@ class Optimizer:
         if p.dtype.is_low and self.low == "master":  # see _present
             assert isinstance(p.data, NDArray)
             master = variable("master", None if old is None else old.master, p.data.to_numpy("float32"))
-        count = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
-        made = ParamState(name, p.spec, p.lineage, count, moments, master)
-        self.state[p] = made
-        return made
-
-    def _fresh_name(self, p: Parameter) -> str:
-        """A unique name for the state of a parameter, as two parameters may have the same name."""
-        wanted = f"{self.name}.{p.name or f'param{len(self.state)}'}"
-        name, count = wanted, 1
-        while name in self._taken:
-            count += 1
-            name = f"{wanted}_{count}"
-        self._taken.add(name)
-        return name
+        made = Variable(_scalar(steps, "float32").to(p.device), name=f"{name}.steps")
+        self.state[p] = ParamState(name, p.spec, p.lineage, made, moments, master)
+        return self.state[p]
 
     def variables(self) -> dict[str, Variable]:
         """Return everything that a resumed run needs, by name."""
@@ -346,10 +325,6 @@ def moment_remap(spec: Spec, lineage: ShapeChange | None, p: Parameter) -> Calla
         return moment
 
     return remap if shape == p.shape else None
-
-
-def _zeros(p: Parameter, name: str) -> Variable:
-    return Variable(from_numpy(np.zeros(p.shape, wide(p.dtype).numpy)).to(p.device), name=name)
 
 
 def _present(p: Parameter, master: Variable | None) -> Tensor:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,36 +19,20 @@ from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, chang
 from graphwright.errors import UsageError
 from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
-from graphwright.optim.clip import clip_grad_norm_
+from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
 from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of
 from graphwright.plan.running.executable import BoundCall
 from graphwright.program import FeedError, Program
+from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
+
+if TYPE_CHECKING:
+    from graphwright.amp import GradScaler
 
 Loss = str | Callable[..., Tensor]
 _SUM = "gradient_sum"
-
-
-class LossScaler(Protocol):
-    """An `amp.GradScaler`."""
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """Multiply the loss by the scale."""
-        ...
-
-    def unscale_(self, optimizer: Any) -> None:
-        """Divide gradients by the scale."""
-        ...
-
-    def step(self, optimizer: Any, *, waiting: Tensor | None = None) -> None:
-        """Run the optimizer's step unless a gradient is not finite."""
-        ...
-
-    def update(self, *, waiting: Tensor | None = None) -> None:
-        """Set the scale of the next step."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +41,7 @@ class StepOptions:
 
     accumulate: int = 1
     amp: object = None
-    scaler: LossScaler | None = None
+    scaler: GradScaler | None = None
     clip: float | None = None
     executor: str = "auto"
     device: Device | str = CPU
@@ -100,9 +84,7 @@ class CompiledStep:
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> Tensor:
         """Run one batch: a step, or with `accumulate=k` a k-th of one. Raises: FeedError before anything runs."""
-        self._refresh()
-        assert self._plan is not None
-        return Tensor(self._plan.executable().run({**feeds, **named} if feeds else named)["loss"])
+        return Tensor(self.plan.executable().run({**feeds, **named} if feeds else named)["loss"])
 
     def bind(self) -> BoundCall:
         """Bind the present step to input and loss buffers; see `BoundCall`. Bind again after an edit."""
@@ -128,15 +110,10 @@ class CompiledStep:
 
     def options(self) -> dict[str, Any]:
         """Return what a resumed training must agree with, as JSON values."""
-        return {
-            "inputs": {name: str(spec) for name, spec in self.inputs.items()},
-            "accumulate": self.settings.accumulate,
-            "autocast": None if self.low is None else self.low.name,
-            "clip": self.settings.clip,
-            "executor": self._planning.executor,
-            "device": str(self._planning.device),
-            "remat": None if self._planning.remat is None else str(self._planning.remat),
-        }
+        settings, planning, inputs = self.settings, self._planning, {n: str(s) for n, s in self.inputs.items()}
+        facts = {"inputs": inputs, "accumulate": settings.accumulate, "autocast": self.low and self.low.name}
+        facts |= {"clip": settings.clip, "executor": planning.executor, "device": str(planning.device)}
+        return {**facts, "remat": None if planning.remat is None else str(planning.remat)}
 
     # -- updates ----------------------------------------------------------------------------------------------------
     def _refresh(self) -> None:
@@ -150,7 +127,7 @@ class CompiledStep:
             if made is not None and made.usable:
                 made.update()
             else:
-                kind = TrainingStepGraph if TrainingStepGraph.follows(self.source) else RetracedStep
+                kind = TrainingStepGraph if updatable(self.source) else RetracedStep
                 with no_grad():
                     made = kind(self.source, self._task)
             self._made, self._known = made, now
@@ -175,16 +152,16 @@ class CompiledStep:
 
     def _update(self) -> None:
         """Process gradients and update, in the order of an eager loop."""
-        waiting = self._accumulated() if self.settings.accumulate > 1 else None
-        if self.settings.scaler is not None and self.settings.clip is not None:
-            self.settings.scaler.unscale_(self.optimizer)
+        waiting, scaler = self._accumulated() if self.settings.accumulate > 1 else None, self.settings.scaler
         if self.settings.clip is not None:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
             clip_grad_norm_(self.optimizer.parameters(), self.settings.clip)
-        if self.settings.scaler is None:
+        if scaler is None:
             self.optimizer.step(found_inf=waiting)
-            return
-        self.settings.scaler.step(self.optimizer, waiting=waiting)
-        self.settings.scaler.update(waiting=waiting)
+        else:
+            scaler.step(self.optimizer, waiting=waiting)
+            scaler.update(waiting=waiting)
 
     def _accumulated(self) -> Tensor:
         """Add the gradients to those of earlier batches; return 0 on the last batch of a step, else 1."""
@@ -202,19 +179,10 @@ class CompiledStep:
 
 
 def compile_step(
-    program: Program,
-    loss: Loss,
-    optimizer: Optimizer,
-    inputs: Mapping[str, Any],
-    *,
-    accumulate: int = 1,
-    amp: object = None,
-    scaler: LossScaler | None = None,
-    clip: float | None = None,
-    executor: str = "auto",
-    device: Device | str = CPU,
-    remat: int | None = None,
-) -> CompiledStep:
+    program: Program, loss: Loss, optimizer: Optimizer, inputs: Mapping[str, Any], *, accumulate: int = 1,
+    amp: object = None, scaler: GradScaler | None = None, clip: float | None = None, executor: str = "auto",
+    device: Device | str = CPU, remat: int | None = None,
+) -> CompiledStep:  # fmt: skip
     """Compile a training step of a program to one plan: forward, backward, clipping and update.
 
     The next call after an edit or undo re-plans what the edit touched, without re-tracing, and remaps moments with
@@ -234,9 +202,8 @@ def compile_step(
             eager loop.
     Raises: UsageError for a number out of range; FeedError for a missing, unknown or mismatched input.
     """
-    return CompiledStep(
-        program, loss, optimizer, inputs, StepOptions(accumulate, amp, scaler, clip, executor, device, remat)
-    )
+    options = StepOptions(accumulate, amp, scaler, clip, executor, device, remat)
+    return CompiledStep(program, loss, optimizer, inputs, options)
 
 
 def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -248,12 +215,8 @@ def _read_by(program: Program, loss: Loss) -> tuple[tuple[str, ...], tuple[str, 
     names = tuple(inspect.signature(loss).parameters)
     found = tuple(name for name in names if name in outputs)
     if not found:
-        raise UsageError(
-            "the loss reads no output of the program",
-            where=program.name,
-            expected=f"a parameter named {' or '.join(outputs)}",
-            got=", ".join(names) or "no parameter",
-        )
+        expected, got = f"a parameter named {' or '.join(outputs)}", ", ".join(names) or "no parameter"
+        raise UsageError("the loss reads no output of the program", where=program.name, expected=expected, got=got)
     return found, names
 
 
@@ -265,15 +228,10 @@ def _specs(program: Program, inputs: Mapping[str, Any], names: Iterable[str]) ->
     wrong += [f"{name}: missing" for name in wanted if name not in inputs]
     taken = {program.path(n) for n in program.nodes()} - declared.keys()
     wrong += [f"{name}: name already used by a node of the program" for name in wanted if name in taken]
-    found: dict[str, Spec] = {}
-    for name in wanted:
-        if name not in inputs:
-            continue
-        spec = spec_of(inputs[name], declared[name].dtype if name in declared else None)
-        if spec is None:
-            wrong.append(f"{name}: a shape has no dtype: pass a Spec or an example array")
-        else:
-            found[name] = spec
+    given = [name for name in wanted if name in inputs]
+    specs = {name: spec_of(inputs[name], declared[name].dtype if name in declared else None) for name in given}
+    wrong += [f"{n}: a shape has no dtype: pass a Spec or an example array" for n, s in specs.items() if s is None]
+    found = {name: spec for name, spec in specs.items() if spec is not None}
     dims: dict[str, int] = {}
     for name, spec in declared.items():
         if name in found and (found[name].dtype is not spec.dtype or not spec.match(found[name].sizes, dims)):

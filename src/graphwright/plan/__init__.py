@@ -7,12 +7,12 @@ from graphwright.plan.describe import PlanDiff
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan, StepTorn
 from graphwright.plan.options import CompileOptions
 from graphwright.plan.plan import Plan, make_plan
-from graphwright.plan.planning.buffer_layout import Patched
 from graphwright.plan.planning.hazards import Region
+from graphwright.plan.planning.planner import Patched
 from graphwright.plan.planning.remat import BudgetImpossible
-from graphwright.plan.running.arena import StaleBorrow
 from graphwright.plan.running.capture import CaptureExecutable, CaptureRefused, CaptureState, CaptureTimeout
 from graphwright.plan.running.executable import BoundCall, Executable
+from graphwright.plan.running.memory import StaleBorrow
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.running.parallel import Cancelled, CancelToken, DeadlineExceeded, ParallelExecutable
 from graphwright.plan.table import ArenaSpan, Buffer, DispatchSchedule, Firing, Instr, Segment, Slot

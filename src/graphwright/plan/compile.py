@@ -7,46 +7,37 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from graphwright.array import CPU, Device, Spec, UnboundDim
+from graphwright.array import DType, NDArray, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.options import ATEN, CompileOptions
-from graphwright.plan.plan import make_plan
+from graphwright.plan.options import DEFAULT, CompileOptions
+from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
-from graphwright.program import Program, check_feeds, record
-from graphwright.program.derived.rewrite import patched
+from graphwright.program import Program, TraceRecorder, check_feeds, record
+from graphwright.program.derived.rewrite import PatchPoint, patched
 
 if TYPE_CHECKING:
-    from graphwright.array import DType, NDArray
-    from graphwright.plan.plan import Plan
     from graphwright.plan.running.executable import BoundCall, Executable
-    from graphwright.program import TraceRecorder
-    from graphwright.program.derived.rewrite import PatchPoint
 
 _CACHED = 32
 """Plans per program, and traces per compiled function; the least recently used one is dropped."""
 
 
 def plan_for(
-    p: Program,
-    inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None = None,
-    options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
+    p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT
 ) -> Plan:
     """The cached plan of a program for input specs, patched if the program was edited since; see `make_plan`."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
-    key = (
-        tuple(sorted(inputs.items(), key=lambda item: item[0])),
-        None if outputs is None else tuple(outputs),
-        options,
-    )
+    names = None if outputs is None else tuple(outputs)
+    key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)
     with tables_lock:  # one thread at a time updates a builder
         found = plans.get(key)
         if found is None or not found.fresh:
@@ -64,61 +55,42 @@ def compile_program(
     *,
     outputs: Sequence[str] | None = None,
     patch: Sequence[PatchPoint] = (),
-    freeze: bool = False,
-    rewrites: str = "exact",
-    layout: str = "reuse",
-    watch: Sequence[str] = (),
-    executor: str = ATEN,
-    device: Device | str = CPU,
-    remat: int | None = None,
-    poison: bool = False,
     **named: Any,
 ) -> Plan:
-    """`program.compile(x=(64, 8))`: a plan for given inputs.
+    """`program.compile(x=(64, 8), freeze=True)`: a plan for given inputs.
 
     Args:
-        inputs, named: per input a shape, a Spec, or an example array.
+        inputs: per input a shape, a Spec, or an example array.
         outputs: names of the outputs to compute; all by default.
         patch: nodes, values or edges whose value is fed: a run takes an additional input `patch.<path>` for each, and
             nodes that only the replaced value needs do not run.
-        freeze, rewrites, layout, watch, executor, device, remat, poison: see `CompileOptions`.
+        named: fields of `CompileOptions`, and further inputs.
     Raises: UnboundDim for a size without a number; UsageError for one name in place of a list; as `make_plan`.
     """
-    for option, names in (("outputs", outputs), ("watch", watch), ("patch", patch)):
+    given = {name: named.pop(name) for name in (f.name for f in fields(CompileOptions)) if name in named}
+    for option, names in (("outputs", outputs), ("watch", given.get("watch")), ("patch", patch)):
         if isinstance(names, str):
-            raise UsageError(
-                f"{option} must be a list or tuple of names, got one string",
-                where=p.name,
-                expected="a list or tuple of names",
-                got=repr(names),
-                fix=f"{option}=[{names!r}]",
-            )
-    given = {**(inputs or {}), **named}
-    options = CompileOptions(
-        freeze, rewrites, layout, tuple(watch), executor, Device.parse(device), remat=remat, poison=poison
-    )
-    source = p
+            raise UsageError(f"{option} must be a list or tuple of names, got one string", where=p.name,
+                             expected="a list or tuple of names", got=repr(names),
+                             fix=f"{option}=[{names!r}]")  # fmt: skip
+    options, shapes, own = CompileOptions.of(**given), {**(inputs or {}), **named}, len(p.inputs())
     if patch:
         p = patched(p, patch)
     specs, dims = {}, {}
     for node in p.inputs():
         name = p.path(node)
-        if name in given:
-            spec = spec_of(given.pop(name), p.spec(node).dtype)
+        if name in shapes:
+            spec = spec_of(shapes.pop(name), p.spec(node).dtype)
             assert spec is not None
             if spec.symbolic:
-                raise UnboundDim(
-                    "a size of an input has no number",
-                    where=f"{p.name}: {name}",
-                    expected="numbers",
-                    got=spec,
-                    fix=f"compile({name}=(64, 8)), or gw.compile(program), which plans at each call",
-                )
+                fix = f"compile({name}=(64, 8)), or gw.compile(program), which plans at each call"
+                raise UnboundDim("a size of an input has no number", where=f"{p.name}: {name}", expected="numbers",
+                                 got=spec, fix=fix)  # fmt: skip
             specs[name] = spec
             p.spec(node).match(specs[name].shape, dims)
-    for node in p.inputs()[: len(p.inputs()) - len(source.inputs())]:  # the inputs of patches come first
+    for node in p.inputs()[: len(p.inputs()) - own]:  # the inputs of patches come first
         specs.setdefault(p.path(node), p.spec(node).bind(dims))
-    specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in given})  # make_plan lists unknown names
+    specs.update({name: Spec((), p.spec(p.inputs()[0]).dtype) for name in shapes})  # make_plan lists unknown names
     return plan_for(p, specs, outputs, options)
 
 
@@ -137,20 +109,13 @@ class CompiledProgram:
     Args:
         outputs: names of the outputs to compute; all by default.
         options: how plans are made.
-        buckets, mask: see `PaddingBuckets`.
+        buckets: pads the feeds.
     """
 
     def __init__(
-        self,
-        program: Program,
-        outputs: Sequence[str] | None = None,
-        options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
-        *,
-        buckets: Mapping[str, Sequence[int]] | None = None,
-        mask: str | None = None,
+        self, program: Program, outputs: Sequence[str] | None, options: CompileOptions, buckets: PaddingBuckets | None
     ) -> None:
-        self.program, self.outputs, self.options = program, outputs, options
-        self.buckets = None if buckets is None else PaddingBuckets(program, buckets, mask)
+        self.program, self.outputs, self.options, self.buckets = program, outputs, options, buckets
         self._latest: tuple[Plan, int] | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
@@ -271,11 +236,12 @@ class _TracedSignature:
         """False once an assumption of the trace fails: the version of a program that the function ran, a variable's
         spec or `requires_grad`, the mode of a module.
         """
-        if any(v.requires_grad != trained or v.spec != spec for v, trained, spec in self._variables):
-            return False
-        if any(fact() != value for fact, value in self._facts):
-            return False
-        return all(p.version == version for p, version in self.dependencies.values()) and self.executable.plan.fresh
+        return (
+            all(v.requires_grad == trained and v.spec == spec for v, trained, spec in self._variables)
+            and all(fact() == value for fact, value in self._facts)
+            and all(p.version == version for p, version in self.dependencies.values())
+            and self.executable.plan.fresh
+        )
 
     def result(self, outputs: Mapping[str, NDArray]) -> Any:
         """Outputs in the structure that the function returned."""
@@ -290,69 +256,37 @@ class _TracedSignature:
 
 
 @overload
-def compile(
-    target: Program,
-    *,
-    executor: str | None = None,
-    device: Device | str = CPU,
-    remat: int | None = None,
-    freeze: bool = False,
-    outputs: Sequence[str] | None = None,
-    buckets: Mapping[str, Sequence[int]] | None = None,
-    mask: str | None = None,
-) -> CompiledProgram: ...
+def compile(target: Program, **options: Any) -> CompiledProgram: ...
 @overload
-def compile(
-    target: Callable[..., Any],
-    *,
-    executor: str | None = None,
-    device: Device | str = CPU,
-    remat: int | None = None,
-    freeze: bool = False,
-) -> CompiledFunction: ...
+def compile(target: Callable[..., Any], **options: Any) -> CompiledFunction: ...
 def compile(
     target: Program | Callable[..., Any],
     *,
-    executor: str | None = None,
-    device: Device | str = CPU,
-    remat: int | None = None,
-    freeze: bool = False,
     outputs: Sequence[str] | None = None,
     buckets: Mapping[str, Sequence[int]] | None = None,
     mask: str | None = None,
+    **options: Any,
 ) -> CompiledProgram | CompiledFunction:
     """Make a program or a function run by plan.
 
     Args:
         target: a Program, or a function of tensors (which may be a whole training step).
-        executor: see `CompileOptions`; by default "aten" for a program, and "auto" for a function: VM functions are
-            within 2.5 units in the last place.
-        device, remat, freeze: see `CompileOptions`.
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
+        options: fields of `CompileOptions`: executor, device, remat, freeze, ... The executor is by default "aten" for
+            a program, and "auto" for a function: VM functions are within 2.5 units in the last place.
     Returns: a callable that takes what the target takes.
     Raises: UsageError for another target, or options of a program given for a function.
     """
-    program = isinstance(target, Program)
-    options = CompileOptions(
-        freeze=freeze, executor=executor or (ATEN if program else "auto"), device=Device.parse(device), remat=remat
-    )
-    if program:
-        return CompiledProgram(target, outputs, options, buckets=buckets, mask=mask)
+    if isinstance(target, Program):
+        padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
+        return CompiledProgram(target, outputs, CompileOptions.of(**options), padding)
     if not callable(target):
-        raise UsageError(
-            "gw.compile needs a Program or a function of tensors",
-            where="gw.compile",
-            expected="a Program, or a callable",
-            got=repr(target)[:80],
-            fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function",
-        )
+        raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
+                         expected="a Program, or a callable", got=repr(target)[:80],
+                         fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
     if (outputs, buckets, mask) != (None, None, None):
-        raise UsageError(
-            "outputs, buckets and mask are options of a program, not of a function",
-            where="gw.compile",
-            expected="no such options",
-            got=repr(target)[:80],
-            fix="gw.compile(gw.trace(fn, *examples), ...)",
-        )
-    return CompiledFunction(target, options)
+        raise UsageError("outputs, buckets and mask are options of a program, not of a function", where="gw.compile",
+                         expected="no such options", got=repr(target)[:80],
+                         fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
+    return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))

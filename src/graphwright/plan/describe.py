@@ -1,19 +1,24 @@
-"""Descriptions of plans: nodes in words, tables as JSON, and the differences between two plans."""
+"""Descriptions of plans: nodes in words, tables as JSON, differences between two plans, and profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.plan.table import ARENA
+from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.ops import Cost, get
+from graphwright.plan.running.executable import Executable
+from graphwright.plan.table import ARENA, Instr, Slot
+from graphwright.program import Value
 from graphwright.program.hashing import encode_attrs
+from graphwright.report import ReportBase
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
-    from graphwright.plan.table import Instr
-    from graphwright.program import Value
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:
@@ -23,45 +28,39 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
     if path in plan.pruned:
         return f"{path}: pruned, no output and no write needs it"
     lines = [path]
-    for slot in (s for s in plan.slots if s.value is not None and s.value.node == node):
-        b = plan.buffers[slot.buffer]
-        location = f"arena + {b.offset}" if b.kind in ARENA else f"{b.kind} {b.key!r}"
-        location += " on the host" if b.on_host else ""
-        life = f", live {b.first}..{b.last}" if b.kind in ARENA else ""
-        lines.append(
-            f"  result {slot.value.port if slot.value else 0}: {slot.spec} in buffer {b.index} ({location}{life})"
-        )
+    for slot in plan.slots:
+        if slot.value is not None and slot.value.node == node:
+            b = plan.buffers[slot.buffer]
+            in_arena = b.kind in ARENA
+            location = f"arena + {b.offset}" if in_arena else f"{b.kind} {b.key!r}"
+            location += " on the host" if b.on_host else ""
+            life = f", live {b.first}..{b.last}" if in_arena else ""
+            lines.append(f"  result {slot.value.port}: {slot.spec} in buffer {b.index} ({location}{life})")
     found = plan.of(node)
     for i in found:
         at = plan.instrs.index(i)
         choice = plan.choices[at]
-        runs = choice.executor + (f", {choice.why}" if choice.why else "")
-        lines.append(f"  instr {at}: {i.op}{' (' + i.why + ')' if i.why else ''} on {runs}")
+        reason, runs = f" ({i.why})" if i.why else "", choice.executor + (f", {choice.why}" if choice.why else "")
+        lines.append(f"  instr {at}: {i.op}{reason} on {runs}")
         lines += [f"  operand {index}: {text}" for index, s in enumerate(i.ins) if (text := _folded_copy(plan, s))]
     made = [i for i in plan.folds.values() if i.node == node]
     lines += [f"  {text}" for i in made if (text := _folded_copy(plan, i.outs[0]))]
     if not found:
         fired = next((f for f in plan.rewrites if f.node == path), None)
-        lines.append(
-            "  folded: computed once from frozen weights"
-            if any(not i.why for i in made)
-            else f"  rewritten: {fired.rule}, replaced by {fired.into}"
-            if fired is not None
-            else "  no instruction: a view"
-        )
-    edit = last_edit(plan, path)
-    if edit:
+        rewritten = "no instruction: a view" if fired is None else f"rewritten: {fired.rule}, replaced by {fired.into}"
+        folded = any(not i.why for i in made)
+        lines.append("  folded: computed once from frozen weights" if folded else f"  {rewritten}")
+    if edit := last_edit(plan, path):
         lines.append(f"  edited: {edit}")
     return "\n".join(lines)
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:
     """Describe the value of a slot if it is a folded copy."""
-    slots = plan.slots
-    made = plan.folds.get(slots[slot].buffer)
+    made = plan.folds.get(plan.slots[slot].buffer)
     if made is None or not made.why:
         return ""
-    copy = slots[made.outs[0]].spec
+    copy = plan.slots[made.outs[0]].spec
     return f"a row-major copy of {plan.path(made.node)!r}, {copy}, {copy.nbytes} bytes, made once from frozen weights"
 
 
@@ -71,22 +70,29 @@ def last_edit(plan: Plan, path: str) -> str:
     return "" if last is None else last.why
 
 
+def _by_path(plan: Plan) -> dict[str, tuple[list[Slot], list[int]]]:
+    """Per node the slots of its results, and its instructions."""
+    found: dict[str, tuple[list[Slot], list[int]]] = {}
+    for slot in plan.result_slots():
+        assert slot.value is not None
+        found.setdefault(plan.path(slot.value.node), ([], []))[0].append(slot)
+    for i, instr in enumerate(plan.instrs):
+        found.setdefault(plan.path(instr.node), ([], []))[1].append(i)
+    return found
+
+
 def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
     """Per node its instructions and segments, and per result its slot, buffer and bytes."""
     segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
     found: dict[str, dict[str, Any]] = {}
-
-    def entry(name: str) -> dict[str, Any]:
-        return found.setdefault(name, {"instrs": [], "segments": [], "results": [], "edit": last_edit(plan, name)})
-
-    for slot in plan.result_slots():
-        assert slot.value is not None
-        row = {"port": slot.value.port, "slot": slot.index, "buffer": slot.buffer, "bytes": slot.spec.nbytes}
-        entry(plan.path(slot.value.node))["results"].append(row)
-    for i, instr in enumerate(plan.instrs):
-        one = entry(plan.path(instr.node))
-        one["instrs"].append(i)
-        one["segments"] = sorted({*one["segments"], segment[i]})
+    for path, (slots, instrs) in _by_path(plan).items():
+        results = [
+            {"port": s.value.port, "slot": s.index, "buffer": s.buffer, "bytes": s.spec.nbytes}
+            for s in slots
+            if s.value is not None
+        ]
+        segments = sorted({segment[i] for i in instrs})
+        found[path] = {"instrs": instrs, "segments": segments, "results": results, "edit": last_edit(plan, path)}
     return found
 
 
@@ -130,8 +136,8 @@ def tables(plan: Plan) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class PlanDiff:
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanDiff(ReportBase):
     """The differences from an older plan to a newer one, as sorted paths of nodes.
 
     Attributes:
@@ -153,11 +159,6 @@ class PlanDiff:
         """False if the plans run the same instructions."""
         return bool(self.added or self.removed or self.changed)
 
-    def to_json(self) -> dict[str, Any]:
-        """The differences as JSON values."""
-        lists = {name: list(getattr(self, name)) for name in ("added", "removed", "changed", "moved")}
-        return {**lists, "arena": list(self.arena), "dispatches": list(self.dispatches)}
-
     def __str__(self) -> str:
         signs = (("+", self.added), ("-", self.removed), ("~", self.changed))
         lines = [f"{sign} {path}" for sign, paths in signs for path in paths]
@@ -168,7 +169,7 @@ class PlanDiff:
 def compare(old: Plan, new: Plan) -> PlanDiff:
     """Compare two plans, of one program at two versions or of two programs."""
     before, after = _signatures(old), _signatures(new)
-    there, here = _slots_by_path(old), _slots_by_path(new)
+    there, here = _offsets(old), _offsets(new)
     both = before.keys() & after.keys()
     changed = {path for path in both if before[path] != after[path]}
     return PlanDiff(
@@ -183,22 +184,20 @@ def compare(old: Plan, new: Plan) -> PlanDiff:
 
 def _signatures(plan: Plan) -> dict[str, list[Any]]:
     """Per node its instructions and operands by name; without positions, buffers or addresses."""
+
+    def row(instr: Instr) -> list[Any]:
+        names = [[_name(plan, s) for s in slots] for slots in (instr.ins, instr.outs)]
+        return [instr.op, encode_attrs(instr.attrs), *names]
+
     found: dict[str, list[Any]] = {}
-    path = plan.path
-
-    def names(slots: tuple[int, ...]) -> list[str]:
-        return [_name(plan, s) for s in slots]
-
-    for slot in plan.result_slots():
-        if slot.value is not None and slot.base != slot.index:
-            found.setdefault(path(slot.value.node), []).append(["view", str(slot.spec), _name(plan, slot.base)])
-    for instr, choice in zip(plan.instrs, plan.choices, strict=True):
-        row = [instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs), choice.executor, instr.why]
-        found.setdefault(path(instr.node), []).append(row)
+    for path, (slots, instrs) in _by_path(plan).items():
+        rows = [["view", str(s.spec), _name(plan, s.base)] for s in slots if s.base != s.index]
+        rows += [[*row(plan.instrs[i]), plan.choices[i].executor, plan.instrs[i].why] for i in instrs]
+        if rows:
+            found[path] = rows
     for instr in plan.folding:
         if not instr.why:  # a copy is part of the names of its readers
-            row = ["folded", instr.op, encode_attrs(instr.attrs), names(instr.ins), names(instr.outs)]
-            found.setdefault(path(instr.node), []).append(row)
+            found.setdefault(plan.path(instr.node), []).append(["folded", *row(instr)])
     return found
 
 
@@ -206,21 +205,94 @@ def _name(plan: Plan, slot: int) -> str:
     """The name of a slot: the owner of its memory, spec, strides and offset."""
     row = plan.slots[slot]
     owner, packed = plan.slots[row.base].value, plan.buffer_layout.builder.tables.folds.get(row.buffer)
-    where = (
-        f"{plan.path(owner.node)}:{owner.port}"
-        if owner is not None
-        else "a copy"
-        if packed is None
-        else f"a copy of {_name(plan, packed.ins[0])}"
-    )
+    if owner is not None:
+        where = f"{plan.path(owner.node)}:{owner.port}"
+    else:
+        where = "a copy" if packed is None else f"a copy of {_name(plan, packed.ins[0])}"
     return f"{where} {row.spec} {row.layout.strides} {row.layout.offset}"
 
 
-def _slots_by_path(plan: Plan) -> dict[str, list[int]]:
-    """Offsets in the arena of a node's results."""
-    found: dict[str, list[int]] = {}
-    for slot in plan.result_slots():
-        buffer = plan.buffers[slot.buffer]
-        if slot.value is not None and buffer.kind in ARENA:
-            found.setdefault(plan.path(slot.value.node), []).append(buffer.offset)
-    return found
+def _offsets(plan: Plan) -> dict[str, list[int]]:
+    """Per node the offsets in the arena of its results."""
+    rows = {path: [plan.buffers[s.buffer] for s in slots] for path, (slots, _) in _by_path(plan).items()}
+    return {path: at for path, some in rows.items() if (at := [b.offset for b in some if b.kind in ARENA])}
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One instruction: its index, the node it runs, and its cost; seconds are the median of the runs."""
+
+    index: int
+    path: str
+    op: str
+    executor: str
+    seconds: float
+    cost: Cost
+
+
+class Profile(NamedTuple):
+    """Timings of all instructions, each run by itself, and the seconds of a whole run as dispatched."""
+
+    timings: tuple[Timing, ...]
+    wall: float
+
+    @property
+    def seconds(self) -> float:
+        """Sum over the instructions; more than `wall` where one call runs several of them."""
+        return sum(t.seconds for t in self.timings)
+
+    def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
+        """Seconds, floating-point operations and bytes by path, truncated to `depth` segments, the slowest first."""
+        found: dict[str, tuple[float, int, int]] = {}
+        for t in self.timings:
+            key = ".".join(t.path.split(".")[:depth])
+            seconds, flops, moved = found.get(key, (0.0, 0, 0))
+            found[key] = (seconds + t.seconds, flops + t.cost.flops, moved + t.cost.read + t.cost.write)
+        return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+
+    def text(self, most: int = 20) -> str:
+        """The slowest instructions as a table."""
+        lines = [f"{'us':>10} {'share':>6} {'GFLOP/s':>8} {'GB/s':>6}  executor  op and node"]
+        for t in sorted(self.timings, key=lambda t: -t.seconds)[:most]:
+            per = max(t.seconds, 1e-9) * 1e9
+            share = t.seconds / self.seconds if self.seconds else 0.0
+            rates = f"{t.cost.flops / per:8.1f} {(t.cost.read + t.cost.write) / per:6.1f}"
+            lines.append(f"{1e6 * t.seconds:10.1f} {share:6.1%} {rates}  {t.executor:<8}  {t.op} {t.path}")
+        rest = len(self.timings) - most
+        more = f", {rest} more instructions" if rest > 0 else ""
+        lines.append(f"{1e6 * self.seconds:10.1f} instructions, {1e6 * self.wall:.1f} as dispatched{more}")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
+def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
+    """Run a plan `n` times whole and `n` times instruction by instruction; loop-carried state advances with each.
+
+    Raises: UsageError for n < 1; as `Executable.run`.
+    """
+    if n < 1:
+        raise UsageError("a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n,
+                         fix="n=5")  # fmt: skip
+    space = Executable(plan)
+    walls, taken = [], [[0.0] * n for _ in plan.instrs]
+    space.run(feeds)  # binds
+    for _ in range(n):
+        began = perf_counter()
+        space.run(feeds)
+        walls.append(perf_counter() - began)
+    for k in range(n):
+        space.feed(feeds)
+        for i, seconds in enumerate(taken):
+            part = plan[i : i + 1]
+            began = perf_counter()
+            space.run(part)
+            seconds[k] = perf_counter() - began
+    timings = []
+    for i, (instr, choice) in enumerate(zip(plan.instrs, plan.choices, strict=True)):
+        ins, outs = ([plan.slots[s].spec for s in slots] for slots in (instr.ins, instr.outs))
+        cost = get(instr.op).cost(ins, outs, instr.attrs)
+        path = plan.program.path(instr.node)
+        timings.append(Timing(i, path, instr.op, choice.executor, median(taken[i]), cost))
+    return Profile(tuple(timings), median(walls))

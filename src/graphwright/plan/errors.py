@@ -7,30 +7,25 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy as np
 
-from graphwright.errors import ComputeError, UsageError
+from graphwright.array import Device, NDArray
+from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
+from graphwright.graph import NodeId
 from graphwright.ops.call import kernel_error
 from graphwright.plan.table import ARENA
+from graphwright.program import Program
 from graphwright.program.run import origin
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray
-    from graphwright.errors import Facts, GraphwrightError
-    from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
-    from graphwright.program import Program
 
 
 def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
     """An index into a column of a plan with `count` rows. Raises: UsageError for one out of range."""
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
-    raise UsageError(
-        f"index out of range for plan.{column}",
-        where=plan.program.name,
-        expected=f"0..{count - 1}" if count else "nothing: it is empty",
-        got=repr(i),
-        fix=f"plan.{column} lists them",
-    )
+    raise UsageError(f"index out of range for plan.{column}", where=plan.program.name,
+                     expected=f"0..{count - 1}" if count else "nothing: it is empty", got=repr(i),
+                     fix=f"plan.{column} lists them")  # fmt: skip
 
 
 class StalePlan(ComputeError):
@@ -46,13 +41,9 @@ class StepTorn(ComputeError):
     """
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
-        super().__init__(
-            cause.what,
-            where=cause.where,
-            got=cause.got,
-            expected=f"{', '.join(keys)} as before the step",
-            fix="restore these states from a copy; an Executable(plan, safe=True) keeps one",
-        )
+        expected = f"{', '.join(keys)} as before the step"
+        fix = "restore these states from a copy; an Executable(plan, safe=True) keeps one"
+        super().__init__(cause.what, where=cause.where, got=cause.got, expected=expected, fix=fix)
         self.failure, self.keys = cause, keys
 
 
@@ -94,11 +85,7 @@ class OutOfMemory(ComputeError):
             assert slot.value is not None
             first.setdefault(slot.buffer, plan.path(slot.value.node))
         largest = sorted((b for b in plan.buffers if b.kind in ARENA and b.last >= 0), key=lambda b: -b.nbytes)[:5]
-        return cls(
-            f"out of memory for the plan's arena on {device}",
-            needed=plan.arena_bytes,
-            lower_bound=plan.lower_bound,
-            largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest),
-            where=plan.program.name,
-            expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once",
-        )
+        return cls(f"out of memory for the plan's arena on {device}", needed=plan.arena_bytes,
+                   lower_bound=plan.lower_bound,
+                   largest=tuple((b.nbytes, first.get(b.index, "scratch")) for b in largest), where=plan.program.name,
+                   expected=f"{plan.arena_bytes:,} bytes, of which {plan.lower_bound:,} are live at once")  # fmt: skip

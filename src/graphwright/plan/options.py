@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 from graphwright.array import CPU, Device
 from graphwright.errors import UsageError
 
 VM, ATEN, CAPTURE = "vm", "aten", "capture"
-CHOICES = {
-    "rewrites": ("none", "exact", "fast"),
-    "layout": ("reuse", "naive"),
-    "executor": ("auto", VM, ATEN, CAPTURE),
-}
+_EXECUTORS = ("auto", VM, ATEN, CAPTURE)
+CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), "executor": _EXECUTORS}
 
 
 @dataclass(frozen=True)
@@ -42,28 +41,27 @@ class CompileOptions:
     remat: int | None = None
     poison: bool = False
 
+    @classmethod
+    def of(cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Any) -> CompileOptions:
+        """Options with a device by name, and any sequence of names to watch."""
+        return cls(device=Device.parse(device), watch=tuple(watch), **given)
+
     def check(self, where: str) -> None:
         """Raises: UsageError for an unknown value, or the VM on another device than the CPU."""
         for name, known in CHOICES.items():
             given = getattr(self, name)
             if given not in known:
-                raise UsageError(
-                    f"unknown {name} {given!r}",
-                    where=where,
-                    expected=", ".join(known),
-                    got=repr(given),
-                    fix=f"program.compile(..., {name}={get_close_matches(str(given), known, 1, 0)[0]!r})",
-                )
+                near = get_close_matches(str(given), known, 1, 0)[0]
+                raise UsageError(f"unknown {name} {given!r}", where=where, expected=", ".join(known), got=repr(given),
+                                 fix=f"program.compile(..., {name}={near!r})")  # fmt: skip
         if self.executor == VM and self.device != CPU:
-            raise UsageError(
-                "the VM runs on the CPU only",
-                where=where,
-                expected=CPU,
-                got=self.device,
-                fix='executor="auto", or no device',
-            )
+            raise UsageError("the VM runs on the CPU only", where=where, expected=CPU, got=self.device,
+                             fix='executor="auto", or no device')  # fmt: skip
 
     @property
     def captures(self) -> bool:
         """True if executables record graphs of the device."""
         return self.device != CPU and self.executor in ("auto", CAPTURE)
+
+
+DEFAULT = CompileOptions()

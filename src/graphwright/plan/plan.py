@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -14,49 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import backend
+from graphwright.array import NDArray, Spec, backend
+from graphwright.autograd import Variable
 from graphwright.errors import UsageError
-from graphwright.plan.describe import PlanDiff, compare, explain, nodes, tables
+from graphwright.graph import NodeId
+from graphwright.plan import table as rows
+from graphwright.plan.describe import PlanDiff, compare, explain, nodes, profile, tables
 from graphwright.plan.errors import StalePlan, checked_index
-from graphwright.plan.options import ATEN, VM, CompileOptions
-from graphwright.plan.planning.buffer_layout import aligned
+from graphwright.plan.options import ATEN, DEFAULT, VM, CompileOptions
 from graphwright.plan.planning.fusion import cuts
 from graphwright.plan.planning.hazards import CAPTURED, Region, regions
 from graphwright.plan.planning.native import loops
-from graphwright.plan.planning.planner import lay_out
+from graphwright.plan.planning.passes import aligned
+from graphwright.plan.planning.planner import BufferLayout, Patched, lay_out
 from graphwright.plan.planning.remat import within
 from graphwright.plan.planning.rewrites import BY_VALUE
-from graphwright.plan.profile import Profile, profile
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
-from graphwright.plan.running.override import Kernel, Override, override
-from graphwright.plan.table import (
-    ARENA,
-    CONST,
-    HOST,
-    INPUT,
-    PARAM,
-    TEMP,
-    TILE,
-    UNUSED,
-    ArenaSpan,
-    Buffer,
-    DispatchSchedule,
-    Firing,
-    PlanSlice,
-    Segment,
-)
+from graphwright.plan.running.override import Override, override
+from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray, Spec
-    from graphwright.autograd import Variable
-    from graphwright.graph import NodeId
-    from graphwright.plan.planning.buffer_layout import BufferLayout, Patched
-    from graphwright.plan.planning.executors import ExecutorChoice
-    from graphwright.plan.planning.records import NodeRecord
-    from graphwright.plan.table import Instr, Slot
-    from graphwright.program import Program, Value
+    from graphwright.plan.planning.lowering import ExecutorChoice
+    from graphwright.plan.planning.plan_tables import NodeRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,40 +119,24 @@ class Plan:
             after._running["executable"] = self._running.pop("executable")
         return after
 
-    def __getitem__(self, part: slice) -> PlanSlice:
+    def __getitem__(self, part: slice) -> rows.PlanSlice:
         """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds out of range, or a step."""
         n = len(self.instrs)
         bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
         if all(bound is None or isinstance(bound, int) for bound in bounds):
             start, stop = 0 if part.start is None else part.start, n if part.stop is None else part.stop
             if part.step in (None, 1) and 0 <= start <= stop <= n:
-                return PlanSlice(self, start, stop)
-        raise UsageError(
-            "invalid slice of a plan",
-            where=self.program.name,
-            expected=f"plan[i:j], 0 <= i <= j <= {n}",
-            got=repr(part),
-            fix="plan.instrs[i] is one instruction",
-        )
+                return rows.PlanSlice(self, start, stop)
+        raise UsageError("invalid slice of a plan", where=self.program.name, expected=f"plan[i:j], 0 <= i <= j <= {n}",
+                         got=repr(part), fix="plan.instrs[i] is one instruction")  # fmt: skip
 
     @property
     def overrides(self) -> list[Override]:
         """The active overrides, the innermost last."""
         return self._running.setdefault("overrides", [])
 
-    def override(self, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-        """Run a function instead of the plan, or of one segment, inside the block; see `plan.running.override`.
-
-        Raises: UsageError for a segment out of range, or if `fn` is not callable.
-        """
-        return override(self, fn, segment)
-
-    def check_override(self, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-        """Run with and without the override, on copies of the variables, and compare outputs and states.
-
-        Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
-        """
-        check_override(self, feeds, rtol, atol)
+    override = override
+    check_override = check_override
 
     # -- validity ----------------------------------------------------------------------------------------------------
     @property
@@ -197,17 +161,11 @@ class Plan:
     def check_assumptions(self) -> None:
         """Raises: StalePlan if a constant whose value a rewrite assumed has changed."""
         planned = self.buffer_layout.variables
-        if changed := [
-            k
-            for k, (array, v) in self.assumptions.items()
-            if k in planned and (planned[k].data is not array or array.storage.version != v)
-        ]:
-            raise StalePlan(
-                "a constant that this plan assumes has changed",
-                where=self.program.name,
-                got=", ".join(changed),
-                fix="program.compile(...) again; gw.compile(program) plans again by itself",
-            )
+        known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
+        if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
+            fix = "program.compile(...) again; gw.compile(program) plans again by itself"
+            raise StalePlan("a constant that this plan assumes has changed", where=self.program.name,
+                            got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
         """Raises: UsageError for another variable in place of a constant whose value is part of the plan."""
@@ -219,22 +177,19 @@ class Plan:
         read = {s for record in self.buffer_layout.records.values() if record.path in used for s in record.reads}
         assumed = {buffers[self.buffer_layout.tables.holders[s]][2] for s in read}
         if wrong := [k for k in other if k in assumed]:
-            raise UsageError(
-                "a rewrite assumed the value of a constant that was replaced by another variable",
-                where=f"{self.program.name}: {', '.join(wrong)}",
-                expected="the program's own variable",
-                got=", ".join(f"another {own[k].spec}" for k in wrong),
-                fix='program.compile(..., rewrites="none"), or variables without it',
-            )
+            raise UsageError("a rewrite assumed the value of a constant that was replaced by another variable",
+                             where=f"{self.program.name}: {', '.join(wrong)}", expected="the program's own variable",
+                             got=", ".join(f"another {own[k].spec}" for k in wrong),
+                             fix='program.compile(..., rewrites="none"), or variables without it')  # fmt: skip
 
     # -- rows --------------------------------------------------------------------------------------------------------
     @cached_property
-    def instrs(self) -> tuple[Instr, ...]:
+    def instrs(self) -> tuple[rows.Instr, ...]:
         """Instructions in the order in which they run."""
         return tuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
 
     @property
-    def instructions(self) -> tuple[Instr, ...]:
+    def instructions(self) -> tuple[rows.Instr, ...]:
         """The same as `instrs`."""
         return self.instrs
 
@@ -244,7 +199,7 @@ class Plan:
         return tuple(map(self.buffer_layout.tables.choice, self.buffer_layout.order.tolist()))
 
     @cached_property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> tuple[rows.Slot, ...]:
         """Slots, each with the buffer whose memory it uses."""
         at = self.buffer_layout
         stays = (at.home == np.arange(len(at.home))).tolist()
@@ -252,26 +207,25 @@ class Plan:
         return tuple([s if stays[s.buffer] else s._replace(buffer=at.home_of(s.buffer)) for s in found])
 
     @cached_property
-    def buffers(self) -> tuple[Buffer, ...]:
+    def buffers(self) -> tuple[rows.Buffer, ...]:
         """Buffers; of kind "unused" if no instruction of the plan touches one."""
         at = self.buffer_layout
         columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
-        made = []
-        for b, ((kind, size, key), home, first, last, offset, used, tile) in enumerate(
-            zip(at.tables.buffers, *columns, strict=False)
-        ):
-            shown = "moved" if home != b else UNUSED if not used else kind if tile < 0 else TILE
+        made: list[rows.Buffer] = []
+        for (kind, size, key), home, first, last, offset, used, tile in zip(at.tables.buffers, *columns, strict=False):
+            b = len(made)
+            shown = "moved" if home != b else rows.UNUSED if not used else kind if tile < 0 else rows.TILE
             host = b in at.tables.on_host
-            made.append(Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
+            made.append(rows.Buffer(b, shown, size, key, first, last, offset if tile < 0 else tile, host))
         return tuple(made)
 
     @property
-    def folds(self) -> Mapping[int, Instr]:
+    def folds(self) -> Mapping[int, rows.Instr]:
         """Buffer computed once from frozen weights -> the instruction that computes it."""
         return self.buffer_layout.folds
 
     @cached_property
-    def folding(self) -> list[Instr]:
+    def folding(self) -> list[rows.Instr]:
         """The instructions that compute the folded values, each after those whose results it reads."""
         known, holders = self.buffer_layout.tables.folds, self.buffer_layout.tables.holders
         stack, found = list(self.folds.values()), {}
@@ -288,7 +242,7 @@ class Plan:
         return tuple(r.path for r in self._records() if r.node not in self._needed)
 
     @cached_property
-    def rewrites(self) -> tuple[Firing, ...]:
+    def rewrites(self) -> tuple[rows.Firing, ...]:
         """Applications of rewrite rules, in order."""
         records = self.buffer_layout.records
 
@@ -296,30 +250,30 @@ class Plan:
             return records[node].path if node is not None and node in records else "constant"
 
         uses = [use for record in self._records() if record.node in self._needed for use in record.rewrites]
-        found = [Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
-        return (*found, *(Firing("recomputed", path, path) for path in self.recomputed))
+        found = [rows.Firing(u.rule, name(u.node), name(u.into), u.bound) for u in uses]
+        return (*found, *(rows.Firing("recomputed", path, path) for path in self.recomputed))
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Runs of elementwise instructions that the VM runs as one loop over tiles."""
-        return self.buffer_layout.fusion.groups()
+        placed = zip(self.buffer_layout.fusion.starts.tolist(), self.buffer_layout.fusion.regions, strict=True)
+        return tuple([tuple([i + start for i in group]) for start, region in placed for group in region.groups])
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
         """Elementwise instruction -> why it does not continue the group before it."""
         at = self.buffer_layout
-        own = at.home == np.arange(len(at.home))
-        return cuts(at.builder, at.order, at.home, at.first, at.last, own)
+        return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
     @cached_property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[rows.Segment, ...]:
         """Runs of instructions of one executor; a VM segment is one call."""
         order = self.buffer_layout.order
         if not len(order):
             return ()
         native = self.buffer_layout.tables.native(order)
         ends = (np.flatnonzero(np.diff(native)) + 1).tolist()
-        return tuple([Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
+        return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
         """What graphs of the device can hold, and for every other instruction the reason."""
@@ -330,14 +284,14 @@ class Plan:
         return regions(self)
 
     @property
-    def schedule(self) -> DispatchSchedule:
+    def schedule(self) -> rows.DispatchSchedule:
         """Groups (on a device captured regions), their coverage, and the number of dispatches."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self.options.captures:
             groups = tuple(r.instrs for r in self.regions() if r.kind == CAPTURED)
             calls = total - sum(map(len, groups)) + len(groups)
-        return DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
+        return rows.DispatchSchedule(groups, sum(map(len, groups)) / total if total else 0.0, calls)
 
     # -- memory ------------------------------------------------------------------------------------------------------
     @property
@@ -351,15 +305,15 @@ class Plan:
         return self.buffer_layout.bound
 
     @property
-    def layout(self) -> tuple[ArenaSpan, ...]:
+    def layout(self) -> tuple[rows.ArenaSpan, ...]:
         """The arena's buffers by offset."""
-        found = [ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
+        found = [rows.ArenaSpan(b.index, b.offset, b.nbytes, b.first, b.last) for b in self._in_arena()]
         return tuple(sorted(found, key=lambda span: (span.offset, span.first)))
 
     @property
     def input_slots(self) -> tuple[int, ...]:
         """Slots of the inputs, in order of declaration."""
-        return self._slots_of(INPUT, HOST)
+        return self._slots_of(rows.INPUT, rows.HOST)
 
     @property
     def output_slots(self) -> tuple[int, ...]:
@@ -369,7 +323,7 @@ class Plan:
     @property
     def frozen(self) -> tuple[int, ...]:
         """Slots of params and consts, in order of the nodes."""
-        return self._slots_of(PARAM, CONST)
+        return self._slots_of(rows.PARAM, rows.CONST)
 
     def last_use(self, slot: int) -> int | None:
         """The last instruction that reads the value of a slot, or the one that writes it if none does.
@@ -401,7 +355,7 @@ class Plan:
             for s in (*instr.ins, *instr.outs, *instr.work):
                 uses[self.slots[s].base] = i
         for s in self.slots:
-            if s.base == s.index and self.buffers[s.buffer].kind != TEMP:
+            if s.base == s.index and self.buffers[s.buffer].kind != rows.TEMP:
                 uses[s.index] = None
         for s in (*self.outputs.values(), *self.watched.values()):
             uses[self.slots[s].base] = None
@@ -414,8 +368,8 @@ class Plan:
             freed[b.last].append(b.index)
         return tuple(map(tuple, freed))
 
-    def _in_arena(self) -> list[Buffer]:
-        return [b for b in self.buffers if b.kind in ARENA and b.last >= 0]
+    def _in_arena(self) -> list[rows.Buffer]:
+        return [b for b in self.buffers if b.kind in rows.ARENA and b.last >= 0]
 
     def _slots_of(self, *kinds: str) -> tuple[int, ...]:
         tables = self.buffer_layout.tables
@@ -426,29 +380,24 @@ class Plan:
         """The name that a node had when the plan was made."""
         return self.buffer_layout.records[node].path
 
-    def of(self, ref: NodeId | Value | str) -> tuple[Instr, ...]:
+    def of(self, ref: NodeId | Value | str) -> tuple[rows.Instr, ...]:
         """Instructions that run a node; none for a view, a source or a folded value."""
         node = self.program.node(ref)
         return tuple(i for i in self.instrs if i.node == node)
 
-    def result_slots(self) -> list[Slot]:
+    def result_slots(self) -> list[rows.Slot]:
         """Slots of the results of needed nodes, in order."""
         slots, buffers = self.slots, self.buffers
         found = [slots[s] for record in self._records() if record.node in self._needed for s in record.own]
-        return [s for s in found if s.value is not None and buffers[s.buffer].kind != UNUSED]
+        return [s for s in found if s.value is not None and buffers[s.buffer].kind != rows.UNUSED]
 
     @cached_property
     def hash(self) -> str:
         """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
         return blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
-    def explain(self, ref: NodeId | Value | str) -> str:
-        """Describe how a node was planned: instruction, slot, buffer, bytes, and why."""
-        return explain(self, ref)
-
-    def profile(self, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-        """Measure seconds, operations and bytes per instruction and per path."""
-        return profile(self, feeds, n)
+    explain = explain
+    profile = profile
 
     def diff(self, old: Plan) -> PlanDiff:
         """The differences from another plan to this one."""
@@ -492,7 +441,7 @@ def make_plan(
     p: Program,
     inputs: Mapping[str, Spec],
     outputs: Sequence[str] | None = None,
-    options: CompileOptions = CompileOptions(),  # noqa: B008  # immutable
+    options: CompileOptions = DEFAULT,
     *,
     before: Plan | None = None,
 ) -> Plan:
@@ -517,21 +466,10 @@ def make_plan(
         return replace(plan, options=options, recomputed=recomputed, ms=ms)
     commit, layout, patched = lay_out(p, inputs, outputs, options, before)
     records = layout.builder.records
-    return Plan(
-        program=p,
-        version=p.version,
-        options=options,
-        inputs=dict(inputs),
-        outputs=commit.outputs,
-        watched=commit.watched,
-        commits={records[n].path: reason for n, reason in commit.why.items()},
-        commit_start=commit.start,
-        early=commit.early,
-        assumptions=dict(layout.builder.assumptions),
-        buffer_layout=layout,
-        patched=patched,
-        ms=(perf_counter() - started) * 1e3,
-    )
+    return Plan(program=p, version=p.version, options=options, inputs=dict(inputs), outputs=commit.outputs,
+                watched=commit.watched, commits={records[n].path: reason for n, reason in commit.why.items()},
+                commit_start=commit.start, early=commit.early, assumptions=dict(layout.builder.assumptions),
+                buffer_layout=layout, patched=patched, ms=(perf_counter() - started) * 1e3)  # fmt: skip
 
 
 def _source_edited(p: Program) -> bool:

@@ -9,13 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.array import Spec
+from graphwright.array import DType, Layout, Spec
+from graphwright.graph import NodeId
+from graphwright.program import Value
 
 if TYPE_CHECKING:
-    from graphwright.array import DType, Layout
-    from graphwright.graph import NodeId
     from graphwright.plan.plan import Plan
-    from graphwright.program import Value
 
 INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 HOST, UNUSED = "host", "unused"

@@ -1,13 +1,14 @@
-"""Builder: a program written op by op, in code or from an architecture's config."""
+"""Making programs: op by op with a Builder, or by tracing a function on tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from graphwright.array import Spec, float32
 from graphwright.array import dtype as as_dtype
-from graphwright.autograd import Parameter, Variable
+from graphwright.autograd import Parameter, Variable, as_tensor
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS
@@ -15,6 +16,7 @@ from graphwright.program.errors import ForeignNode, NameTaken
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
+from graphwright.program.recorder import TraceRecorder, record_into
 from graphwright.program.weights import as_array
 
 
@@ -57,13 +59,11 @@ class Builder:
 
     def const(self, name: str, value: Any) -> Value:
         """Add a fixed tensor."""
-        name = self._full(name)
-        return self._stored(CONST, name, Variable(as_array(value), name=name), {"key": name})
+        return self._fixed(CONST, self._full(name), value)
 
     def state(self, name: str, value: Any) -> Value:
         """Add a loop-carried tensor with its initial value; `assign` sets its next value."""
-        name = self._full(name)
-        return self._stored(STATE, name, Variable(as_array(value), name=name), {"key": name})
+        return self._fixed(STATE, self._full(name), value)
 
     def op(self, op: str, *inputs: Value | NodeId, name: str | None = None, **attrs: Any) -> Any:
         """Add an op; returns a value, or a tuple of values for an op with several results.
@@ -110,10 +110,7 @@ class Builder:
         if name not in OPS:
             raise AttributeError(f"Builder has no method {name!r}, and no op has this name")
 
-        def add(*inputs: Value | NodeId, name: str | None = None, _op: str = name, **attrs: Any) -> Any:
-            return self.op(_op, *inputs, name=name, **attrs)
-
-        return add
+        return partial(self.op, name)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *OPS]
@@ -128,6 +125,9 @@ class Builder:
             raise ForeignNode("not a node of this builder", got=repr(ref))
         return value
 
+    def _fixed(self, kind: str, name: str, value: Any) -> Value:
+        return self._stored(kind, name, Variable(as_array(value), name=name), {"key": name})
+
     def _stored(self, kind: str, name: str, variable: Variable, attrs: dict[str, Any]) -> Value:
         self._program.check_name(name)
         self._program.weights.add(attrs["key"], variable)
@@ -137,3 +137,24 @@ class Builder:
         made = _Built(node, port)
         made.program = self._program
         return made
+
+
+def trace(fn: Callable[..., Any], *examples: Any, names: tuple[str, ...] | None = None) -> Program:
+    """Run `fn` on symbols with the specs of the examples, and return the recorded program.
+
+    Args:
+        fn: takes tensors; returns a tensor, a tuple or a dict of tensors, or None (a step that only updates state).
+        examples: tensors, arrays or numbers; only their shapes and dtypes matter.
+        names: input names; by default the parameter names of the function, or of a module's `forward`.
+    Returns: a Program with the examples as inputs and the outputs `out`, `out_1`, ... or the dict's keys.
+    Raises: TraceError where the code asks a symbol for a number.
+    """
+    return record(fn, tuple(as_tensor(e).spec for e in examples), names)[0]
+
+
+def record(
+    fn: Callable[..., Any], specs: Sequence[Spec], names: Sequence[str] | None = None
+) -> tuple[Program, TraceRecorder, Any]:
+    """Trace `fn` for given specs; returns the program, the recorder and the result of `fn`."""
+    program = Program(getattr(fn, "__name__", type(fn).__name__))
+    return program, *record_into(program, fn, specs, names)

@@ -5,8 +5,8 @@ The kinds of constraint are defined in `graphwright.surgery.constraints`; here o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from graphwright.errors import UsageError
 from graphwright.program.errors import ConstraintViolated
@@ -14,18 +14,7 @@ from graphwright.program.errors import ConstraintViolated
 if TYPE_CHECKING:
     from graphwright.program.program import Program
     from graphwright.program.validate import Mismatch
-
-
-class Constraint(Protocol):
-    """A condition on a program."""
-
-    def violations(self, p: Program) -> Sequence[Mismatch]:
-        """Return every violation by a program; none if the constraint holds."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the JSON form that `surgery.constraints.from_json` reads. Raises: UsageError if it has none."""
-        ...
+    from graphwright.surgery.constraints import Constraint
 
 
 class Constraints:
@@ -56,14 +45,11 @@ class Constraints:
 
     def check(self, p: Program) -> None:
         """Raises: ConstraintViolated with all violations of enforced constraints."""
-        found = [v for constraint, enforce in self._held.items() if enforce for v in constraint.violations(p)]
+        found = tuple(v for constraint, enforce in self._held.items() if enforce for v in constraint.violations(p))
         if found:
-            raise ConstraintViolated(
-                "the edit violates constraints of the program:\n  " + "\n  ".join(map(str, found)),
-                where=p.name,
-                findings=tuple(found),
-                fix="change the edit, or program.constraints.remove(constraint)",
-            )
+            what = "\n  ".join(["the edit violates constraints of the program:", *map(str, found)])
+            fix = "change the edit, or program.constraints.remove(constraint)"
+            raise ConstraintViolated(what, where=p.name, findings=found, fix=fix)
 
     def copy(self) -> Constraints:
         """Return the constraints for a fork."""

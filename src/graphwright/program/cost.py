@@ -59,12 +59,9 @@ def ones(p: Program) -> dict[str, int]:
 
 
 def op_flops(
-    p: Program,
-    node: NodeId,
-    dims: Mapping[str, int],
-    spec: Callable[[Value], Spec] | None = None,
+    p: Program, node: NodeId, dims: Mapping[str, int], spec: Callable[[Value], Spec] | None = None,
     attrs: Mapping[str, Any] | None = None,
-) -> int:
+) -> int:  # fmt: skip
     """Return the operations of one op; `spec` and `attrs` replace its specs and attributes."""
     spec = spec or (lambda v: p.specs(v.node)[v.port])
     ins = [spec(v).bind(dict(dims)) for v in p.operands(node)]

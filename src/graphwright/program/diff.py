@@ -13,6 +13,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.op_graph import OpGraph
+from graphwright.report import plain
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray
@@ -86,12 +87,9 @@ class ProgramDiff:
 
     def to_json(self) -> dict[str, Any]:
         """Return the diff as JSON values; numbers that are not finite become null."""
-        changed = [{"path": c.path, **{k: list(v) for k, v in c.facts.items()}} for c in self.changed]
-        weights = [{n: _finite(getattr(w, n)) for n in WeightChange.__slots__} for w in self.weights]
-        found = {name: getattr(self, name) for name in self.__slots__}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-        pairs = {n: {key: list(pair) for key, pair in found[n].items()} for n in ("outputs", "resized")}
-        return {"identical": self.identical, **plain, "changed": changed, "weights": weights, **pairs}
+        changed = [{"path": c.path, **plain(c.facts)} for c in self.changed]
+        weights = [{n: _finite(value) for n, value in plain(w).items()} for w in self.weights]
+        return {"identical": self.identical, **plain(self), "changed": changed, "weights": weights}
 
     def __str__(self) -> str:
         if self.identical:
@@ -104,12 +102,10 @@ class ProgramDiff:
         lines += [f"~ output {name}: {a} -> {b}" for name, (a, b) in self.outputs.items()]
         lines += [f"+ weight {key}" for key in self.extra] + [f"- weight {key}" for key in self.missing]
         for w in sorted(self.weights, key=lambda w: -(w.relative if w.relative is not None else math.inf))[:_PRINTED]:
-            facts = (
-                f"max |d| {w.max_abs:.3g}, relative {w.relative:.3g}, cosine {w.cosine:.6f}"
-                if w.max_abs is not None
-                else ""
-            )
-            lines.append(f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "") + facts)
+            line = f"~ weight {w.key}: " + (f"{w.before} -> {w.after} " if w.before != w.after else "")
+            if w.max_abs is not None:
+                line += f"max |d| {w.max_abs:.3g}, relative {w.relative:.3g}, cosine {w.cosine:.6f}"
+            lines.append(line)
         if len(self.weights) > _PRINTED:
             lines.append(f"... {len(self.weights) - _PRINTED} more weights with smaller differences")
         return "\n".join(lines)
@@ -122,22 +118,22 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     renamed = renames(p, other)
     here, there = _paths(p, {}), _paths(other, renamed)
     common = [path for path in there if path in here]
-    changed = [
-        NodeChange(path, facts) for path in common if (facts := _facts(p, here[path], other, there[path], renamed))
-    ]
+    facts = {path: _facts(p, here[path], other, there[path], renamed) for path in common}
     new, old = _edges(p, {}), _edges(other, renamed)
     after, before = _outputs(p, {}), _outputs(other, renamed)
+    outputs = {n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
+    if not outputs and list(before) != list(after):
+        outputs = {"(order)": (", ".join(before), ", ".join(after))}
     shared = [key for key in other.weights if key in p.weights]
     compared = [_compare(key, p, other) for key in shared]
     return ProgramDiff(
         added=tuple(path for path in here if path not in there),
         removed=tuple(path for path in there if path not in here),
         renamed=renamed,
-        changed=tuple(changed),
+        changed=tuple(NodeChange(path, found) for path, found in facts.items() if found),
         edges_added=tuple((new - old).elements()),
         edges_removed=tuple((old - new).elements()),
-        outputs={n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
-        or _order_of(before, after),
+        outputs=outputs,
         weights=tuple(w for w in compared if w is not None),
         missing=tuple(k for k in other.weights if k not in p.weights),
         extra=tuple(k for k in p.weights if k not in other.weights),
@@ -197,11 +193,8 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
     if p.op(n) != other.op(m):
         facts["op"] = (other.op(m), p.op(n))
     new, old = encode_attrs(p.attrs(n)), encode_attrs(other.attrs(m))
-    facts |= {
-        f"attrs.{k}": (old.get(k), new.get(k))
-        for k in {**old, **new}
-        if (k in old, old.get(k)) != (k in new, new.get(k))
-    }
+    differ = [k for k in {**old, **new} if (k in old, old.get(k)) != (k in new, new.get(k))]
+    facts |= {f"attrs.{k}": (old.get(k), new.get(k)) for k in differ}
     if p.specs(n) != other.specs(m):
         facts["specs"] = (repr(list(other.specs(m))), repr(list(p.specs(n))))
     if (before := _operands(other, m, renamed)) != (after := _operands(p, n, {})):
@@ -211,21 +204,15 @@ def _facts(p: Program, n: NodeId, other: Program, m: NodeId, renamed: Names) -> 
 
 def _edges(p: Program, names: Names) -> Counter[str]:
     """Return edges as text, without the ports of junctions, which only order the sum."""
-    found: Counter[str] = Counter()
-    for path, node in _paths(p, names).items():
-        for i, v in enumerate(p.operands(node)):
-            found[f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"] += 1
-    return found
+    return Counter(
+        f"{_path(p, v, names)}.{v.port} -> {path}.{'*' if p.is_junction(node) else i}"
+        for path, node in _paths(p, names).items()
+        for i, v in enumerate(p.operands(node))
+    )
 
 
 def _outputs(p: Program, names: Names) -> dict[str, str]:
     return {n: f"{_path(p, v, names)}.{v.port}" for n, v in zip(p.output_names(), p.outputs(), strict=True)}
-
-
-def _order_of(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
-    """Return the two orders of outputs that are equal but for their order."""
-    moved = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
-    return {"(order)": (", ".join(before), ", ".join(after))} if moved else {}
 
 
 def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
@@ -238,7 +225,8 @@ def _compare(key: str, p: Program, other: Program) -> WeightChange | None:
 
 def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
     """Return the largest difference, relative L2 distance and cosine, in float64."""
-    x, y = (_flat(v) for v in (a, b))
+    wide = ("float32" if v.dtype.name == "bfloat16" else None for v in (a, b))
+    x, y = (np.ascontiguousarray(v.to_numpy(kind)).reshape(-1) for v, kind in zip((a, b), wide, strict=True))
     largest = delta = xx = yy = xy = 0.0
     for i in range(0, len(x), _CHUNK):
         u, v = x[i : i + _CHUNK].astype(np.float64), y[i : i + _CHUNK].astype(np.float64)
@@ -250,10 +238,6 @@ def _distance(a: NDArray, b: NDArray) -> tuple[float, float, float]:
     relative = math.sqrt(delta) / math.sqrt(xx) if xx else (0.0 if delta == 0 else math.inf)
     cosine = xy / norm if norm else (1.0 if xx == yy else 0.0)
     return largest, float(relative), float(cosine)
-
-
-def _flat(array: NDArray) -> np.ndarray:
-    return np.ascontiguousarray(array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)).reshape(-1)
 
 
 def _finite(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from graphwright.errors import GraphwrightError, UsageError
+from graphwright.graph import NotUndoable as NotUndoable
 
 if TYPE_CHECKING:
     from graphwright.errors import Facts
@@ -55,21 +56,16 @@ class SpecMismatch(UsageError):
     """Shapes or dtypes along edges do not match; `mismatches` lists all of them."""
 
     def __init__(self, mismatches: list[GraphwrightError], fix: str | None = None) -> None:
-        self.mismatches = mismatches
-        first, one = mismatches[0], len(mismatches) == 1
-        lines = "\n".join(f"    {_line(m)}" for m in mismatches)
-        super().__init__(
-            first.what if one else f"shapes or dtypes of {len(mismatches)} nodes do not match\n{lines}",
-            where=", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if len(mismatches) > 4 else ""),
-            expected=first.expected if one else None,
-            got=first.got if one else None,
-            fix=fix or first.fix,
-        )
-
-
-def _line(error: GraphwrightError) -> str:
-    facts = [f"{n} {v}" for n, v in (("expected", error.expected), ("got", error.got)) if v is not None]
-    return f"{error.where}: {error.what}" + (f" ({', '.join(facts)})" if facts else "")
+        self.mismatches, first, count = mismatches, mismatches[0], len(mismatches)
+        where = ", ".join(str(m.where) for m in mismatches[:4]) + (", ..." if count > 4 else "")
+        if count == 1:
+            super().__init__(first.what, where=where, expected=first.expected, got=first.got, fix=fix or first.fix)
+            return
+        lines = [f"shapes or dtypes of {count} nodes do not match"]
+        for m in mismatches:
+            facts = [f"{n} {v}" for n, v in (("expected", m.expected), ("got", m.got)) if v is not None]
+            lines.append(f"    {m.where}: {m.what}" + (f" ({', '.join(facts)})" if facts else ""))
+        super().__init__("\n".join(lines), where=where, fix=fix or first.fix)
 
 
 class _WithFindings(UsageError):
@@ -148,10 +144,6 @@ class BoundaryMismatch(UsageError):
 
 class NotConvex(UsageError):
     """A path leaves the selection and comes back."""
-
-
-class NotUndoable(UsageError):
-    """Nothing to undo, or the bytes needed to undo are gone."""
 
 
 class ReplayConflict(UsageError):

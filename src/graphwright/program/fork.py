@@ -6,14 +6,13 @@ both continue to issue handles from the same generations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
 from graphwright.graph import Chain
 from graphwright.program.editing.edits import AddNode
-from graphwright.program.editing.journal import Journal
+from graphwright.program.editing.journal import Journal, in_force
 from graphwright.program.errors import NotUndoable
 from graphwright.program.weights import VariableTwins, abstract_array
 
@@ -56,13 +55,10 @@ def at(p: Program, ref: str | int) -> Program:
         raise UsageError("no such journal entry", where=p.name, expected=f"-1 to {len(p.journal) - 1}", got=repr(seq))
     here = [e.seq for e in p.history.undoable]
     line = here + [e.seq for e in reversed(p.history.redoable)]
-    then = standing(p.journal, seq)
+    then = [e.seq for e in in_force(p.journal[: seq + 1])]
     if then != line[: len(then)]:
-        raise NotUndoable(
-            "this state is on a branch of the history that a new edit ended",
-            where=f"entry {seq}",
-            fix="replay(journal[...], onto=program.fork())",
-        )
+        what = "this state is on a branch of the history that a new edit ended"
+        raise NotUndoable(what, where=f"entry {seq}", fix="replay(journal[...], onto=program.fork())")
     twins = VariableTwins()
     past = _twin(p, f"{p.name} @ {ref}", twins)
     past.history.undoable = [_own(e, twins) for e in p.history.undoable]
@@ -70,23 +66,10 @@ def at(p: Program, ref: str | int) -> Program:
     past.tombstones = p.tombstones.copy()
     past.history.walk(abs(len(here) - len(then)), back=len(here) > len(then))
     past.journal = Journal(Chain(p.journal.chain.links[: seq + 1], p.journal.chain.base))
-    past.version = (
-        p.journal[seq].base_version + 1 if seq >= 0 else p.journal[0].base_version if len(p.journal) else p.version
-    )
+    past.version = p.journal[max(seq, 0)].base_version + int(seq >= 0) if len(p.journal) else p.version
     past.history.undoable, past.history.redoable, past.history.marks = [], [], {}
     past.readonly = True
     return past
-
-
-def standing(journal: Sequence[Entry], seq: int) -> list[int]:
-    """Return the entries in force after entry `seq`: made or redone, and not undone since."""
-    stack: list[int] = []
-    for entry in journal[: seq + 1]:
-        if entry.undoes is not None:
-            stack.pop()
-        else:
-            stack.append(entry.seq if entry.redoes is None else entry.redoes)
-    return stack
 
 
 def _twin(p: Program, name: str, twins: VariableTwins) -> Program:
@@ -115,10 +98,5 @@ def _own(entry: Entry, twins: VariableTwins) -> Entry:
             return replace(edit, variable=twins(edit.variable))
         return edit
 
-    undo = replace(
-        entry.undo,
-        forward=tuple(map(own, entry.undo.forward)),
-        inverse=tuple(map(own, entry.undo.inverse)),
-        labels=list(entry.undo.labels),
-    )
-    return replace(entry, undo=undo)
+    forward, inverse = (tuple(map(own, edits)) for edits in (entry.undo.forward, entry.undo.inverse))
+    return replace(entry, undo=replace(entry.undo, forward=forward, inverse=inverse, labels=list(entry.undo.labels)))

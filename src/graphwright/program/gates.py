@@ -99,12 +99,9 @@ class Gates(Mapping[NodeId, Gate]):
         self.program, self.version = program, program.version
         self._gates: dict[NodeId, Gate] = {}
         self._named: dict[str, tuple[Gate, int]] | None = None
-        if has_gates(program):
-            self._read()
-
-    def _read(self) -> None:
-        p = self.program
-        node = p.node(NODE)
+        if not has_gates(program):
+            return
+        p, node = program, program.node(NODE)
         table, groups, offset = p.weights[TABLE].data.to_numpy(), p.attrs(node)["groups"], 0
         readers: dict[int, list[NodeId]] = {}
         for edge in p.out_edges(node):
@@ -112,20 +109,17 @@ class Gates(Mapping[NodeId, Gate]):
         for port, length in enumerate(p.attrs(node)["sizes"]):
             rows = table[offset : offset + length]
             if length and rows[0, STATE] != FREE:
-                sites = tuple(site for reader in readers.get(port, ()) for site in _sites(p, reader))
-                if sites:
-                    kind, group = KINDS[rows[0, KIND]], groups[rows[0, GROUP]]
+                kind, group = KINDS[rows[0, KIND]], groups[rows[0, GROUP]]
+                if sites := tuple(site for reader in readers.get(port, ()) for site in _sites(p, reader)):
                     over, owner = _owner(p, sites, kind, length)
-                    found = Gate(sites[0], sites, port, offset, length, kind, group, owner, over, rows.copy())
-                    self._gates[sites[0]] = found
+                    gate = Gate(sites[0], sites, port, offset, length, kind, group, owner, over, rows.copy())
+                    self._gates[sites[0]] = gate
             offset += length
 
     def __getitem__(self, handle: NodeId) -> Gate:
-        self.program.node(handle)  # raises StaleHandle
-        try:
-            return self._gates[handle]
-        except KeyError:
-            raise UnknownGate("the node is not a gate", where=self.program.path(handle)) from None
+        if self.program.node(handle) not in self._gates:
+            raise UnknownGate("the node is not a gate", where=self.program.path(handle))
+        return self._gates[handle]
 
     def __iter__(self) -> Iterator[NodeId]:
         return iter(self._gates)
@@ -148,15 +142,12 @@ class Gates(Mapping[NodeId, Gate]):
     def named(self) -> dict[str, tuple[Gate, int]]:
         """Return name of an element -> (gate, element number); elements of the same name get a number."""
         if self._named is None:
-            found: dict[str, tuple[Gate, int]] = {}
-            last: dict[str, int] = {}  # the last number: a hub may have many edges of one name
-            for gate in self._gates.values():
-                for i, name in enumerate(gate.names()):
-                    n, unique = last.get(name, 1), name
-                    while unique in found:
-                        n, unique = n + 1, f"{name} #{n + 1}"
-                    found[unique], last[name] = (gate, i), n
-            self._named = found
+            self._named, last = {}, dict[str, int]()  # the last number: a hub may have many edges of one name
+            for found, (i, name) in ((gate, element) for gate in self.values() for element in enumerate(gate.names())):
+                n, unique = last.get(name, 1), name
+                while unique in self._named:
+                    n, unique = n + 1, f"{name} #{n + 1}"
+                self._named[unique], last[name] = (found, i), n
         return dict(self._named)
 
     def logits(self) -> np.ndarray:
@@ -181,13 +172,12 @@ def has_gates(p: Program) -> bool:
 
 def gates(p: Program) -> Gates:
     """Return the gates of the program's present state by handle, changes of an open edit included."""
+    if p.history.open is not None:
+        return Gates(p)
     known: Any = p.derived.get("gates")
-    if p.history.open is None and isinstance(known, Gates) and known.program is p and known.version == p.version:
-        return known
-    found = Gates(p)
-    if p.history.open is None:
-        p.derived["gates"] = found
-    return found
+    if not isinstance(known, Gates) or known.program is not p or known.version != p.version:
+        known = p.derived["gates"] = Gates(p)
+    return known
 
 
 def _sites(p: Program, reader: NodeId) -> Iterator[NodeId]:
@@ -233,12 +223,9 @@ def refuse_soft(p: Program, what: str) -> None:
     """Raises: SoftGates listing the gates, if a program has any where only a fixed structure is allowed."""
     names = [gate.owner for gate in gates(p).values()]
     if names:
-        raise SoftGates(
-            f"{what} needs a program without gates",
-            where=p.name,
-            got=", ".join(names[:8]) + (", ..." if len(names) > 8 else ""),
-            fix='DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights',
-        )
+        fix = 'DifferentiableGraph(program).discretize(), or discretize(0, to="fold") to fold them into weights'
+        got = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
+        raise SoftGates(f"{what} needs a program without gates", where=p.name, got=got, fix=fix)
 
 
 def junction_edge(p: Program, site: NodeId) -> EdgeId | None:
@@ -275,17 +262,10 @@ _MERGES = frozenset({"reshape", "flatten"})  # an unflatten would split the gate
 
 
 def foldable(p: Program, kept: Collection[Value]) -> dict[NodeId, NodeId]:
-    """Return site -> the linear op that is its only reader, directly or through reshapes with no other reader.
-
-    Args:
-        kept: values that the caller needs.
-    """
-    if not grad_enabled():
-        return {}
+    """Return site -> the linear op that alone reads it, directly or through reshapes; values that are `kept` stay."""
     found = {}
-    for site in (
-        s for gate in gates(p).values() if gate.over == "units" for s in gate.sites if traits(p.op(s)).multiplies
-    ):
+    units = [gate for gate in gates(p).values() if gate.over == "units"] if grad_enabled() else []
+    for site in (s for gate in units for s in gate.sites if traits(p.op(s)).multiplies):
         value = Value(site)
         while value not in kept and len(edges := p.out_edges(value.node)) == 1:
             reader = p.graph.target(edges[0])
@@ -319,7 +299,5 @@ def fold(x: tuple[int, ...], g: Tensor, weight: Tensor) -> Tensor:
 
 def _lead(shape: tuple[int, ...], columns: int) -> int | None:
     """Return the number of leading dimensions of `shape` before those whose sizes multiply to `columns`."""
-    for lead in range(len(shape) - 1, -1, -1):
-        if prod(shape[lead:]) >= columns:
-            return lead if prod(shape[lead:]) == columns else None
-    return None
+    lead = next((n for n in range(len(shape) - 1, -1, -1) if prod(shape[n:]) >= columns), None)
+    return lead if lead is not None and prod(shape[lead:]) == columns else None

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b, sha256
+from math import isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,17 +38,14 @@ def _encode(value: Any) -> Any:
         return [_encode(v) for v in value]
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, float) and value != value:
-        return {"float": "nan"}
-    if isinstance(value, float) and value in (float("inf"), float("-inf")):
-        return {"float": "inf" if value > 0 else "-inf"}
+    if isinstance(value, float) and not isfinite(value):
+        return {"float": str(value)}
     if isinstance(value, str) and any(0xD800 <= ord(c) < 0xE000 for c in value):
         raise UsageError("an attribute contains an unpaired surrogate", expected="valid Unicode", got=repr(value))
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise UsageError(
-        "unsupported type of an attribute", expected="a number, text, None, dtype, spec, or tuple", got=repr(value)
-    )
+    expected = "a number, text, None, dtype, spec, or tuple"
+    raise UsageError("unsupported type of an attribute", expected=expected, got=repr(value))
 
 
 def decode_attrs(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -103,13 +101,8 @@ class StructureHash:
 
     def _digest(self, node: NodeId) -> int:
         p = self._program
-        record = [
-            p.path(node),
-            p.op(node),
-            encode_attrs(p.attrs(node)),
-            [s.to_json() for s in p.specs(node)],
-            [[p.path(v.node), v.port] for v in p.operands(node)],
-        ]
+        specs, reads = [s.to_json() for s in p.specs(node)], [[p.path(v.node), v.port] for v in p.operands(node)]
+        record = [p.path(node), p.op(node), encode_attrs(p.attrs(node)), specs, reads]
         text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return int.from_bytes(blake2b(text.encode(), digest_size=32).digest(), "little")
 

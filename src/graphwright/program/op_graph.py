@@ -39,9 +39,7 @@ NODE_COLUMNS = {
     "attrs": ColumnSpec(object, encode=encode_attrs, decode=decode_attrs),
     "name": object,
     "specs": ColumnSpec(
-        object,
-        encode=lambda specs: [s.to_json() for s in specs],
-        decode=lambda data: tuple(Spec.from_json(s) for s in data),
+        object, encode=lambda x: [s.to_json() for s in x], decode=lambda x: tuple(map(Spec.from_json, x))
     ),
     "seq": "i8",
     "next_port": "i4",
@@ -90,12 +88,9 @@ class OpGraph:
         Raises: UnknownNode with the nearest names; StaleHandle for a deleted node; ForeignNode for another type.
         """
         if isinstance(ref, str):
-            found = self._names.get(ref)
-            if found is None:
-                near = get_close_matches(ref, self._names, 3, 0.5)
-                raise UnknownNode(
-                    "no node has this name", where=ref, fix=f"did you mean {', '.join(near)}?" if near else None
-                )
+            if (found := self._names.get(ref)) is None:
+                near = ", ".join(get_close_matches(ref, self._names, 3, 0.5))
+                raise UnknownNode("no node has this name", where=ref, fix=f"did you mean {near}?" if near else None)
             return found
         node = ref.node if isinstance(ref, Value) else ref
         if not isinstance(node, NodeId):
@@ -155,8 +150,7 @@ class OpGraph:
 
     def with_prefix(self, text: str) -> list[NodeId]:
         """Return the nodes whose paths start with a text, in no particular order."""
-        names = [name for name in tuple(self._names) if name.startswith(text)]
-        return [self._names[name] for name in names]
+        return [node for name, node in tuple(self._names.items()) if name.startswith(text)]
 
     def of_kind(self, kind: str) -> tuple[NodeId, ...]:
         """Return the nodes of one op or kind, in creation order."""
@@ -232,13 +226,8 @@ class OpGraph:
 
     def out_edges(self, ref: NodeId | str) -> tuple[EdgeId, ...]:
         """Return the edges out of a node, by creation of the reader and its port."""
-        graph = self.graph
-        return tuple(
-            sorted(
-                graph.out_edges(self.node(ref)),
-                key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port")),
-            )
-        )
+        graph, edges = self.graph, self.graph.out_edges(self.node(ref))
+        return tuple(sorted(edges, key=lambda e: (graph.node(graph.target(e), "seq"), graph.edge(e, "dst_port"))))
 
     def edge(self, ref: EdgeId | str) -> EdgeId:
         """Return the handle of an edge given by handle or by its ends, `"layers.1.mlp.down -> layers.1.out"`.
@@ -248,20 +237,17 @@ class OpGraph:
         if isinstance(ref, EdgeId):
             return ref
         if not isinstance(ref, str) or "->" not in ref:
-            raise UnknownEdge(
-                "not an edge of this program", got=repr(ref), expected='an EdgeId, or "source -> target" by name'
-            )
+            expected = 'an EdgeId, or "source -> target" by name'
+            raise UnknownEdge("not an edge of this program", got=repr(ref), expected=expected)
         source, target = (self.node(name.strip()) for name in ref.split("->", 1))
         edges = self.in_edges(target)
         found = [e for e in edges if self.graph.source(e) == source]
         if len(found) != 1:
             sources = ", ".join(dict.fromkeys(self.path(self.graph.source(e)) for e in edges))
-            raise UnknownEdge(
-                f"{len(found)} edges connect these nodes" if found else "no edge connects these nodes",
-                where=ref,
-                expected=None if found else f"a source among {sources}" if sources else "a target that has edges",
-                fix=f"pick one of program.in_edges({self.path(target)!r})" if found else None,
-            )
+            fix = f"pick one of program.in_edges({self.path(target)!r})" if found else None
+            expected = None if found else f"a source among {sources}" if sources else "a target that has edges"
+            what = f"{len(found)} edges connect these nodes" if found else "no edge connects these nodes"
+            raise UnknownEdge(what, where=ref, expected=expected, fix=fix)
         return found[0]
 
     def edge_value(self, edge: EdgeId) -> Value:
@@ -329,27 +315,19 @@ class OpGraph:
     def check_name(self, name: str) -> None:
         """Raises: BadName for a name that is no dotted path, NameTaken for one in use."""
         if not is_name(name):
-            raise BadName(
-                "invalid node name",
-                expected="a dotted path without empty segments or control characters",
-                got=repr(name)[:80],
-            )
+            expected = "a dotted path without empty segments or control characters"
+            raise BadName("invalid node name", expected=expected, got=repr(name)[:80])
         if name in self._names:
             raise NameTaken("another node has this name", where=name, fix="name= another, or e.rename the old one")
 
     def release_name(self, node: NodeId) -> None:
         """Free the name of a node that is about to be removed."""
-        name = self.path(node)
-        if self._names.get(name) == node:
+        if self._names.get(name := self.path(node)) == node:
             del self._names[name]
 
     # -- the order ---------------------------------------------------------------------------------------------------
     def _reorder(self, change: Callable[[], Relabelled[NodeId]], *, moves: bool = False) -> None:
-        """Change the order and log the change for undo; undo and redo restore the order from that log instead.
-
-        Args:
-            moves: the change may move nodes relative to each other.
-        """
+        """Change the order (with `moves` of nodes) and log the change; undo and redo restore the order from it."""
         if self.tombstones.mode == "edit":
             record = change()
             if record and moves:
@@ -421,13 +399,10 @@ class OpGraph:
             self._reorder(lambda: self.order_labels.add_edge(src, dst), moves=True)
         except CycleError as error:
             names = [self.path(n) for n in error.path]
-            raise CycleError(
-                "the edge would close a cycle",
-                path=error.path,
-                where=f"{self.path(src)} -> {self.path(dst)}",
-                got=" -> ".join([*names, names[0]]),
-                fix="cut an edge on the path, or e.connect(src, junction, delay=1)",
-            ) from error
+            fix = "cut an edge on the path, or e.connect(src, junction, delay=1)"
+            got = " -> ".join([*names, names[0]])
+            where = f"{self.path(src)} -> {self.path(dst)}"
+            raise CycleError("the edge would close a cycle", path=error.path, where=where, got=got, fix=fix) from error
 
     def copy_into(self, twin: OpGraph) -> None:
         """Copy nodes, edges, order and names into an empty graph; handles stay."""
@@ -441,16 +416,9 @@ class OpGraph:
 
     # -- primitive edits ---------------------------------------------------------------------------------------------
     def insert_node(
-        self,
-        op: str,
-        attrs: Mapping[str, Any],
-        name: str,
-        specs: tuple[Spec, ...],
-        seq: int | None = None,
-        handle: NodeId | None = None,
-        after: NodeId | None = None,
-        before: NodeId | None = None,
-    ) -> NodeId:
+        self, op: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...], seq: int | None = None,
+        handle: NodeId | None = None, after: NodeId | None = None, before: NodeId | None = None,
+    ) -> NodeId:  # fmt: skip
         """Add an unconnected node.
 
         Args:
@@ -499,10 +467,10 @@ class OpGraph:
 
     def _unlist_key(self, node: NodeId) -> None:
         if self.op(node) in STORED:
-            nodes = self._keyed[self.key(node)]
-            nodes.discard(node)
-            if not nodes:
-                del self._keyed[self.key(node)]
+            key = self.key(node)
+            self._keyed[key].discard(node)
+            if not self._keyed[key]:
+                del self._keyed[key]
             self._keys = None
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:

@@ -6,7 +6,7 @@ Invariant: outside an open edit every port has its edge, every spec is what its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 from graphwright.array import CPU
 from graphwright.autograd import Parameter, changes
@@ -20,21 +20,19 @@ from graphwright.program.editing.history import History
 from graphwright.program.editing.journal import Journal
 from graphwright.program.editing.replace import expand, extract
 from graphwright.program.editing.transaction import Transaction
-from graphwright.program.errors import FeedError
 from graphwright.program.files.parameters import load_parameters, save_parameters
 from graphwright.program.files.save import save
 from graphwright.program.fork import at, fork
 from graphwright.program.gates import gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
-from graphwright.program.op_graph import OpGraph, Ref, Value
+from graphwright.program.op_graph import OpGraph, Value
 from graphwright.program.run import evaluate, run
-from graphwright.program.selection import Selection
+from graphwright.program.selection import Filters, Selection
 from graphwright.program.validate import validate
 from graphwright.program.weights import Weights
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Unpack
 
     from graphwright.array import Device, NDArray
     from graphwright.autograd import Tensor, Variable
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.draw import NodeNote, PictureOptions
     from graphwright.program.editing.journal import Entry
-    from graphwright.program.run import Run
 
 
 class Program(OpGraph):
@@ -102,34 +99,18 @@ class Program(OpGraph):
     diff = diff
 
     @overload
-    def select(
-        self, pattern: str = "**", *, units: None = None, op: str | None = None, kind: str | None = None,
-        dtype: object = None, where: Callable[[NodeId], bool] | None = None, regex: str | None = None,
-    ) -> Selection: ...  # fmt: skip
+    def select(self, pattern: str = "**", *, units: None = None, **filters: Unpack[Filters]) -> Selection: ...
 
     @overload
-    def select(
-        self, pattern: str = "**", *, units: str, op: str | None = None, kind: str | None = None,
-        dtype: object = None, where: Callable[[NodeId], bool] | None = None, regex: str | None = None,
-    ) -> Units: ...  # fmt: skip
+    def select(self, pattern: str = "**", *, units: str, **filters: Unpack[Filters]) -> Units: ...
 
-    def select(
-        self,
-        pattern: str = "**",
-        *,
-        units: str | None = None,
-        op: str | None = None,
-        kind: str | None = None,
-        dtype: object = None,
-        where: Callable[[NodeId], bool] | None = None,
-        regex: str | None = None,
-    ) -> Selection | Units:
+    def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes by path pattern and filters, see `Selection.of`.
 
         Args:
             units: `heads`, `neurons`, ...: return the units of this kind that the selected nodes produce.
         """
-        selection = Selection.of(self, pattern, op=op, kind=kind, dtype=dtype, where=where, regex=regex)
+        selection = Selection.of(self, pattern, **filters)
         return selection if units is None else selection.units(units)
 
     def constants(self) -> dict[str, NDArray]:
@@ -171,39 +152,27 @@ class Program(OpGraph):
 
     # -- drawing -----------------------------------------------------------------------------------------------------
     def to_dot(
-        self,
-        path: StrPath | None = None,
-        *,
-        color: str | Mapping[Any, float | NodeNote] | None = "family",
-        scale: str = "linear",
-        **options: Unpack[PictureOptions],
-    ) -> str:
+        self, path: StrPath | None = None, *, color: str | Mapping[Any, float | NodeNote] | None = "family",
+        scale: str = "linear", **options: Unpack[PictureOptions],
+    ) -> str:  # fmt: skip
         """Draw the program as Graphviz DOT and write it to `path` if given; see `graphwright.program.draw.to_dot`."""
         from graphwright.program.draw import to_dot, written
 
         return written(to_dot(self, color, scale, **options), path)
 
     def to_svg(
-        self,
-        path: StrPath | None = None,
-        *,
-        overlay: Mapping[Any, float | NodeNote] | None = None,
-        scale: str = "linear",
-        **options: Unpack[PictureOptions],
-    ) -> str:
+        self, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
+        scale: str = "linear", **options: Unpack[PictureOptions],
+    ) -> str:  # fmt: skip
         """Draw the program as SVG and write it to `path` if given; see `graphwright.program.draw.to_svg`."""
         from graphwright.program.draw import to_svg, written
 
         return written(to_svg(self, overlay, scale, **options), path)
 
     def to_html(
-        self,
-        path: StrPath | None = None,
-        *,
-        overlay: Mapping[Any, float | NodeNote] | None = None,
-        scale: str = "linear",
-        **options: Unpack[PictureOptions],
-    ) -> str:
+        self, path: StrPath | None = None, *, overlay: Mapping[Any, float | NodeNote] | None = None,
+        scale: str = "linear", **options: Unpack[PictureOptions],
+    ) -> str:  # fmt: skip
         """Draw the program as an HTML page whose groups open and close; see `graphwright.program.draw.to_html`."""
         from graphwright.program.draw import to_html, written
 
@@ -217,26 +186,7 @@ class Program(OpGraph):
     # -- running -----------------------------------------------------------------------------------------------------
     grad = differentiate
 
-    def run(
-        self,
-        feeds: Mapping[str, Any] | None = None,
-        *,
-        keep: str | Sequence[Ref] = "all",
-        capture: Sequence[PatchPoint] = (),
-        patch: Mapping[PatchPoint, Any] | None = None,
-        state: Mapping[str, Variable] | None = None,
-        **named: Any,
-    ) -> Run:
-        """Run node by node, so that every value can be read; see `graphwright.program.run.run`.
-
-        Args:
-            feeds, named: arrays or tensors by input name.
-        """
-        if not isinstance(feeds, Mapping | None):
-            raise FeedError(
-                "inputs must be a mapping", where=self.name, expected=self.input_names(), got=repr(feeds)[:80]
-            )
-        return run(self, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
+    run = run
 
     def __call__(self, **feeds: Any) -> dict[str, Tensor]:
         """Run on tensors, differentiable and traceable; returns the outputs by name."""
@@ -257,50 +207,26 @@ class Program(OpGraph):
         wrong = sorted(self.path(n) for n in nodes if n in marked or self.op(n) in KINDS)
         if wrong or (selection is not None and not nodes):
             raise UsageError(
-                "these nodes cannot be a gradient checkpoint",
-                where=self.name,
-                expected="op nodes that no other checkpoint contains",
-                got=", ".join(wrong[:5]) or "an empty selection",
+                "these nodes cannot be a gradient checkpoint", where=self.name,
+                expected="op nodes that no other checkpoint contains", got=", ".join(wrong[:5]) or "an empty selection",
                 fix="checkpoint(None) removes all checkpoints",
-            )
+            )  # fmt: skip
         self.checkpoints = () if selection is None else (*self.checkpoints, nodes)
         self.derived.pop("gradients", None)
         changes.rise()
 
     def compile(
-        self,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        outputs: Sequence[str] | None = None,
-        freeze: bool = False,
-        rewrites: str = "exact",
-        layout: str = "reuse",
-        watch: Sequence[str] = (),
-        executor: str = "aten",
-        patch: Sequence[PatchPoint] = (),
-        device: Device | str = CPU,
-        remat: int | None = None,
-        poison: bool = False,
+        self, inputs: Mapping[str, Any] | None = None, *, outputs: Sequence[str] | None = None, freeze: bool = False,
+        rewrites: str = "exact", layout: str = "reuse", watch: Sequence[str] = (), executor: str = "aten",
+        patch: Sequence[PatchPoint] = (), device: Device | str = CPU, remat: int | None = None, poison: bool = False,
         **named: Any,
-    ) -> Plan:
+    ) -> Plan:  # fmt: skip
         """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
         from graphwright.plan import compile_program
 
-        return compile_program(
-            self,
-            inputs,
-            outputs=outputs,
-            freeze=freeze,
-            rewrites=rewrites,
-            layout=layout,
-            watch=watch,
-            executor=executor,
-            patch=patch,
-            device=device,
-            remat=remat,
-            poison=poison,
-            **named,
-        )
+        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
+        options |= {"executor": executor, "device": device, "remat": remat, "poison": poison}
+        return compile_program(self, inputs, outputs=outputs, patch=patch, **options, **named)
 
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand
@@ -352,7 +278,5 @@ class Program(OpGraph):
         return lambda: self.history.listeners.remove(listener)
 
     def __repr__(self) -> str:
-        return (
-            f"Program({self.name!r}, {len(self)} nodes, {self.graph.edge_count} edges, "
-            f"{len(self.params())} params, version {self.version})"
-        )
+        counts = f"{len(self)} nodes, {self.graph.edge_count} edges, {len(self.params())} params"
+        return f"Program({self.name!r}, {counts}, version {self.version})"

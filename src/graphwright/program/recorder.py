@@ -70,11 +70,8 @@ class TraceRecorder:
         if id(leaf) not in self._grads:
             self._grads[id(leaf)] = (leaf, leaf.grad)
             if leaf.grad is not None and not leaf.grad.symbolic:
-                raise TraceError(
-                    "the traced step would add to a gradient from before the trace",
-                    where=leaf.name or None,
-                    fix="call zero_grad() inside the step, before backward()",
-                )
+                fix, where = "call zero_grad() inside the step, before backward()", leaf.name or None
+                raise TraceError("the traced step would add to a gradient from before the trace", where=where, fix=fix)
 
     def resolved(self, tensor: Tensor) -> Tensor:
         """Return a tensor with the present value, unaffected by later assignments to a variable."""
@@ -101,13 +98,12 @@ class TraceRecorder:
             return self._source(tensor) if current is None else self.value_of(current)
         if isinstance(data, Symbol):
             return self._own(data)
-        found = self._consts.get(id(data))
-        if found is None:
+        if id(data) not in self._consts:
             name = self.program.free_name(tensor.name or "const")
             node = self.constant(name, data.spec)
             self.program.weights.add(name, Variable(data, name=name))
-            found = self._consts[id(data)] = (data, Value(node))
-        return found[1]
+            self._consts[id(data)] = (data, Value(node))
+        return self._consts[id(data)][1]
 
     def constant(self, name: str, spec: Spec) -> Any:
         """Add a const node."""
@@ -115,33 +111,28 @@ class TraceRecorder:
 
     def _own(self, symbol: Symbol) -> Value:
         if symbol.recorder is not self:
-            raise TraceError(
-                "the tensor belongs to another trace", got=symbol.spec, fix="return it from that trace and feed it"
-            )
+            fix = "return it from that trace and feed it"
+            raise TraceError("the tensor belongs to another trace", got=symbol.spec, fix=fix)
         return symbol.handle
 
     def _source(self, variable: Variable) -> Value:
-        found = self.variables.get(id(variable))
-        if found is None:
+        if id(variable) not in self.variables:
             kind = PARAM if isinstance(variable, Parameter) else STATE
             name = self.program.free_name(variable.name or kind)
-            attrs: dict[str, Any] = {"key": name}
-            if kind == PARAM:
-                attrs["trainable"] = variable.requires_grad
-            node = self.program.add_source(kind, name, variable.spec, attrs)
+            trained = {"trainable": variable.requires_grad} if kind == PARAM else {}
+            node = self.program.add_source(kind, name, variable.spec, {"key": name, **trained})
             self.program.weights.add(name, variable)
-            found = self.variables[id(variable)] = (variable, Value(node))
-        return found[1]
+            self.variables[id(variable)] = (variable, Value(node))
+        return self.variables[id(variable)][1]
 
     def _name(self, op: str) -> str:
         expected, self._expected = self._expected, None
-        if expected is not None and not scope.get():
-            path = expected[1] if expected[0] == op else f"{expected[1]}.{op}"
-            if expected[0] != op:
-                self._expected = expected  # this is a cast that autocast added; the op itself is recorded next
-        else:
-            path = ".".join((*scope.get(), op))
-        return self.program.free_name(path)
+        if expected is None or scope.get():
+            return self.program.free_name(".".join((*scope.get(), op)))
+        if expected[0] == op:
+            return self.program.free_name(expected[1])
+        self._expected = expected  # this is a cast that autocast added; the op itself is recorded next
+        return self.program.free_name(f"{expected[1]}.{op}")
 
     # -- the end -----------------------------------------------------------------------------------------------------
     def finish(self, outputs: Mapping[str, Tensor]) -> None:
@@ -193,21 +184,15 @@ def _named(result: Any) -> dict[str, Tensor]:
         return {str(name): as_tensor(value) for name, value in result.items()}
     if isinstance(result, tuple | list):
         return {"out" if i == 0 else f"out_{i}": as_tensor(value) for i, value in enumerate(result)}
-    raise TraceError(
-        "unsupported result of a traced function",
-        expected="tensors, alone or in a tuple or dict",
-        got=type(result).__name__,
-    )
+    expected = "tensors, alone or in a tuple or dict"
+    raise TraceError("unsupported result of a traced function", expected=expected, got=type(result).__name__)
 
 
 def _parameter_names(fn: Callable[..., Any], count: int) -> tuple[str, ...]:
     forward = getattr(fn, "forward", None)  # more informative than a module's __call__(*args)
     try:
-        known = [
-            n
-            for n, q in inspect.signature(forward if callable(forward) else fn).parameters.items()
-            if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)
-        ]
+        given = inspect.signature(forward if callable(forward) else fn).parameters.items()
+        known = [name for name, q in given if q.kind in (q.POSITIONAL_ONLY, q.POSITIONAL_OR_KEYWORD)]
     except (TypeError, ValueError):
         known = []
     spare = (name for i in itertools.count() if (name := f"x{i}") not in known[:count])

@@ -23,7 +23,6 @@ from graphwright.program.op_graph import Ref, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
     from graphwright.autograd import Variable
     from graphwright.program.derived.rewrite import PatchPoint
     from graphwright.program.program import Program
@@ -36,9 +35,8 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
     """
     dims: dict[str, int] = {}
     result: dict[str, Any] = {}
-    wrong: list[str] = []
     declared = {p.path(n): p.spec(n) for n in p.inputs()}
-    wrong += [f"{name}: not an input" for name in feeds if name not in declared]
+    wrong = [f"{name}: not an input" for name in feeds if name not in declared]
     for name, spec in declared.items():
         if name not in feeds:
             wrong.append(f"{name}: missing, expected {spec}")
@@ -48,27 +46,18 @@ def check_feeds(p: Program, feeds: Mapping[str, Any]) -> tuple[dict[str, Any], d
         except GraphwrightError as error:
             wrong.append(f"{name}: {error.what}, got {error.got}")
             continue
-        if tensor.dtype is not spec.dtype:
-            if not _converts_exactly(tensor, spec):
-                wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
-                continue
-            tensor = tensor.to(spec.dtype)
-        if not spec.match(tensor.shape, dims):
+        have, want = tensor.dtype, spec.dtype
+        if have is not want and have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64"):
+            tensor = tensor.to(want)  # the values stay; Python floats are float64
+        if tensor.dtype is not want:
+            wrong.append(f"{name}: expected {spec}, got {tensor.spec}")
+        elif not spec.match(tensor.shape, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {tensor.spec}")
         result[name] = tensor
     if wrong:
-        raise FeedError(
-            "the inputs do not match their declaration:\n  " + "\n  ".join(wrong),
-            where=p.name,
-            expected=", ".join(f"{n}: {s}" for n, s in declared.items()),
-        )
+        what = "\n  ".join(["the inputs do not match their declaration:", *wrong])
+        raise FeedError(what, where=p.name, expected=", ".join(f"{n}: {s}" for n, s in declared.items()))
     return result, dims
-
-
-def _converts_exactly(tensor: Tensor, spec: Spec) -> bool:
-    """Return True if the conversion to the declared dtype keeps all values: same kind, and at least the width."""
-    have, want = tensor.dtype, spec.dtype
-    return have.kind == want.kind and (have.itemsize <= want.itemsize or have.name == "float64")
 
 
 def step(p: Program, node: NodeId, op: str, ins: list[Any], dims: Mapping[str, int]) -> tuple[Any, ...]:
@@ -106,7 +95,9 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
     if p.assigns():
         pairs = [p.operands(node) for node in p.order() if p.op(node) == ASSIGN]
         assigned = [p.weights[p.key(target.node)] for target, _ in pairs]
-        now = recorder.resolved if recorder is not None else lambda t: _detached(t, assigned)
+        memory = {id(w.data.storage) for w in assigned if isinstance(w.data, NDArray)}
+        # outside a trace, results in memory that is about to be written are copied
+        now = recorder.resolved if recorder is not None else lambda t: t.clone() if id(t.data.storage) in memory else t
         outputs = {name: now(t) for name, t in outputs.items()}
         for variable, value in zip(assigned, [now(values[v]) for _, v in pairs], strict=True):
             variable.assign(value)
@@ -114,14 +105,9 @@ def evaluate(p: Program, feeds: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def tensors(
-    p: Program,
-    feeds: Mapping[str, Tensor],
-    dims: Mapping[str, int],
-    roots: Sequence[Value | NodeId],
-    states: Mapping[str, Tensor] | None = None,
-    *,
-    trained: bool = False,
-) -> dict[Value, Tensor]:
+    p: Program, feeds: Mapping[str, Tensor], dims: Mapping[str, int], roots: Sequence[Value | NodeId],
+    states: Mapping[str, Tensor] | None = None, *, trained: bool = False,
+) -> dict[Value, Tensor]:  # fmt: skip
     """Return every value that the roots need, as tensors; no variable is written.
 
     Args:
@@ -155,29 +141,21 @@ def tensors(
         elif op == INPUT:
             values[Value(node)] = feeds[p.path(node)]
         else:
-            if recorder is not None:
-                recorder.expect(op, p.path(node))
-                recorder.recomputed.group = groups.get(node)
             ins = [values[v] for v in p.operands(node)]
+            if recorder is not None:
+                recorder.recomputed.group = groups.get(node)
             if node in folded:
                 if recorder is not None:
                     recorder.expect("mul", p.path(folded[node]))
                 x, g = p.operands(folded[node])
                 ins[1] = fold(values[x].shape, values[g], ins[1])
-                if recorder is not None:
-                    recorder.expect(op, p.path(node))
+            if recorder is not None:
+                recorder.expect(op, p.path(node))
             for port, result in enumerate(step(p, node, op, ins, dims)):
                 values[Value(node, port)] = result if isinstance(result, Tensor) else Tensor(result)
     if recorder is not None:
         recorder.recomputed.group = None
     return values
-
-
-def _detached(tensor: Tensor, assigned: Sequence[Variable]) -> Tensor:
-    """Return the tensor, or a copy if its memory is that of a variable that is about to be assigned."""
-    assert isinstance(tensor.data, NDArray)  # not inside a trace
-    memory = {id(w.data.storage) for w in assigned}
-    return tensor.clone() if id(tensor.data.storage) in memory else tensor
 
 
 class Run:
@@ -205,21 +183,19 @@ class Run:
     @property
     def nbytes(self) -> int:
         """Bytes of the kept values, each block of memory once; weights and inputs are not counted."""
-        foreign = [v.data for v in self.program.weights.values() if isinstance(v.data, NDArray)]
-        foreign += self._feeds.values()
-        own = {id(array.storage) for array in foreign}
-        blocks = {id(a.storage): a.storage.nbytes for a in self.values.values() if id(a.storage) not in own}
-        return sum(blocks.values())
+        weights = [v.data for v in self.program.weights.values() if isinstance(v.data, NDArray)]
+        foreign = {id(array.storage) for array in (*weights, *self._feeds.values())}
+        blocks = {id(a.storage): a.storage.nbytes for a in self.values.values()}
+        return sum(nbytes for block, nbytes in blocks.items() if block not in foreign)
 
     def value(self, ref: Ref) -> NDArray:
         """Return the array of a node or value. Raises: ValueReleased if it was not kept, or the run is closed."""
         wanted = self.program.value(ref)
         if wanted not in self.values:
-            raise ValueReleased(
-                "the run is closed" if self.closed else "this value was freed after its last reader",
-                where=self.program.path(wanted),
-                fix="read values before close()" if self.closed else "run(..., keep='all')",
-            )
+            what, fix = "this value was freed after its last reader", "run(..., keep='all')"
+            if self.closed:
+                what, fix = "the run is closed", "read values before close()"
+            raise ValueReleased(what, where=self.program.path(wanted), fix=fix)
         return self.values[wanted]
 
     def grad(
@@ -240,15 +216,14 @@ class Run:
             raise UsageError("wrong number of seeds", where=self.program.name, expected=len(roots), got=len(seed))
         gradient = self.program.grad(outputs, wrt, self._dims, seeded=seed is not None)
         seeds = dict(zip(gradient.input_names()[len(self._feeds) :], seed or (), strict=True))
-        known = {self.program.path(v): (v, a) for v, a in self.values.items() if v.port == 0}
+        known = {self.program.path(v): (self.program.op(v.node), a) for v, a in self.values.items() if v.port == 0}
         given = {}
         for node in gradient.nodes():
-            if gradient.op(node) == CONST:
-                continue  # a const of the gradient itself may have a path of the program
-            path, several = gradient.path(node), len(gradient.specs(node)) > 1
-            if path in known and not several and gradient.op(node) == self.program.op(known[path][0].node):
-                given[Value(node)] = known[path][1]
-        found = run(gradient, {**self._feeds, **seeds}, keep="outputs", given=given)
+            op, array = known.get(gradient.path(node), ("", None))
+            # a const of the gradient itself may have a path of the program
+            if array is not None and op == gradient.op(node) != CONST and len(gradient.specs(node)) == 1:
+                given[Value(node)] = array
+        found = run_nodes(gradient, {**self._feeds, **seeds}, keep="outputs", given=given)
         return [found[name] for name in gradient.output_names()]
 
     def _check_fresh(self) -> None:
@@ -256,25 +231,15 @@ class Run:
         if self.closed:
             raise ValueReleased("the run is closed", where=p.name, fix="take gradients before close()")
         if self.patched:
-            raise UsageError(
-                "a patched run has no gradient: its values are not those of the program",
-                where=p.name,
-                fix="make the patch an edit, or run without it",
-            )
+            what = "a patched run has no gradient: its values are not those of the program"
+            raise UsageError(what, where=p.name, fix="make the patch an edit, or run without it")
         if p.version != self.version:
-            edits = [entry.why for entry in p.journal if entry.base_version >= self.version]
-            raise StaleRun(
-                "the program was edited after this run",
-                where=p.name,
-                expected=f"version {self.version}",
-                got=f"version {p.version}: {', '.join(edits)}",
-                fix="run again",
-            )
-        changed = [
-            k
-            for k, (array, v) in self._weights.items()
-            if p.weights.array(k) is not array or array.storage.version != v
-        ]
+            edits = ", ".join(entry.why for entry in p.journal if entry.base_version >= self.version)
+            what, expected = "the program was edited after this run", f"version {self.version}"
+            got = f"version {p.version}: {edits}"
+            raise StaleRun(what, where=p.name, expected=expected, got=got, fix="run again")
+        read, now = self._weights.items(), p.weights.array
+        changed = [key for key, (array, v) in read if now(key) is not array or array.storage.version != v]
         if changed:
             raise StaleRun("weights changed after this run", where=p.name, got=", ".join(changed[:5]), fix="run again")
 
@@ -296,23 +261,15 @@ class Run:
 
     def __repr__(self) -> str:
         kept = "closed" if self.closed else f"{len(self.values)} values, {self.nbytes:,} bytes"
-        return (
-            f"Run({self.program.name!r} version {self.version}, keep={self.keep!r}: {kept}, "
-            f"{1e3 * self.seconds:.3g} ms, outputs {', '.join(self) or 'none'})"
-        )
+        ran = f"{1e3 * self.seconds:.3g} ms, outputs {', '.join(self) or 'none'}"
+        return f"Run({self.program.name!r} version {self.version}, keep={self.keep!r}: {kept}, {ran})"
 
 
 def run(
-    p: Program,
-    feeds: Mapping[str, Any],
-    *,
-    keep: str | Sequence[Ref] = "all",
-    capture: Collection[PatchPoint] = (),
-    patch: Mapping[PatchPoint, Any] | None = None,
-    given: Mapping[Value, NDArray] | None = None,
-    state: Mapping[str, Variable] | None = None,
-    whole: bool = True,
-) -> Run:
+    p: Program, feeds: Mapping[str, Any] | None = None, *, keep: str | Sequence[Ref] = "all",
+    capture: Collection[PatchPoint] = (), patch: Mapping[PatchPoint, Any] | None = None,
+    state: Mapping[str, Variable] | None = None, **named: Any,
+) -> Run:  # fmt: skip
     """Run node by node on arrays; states and params are assigned together at the end.
 
     A value that is not kept is freed after its last reader; memory that views share is freed with the last of them. The
@@ -320,14 +277,28 @@ def run(
     be read and assigned where it is.
 
     Args:
-        feeds: arrays or tensors by input name.
+        feeds, named: arrays or tensors by input name.
         keep: "all", "outputs", or the values to keep beside the outputs.
         capture: more values (or values of edges) to keep.
         patch: arrays that replace a node's first result, a value, or the value of one edge, with the same spec.
-        given: known values: their nodes do not run, nor those that only these need.
         state: variables by key to use instead of the program's own, see `State`.
-        whole: False runs only what the kept values need, and assigns nothing.
     Raises: FeedError before anything runs; ComputeError with the node's path; a failed run assigns nothing.
+    """
+    if not isinstance(feeds, Mapping | None):
+        raise FeedError("inputs must be a mapping", where=p.name, expected=p.input_names(), got=repr(feeds)[:80])
+    return run_nodes(p, {**(feeds or {}), **named}, keep=keep, capture=capture, patch=patch, state=state)
+
+
+def run_nodes(
+    p: Program, feeds: Mapping[str, Any], *, keep: str | Sequence[Ref], capture: Collection[PatchPoint] = (),
+    patch: Mapping[PatchPoint, Any] | None = None, state: Mapping[str, Variable] | None = None,
+    given: Mapping[Value, NDArray] | None = None, whole: bool = True,
+) -> Run:  # fmt: skip
+    """Run as `run` does, or only a part.
+
+    Args:
+        given: known values: their nodes do not run, nor those that only these need.
+        whole: False runs only what the kept values need, and assigns nothing.
     """
     start = perf_counter()
     refuse_broken(p)
@@ -394,12 +365,9 @@ def _variable(p: Program, key: str, state: Mapping[str, Variable] | None) -> Var
 def _patches(p: Program, patch: Mapping[PatchPoint, Any], dims: Mapping[str, int]) -> dict[Value | EdgeId, Any]:
     """Return the replacing arrays. Raises: FeedError listing all with another shape or dtype."""
     found = {patch_point(p, ref): as_tensor(given).data for ref, given in patch.items()}
-    wrong = []
-    for at, array in found.items():
-        value = p.edge_value(at) if isinstance(at, EdgeId) else at
-        expected = p.specs(value.node)[value.port].bind(dims)
-        if array.spec != expected:
-            wrong.append(f"{feed_name(p, at)}: expected {expected}, got {array.spec}")
+    specs = {at: p.spec(p.edge_value(at) if isinstance(at, EdgeId) else at).bind(dims) for at in found}
+    pairs = [(at, specs[at], array.spec) for at, array in found.items()]
+    wrong = [f"{feed_name(p, at)}: expected {spec}, got {got}" for at, spec, got in pairs if got != spec]
     if wrong:
         raise FeedError("patches have another shape or dtype:\n  " + "\n  ".join(wrong), where=p.name)
     return found

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from graphwright.array import dtype as as_dtype
 from graphwright.errors import UsageError
@@ -38,9 +38,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     """
     if not pattern:
         raise BadPattern("the pattern is empty", fix="'**' selects every node")
-    parts = []
-    for segment in _segments(pattern):
-        parts.append(r"(?:[^.]+(?:\.|$))*" if segment == "**" else _segment(segment, pattern) + r"(?:\.|$)")
+    any_number, end = r"(?:[^.]+(?:\.|$))*", r"(?:\.|$)"
+    parts = [any_number if part == "**" else _segment(part, pattern) + end for part in _segments(pattern)]
     return re.compile("^" + "".join(parts))
 
 
@@ -60,27 +59,23 @@ def _segments(pattern: str) -> list[str]:
     return segments
 
 
+_TOKEN = re.compile(r"(?P<any>\*)|\[(?P<low>\d+)-(?P<high>\d+)\]|\{(?P<options>[^}]*)\}|(?P<bad>\[)|(?P<text>[^*\[{]+)")
+
+
 def _segment(segment: str, pattern: str) -> str:
-    out, i = [], 0
-    while i < len(segment):
-        char = segment[i]
-        if char == "*":
-            out.append("[^.]*" if len(segment) > 1 else "[^.]+")
-            i += 1
-        elif char == "[":
-            found = re.match(r"\[(\d+)-(\d+)\]", segment[i:])
-            if not found or int(found[2]) - int(found[1]) > _MAX_RANGE or int(found[1]) > int(found[2]):
-                raise BadPattern("malformed range in a pattern", expected="[low-high]", got=pattern)
-            out.append("(?:" + "|".join(str(n) for n in range(int(found[1]), int(found[2]) + 1)) + ")")
-            i += found.end()
-        elif char == "{":
-            end = segment.index("}", i)
-            out.append("(?:" + "|".join(re.escape(a) for a in segment[i + 1 : end].split(",")) + ")")
-            i = end + 1
+    out = ""
+    for token in _TOKEN.finditer(segment):
+        if token["any"]:
+            out += "[^.]*" if len(segment) > 1 else "[^.]+"
+        elif token["low"] and 0 <= int(token["high"]) - int(token["low"]) <= _MAX_RANGE:
+            out += f"(?:{'|'.join(map(str, range(int(token['low']), int(token['high']) + 1)))})"
+        elif token["low"] or token["bad"]:
+            raise BadPattern("malformed range in a pattern", expected="[low-high]", got=pattern)
+        elif token["options"] is not None:
+            out += f"(?:{'|'.join(map(re.escape, token['options'].split(',')))})"
         else:
-            out.append(re.escape(char))
-            i += 1
-    return "".join(out)
+            out += re.escape(token["text"])
+    return out
 
 
 def stem(pattern: str) -> str:
@@ -92,6 +87,24 @@ def matches(pattern: str, path: str) -> bool:
     """Return True if a pattern selects a path."""
     found = compile_pattern(pattern).match(path)
     return found is not None and (found.end() == len(path) or path[found.end() - 1] == "." or found.end() == 0)
+
+
+class Filters(TypedDict, total=False):
+    """Filters of a selection; None admits every node.
+
+    Attributes:
+        op: name of an op or kind (`param`, `input`, ...).
+        kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
+        dtype: of the first result.
+        where: predicate on handles.
+        regex: searched in the path.
+    """
+
+    op: str | None
+    kind: str | None
+    dtype: object
+    where: Callable[[NodeId], bool] | None
+    regex: str | None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -110,27 +123,9 @@ class Selection:
     query: Mapping[str, Any] | None = field(default=None, repr=False)
 
     @staticmethod
-    def of(
-        p: Program,
-        pattern: str = "**",
-        *,
-        op: str | None = None,
-        kind: str | None = None,
-        dtype: object = None,
-        where: Callable[[NodeId], bool] | None = None,
-        regex: str | None = None,
-    ) -> Selection:
-        """Select the nodes whose path matches a pattern and that pass every filter.
-
-        Args:
-            pattern: dotted path pattern, see `graphwright.program.selection`.
-            op: name of an op or kind (`param`, `input`, ...).
-            kind: `op` for all ops, `source` for inputs, params, consts, states and assigns.
-            dtype: of the first result.
-            where: predicate on handles.
-            regex: searched in the path.
-        """
-        query = {"pattern": pattern, "op": op, "kind": kind, "dtype": dtype, "where": where, "regex": regex}
+    def of(p: Program, pattern: str = "**", **filters: Unpack[Filters]) -> Selection:
+        """Select the nodes whose path matches a pattern, see `compile_pattern`, and that pass all `Filters`."""
+        query = {"pattern": pattern, **filters}
         tests = _tests(p, query)
         found = [n for n in p.with_prefix(stem(pattern or "")) if all(test(n) for _, test in tests)]
         return Selection(p, _ordered(p, found), p.version, query)
@@ -295,13 +290,17 @@ class Selection:
     def _alive(self) -> None:
         lost = [n for n in self.nodes if n not in self.program.graph]
         if lost:
-            made = [_past_name(self.program, n) for n in lost]
-            raise StaleSelection("selected nodes were deleted", got=", ".join(made[:10]), fix="selection.refresh()")
+            names = ", ".join(self.program.history.describe(n)[0] or repr(n) for n in lost[:10])
+            raise StaleSelection("selected nodes were deleted", got=names, fix="selection.refresh()")
 
     # -- edits -------------------------------------------------------------------------------------------------------
     def edit(self, why: str, *, allow_empty: bool = False) -> Transaction:
         """Check the selection and open an edit of the program. Raises: EmptySelection, StaleSelection."""
-        self._needed(allow_empty)
+        self._alive()
+        if not self.nodes and not allow_empty:
+            pattern = (self.query or {}).get("pattern", "")
+            near = ", ".join(get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3))
+            raise EmptySelection("no nodes are selected", got=pattern or None, fix=f"near: {near}" if near else None)
         return self.program.edit(why)
 
     def replace(self, subprogram: Program, why: str = "replace a selection") -> dict[str, NodeId]:
@@ -319,21 +318,11 @@ class Selection:
         with self.edit(why) as e:
             return e.gate(list(self.nodes), kind, **options)
 
-    def _needed(self, allow_empty: bool) -> None:
-        self._alive()
-        if not self.nodes and not allow_empty:
-            pattern = (self.query or {}).get("pattern", "")
-            near = get_close_matches(pattern, [self.program.path(n) for n in self.program.nodes()], 3, 0.3)
-            raise EmptySelection(
-                "no nodes are selected", got=pattern or None, fix=f"near: {', '.join(near)}" if near else None
-            )
-
     def _other(self, other: Selection) -> set[NodeId]:
         """Return the nodes of another selection of this program. Raises: ForeignNode, StaleSelection."""
         if not isinstance(other, Selection) or other.program is not self.program:
-            raise ForeignNode(
-                "selections of different programs cannot be combined", expected=repr(self), got=repr(other)[:120]
-            )
+            what = "selections of different programs cannot be combined"
+            raise ForeignNode(what, expected=repr(self), got=repr(other)[:120])
         other._alive()
         return set(other.nodes)
 
@@ -351,14 +340,6 @@ class Selection:
 
 def _ordered(p: Program, nodes: Any) -> tuple[NodeId, ...]:
     return tuple(sorted(nodes, key=p.order_labels.key))
-
-
-def _past_name(p: Program, node: NodeId) -> str:
-    for entry in reversed(p.journal):
-        for record in entry.edits:
-            if record.get("handle") == [node.index, node.generation] and "path" in record:
-                return record["path"]
-    return repr(node)
 
 
 def _tests(p: Program, query: Mapping[str, Any]) -> list[tuple[str, Callable[[NodeId], bool]]]:

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 class StateSnapshot:
-    """Copies of the values of variables.
-
-    Args:
-        variables: to copy.
-    """
+    """Copies of the values of some variables."""
 
     def __init__(self, variables: Mapping[str, Variable]) -> None:
         self._values: dict[str, NDArray] = {key: v.data.copy() for key, v in variables.items()}
@@ -37,12 +33,9 @@ class StateSnapshot:
         """Restore the values in place. Raises: UsageError for unknown or reshaped variables, and nothing is changed."""
         wrong = [k for k, v in variables.items() if k not in self._values or self._values[k].spec != v.spec]
         if wrong:
-            raise UsageError(
-                "states were added or reshaped since the snapshot",
-                where=", ".join(wrong[:5]),
-                got=", ".join(str(variables[k].spec) for k in wrong[:5]),
-                fix="make a new State, or undo the edit",
-            )
+            got = ", ".join(str(variables[k].spec) for k in wrong[:5])
+            what = "states were added or reshaped since the snapshot"
+            raise UsageError(what, where=", ".join(wrong[:5]), got=got, fix="make a new State, or undo the edit")
         for key, variable in variables.items():
             variable.own().copy_from(self._values[key])
 
@@ -60,9 +53,8 @@ class State(Mapping[str, Variable]):
     def __init__(self, program: Program, *, own: bool = False) -> None:
         targets = [program.operands(node)[0].node for node in program.assigns()]
         self._paths = {program.key(n): program.path(n) for n in (*program.states(), *targets)}
-        self._variables = {key: program.weights[key] for key in self._paths}
-        if own:
-            self._variables = {k: Variable(v.data.copy(), name=v.name) for k, v in self._variables.items()}
+        found = {key: program.weights[key] for key in self._paths}
+        self._variables = {k: Variable(v.data.copy(), name=v.name) for k, v in found.items()} if own else found
         self.name = program.name
         self._first = self.snapshot()
 
@@ -92,9 +84,8 @@ class State(Mapping[str, Variable]):
         """
         inside = {k: v for k, v in self._variables.items() if f"{self._paths[k]}.".startswith(f"{scope}.") or not scope}
         if scope and not inside:
-            raise UsageError(
-                "no state in this scope", where=scope, expected=", ".join(self._paths.values()), got=self.name
-            )
+            expected = ", ".join(self._paths.values())
+            raise UsageError("no state in this scope", where=scope, expected=expected, got=self.name)
         self._first.put_back(inside)
 
     @contextmanager

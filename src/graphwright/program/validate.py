@@ -1,25 +1,159 @@
-"""Validation of a whole program, with all mismatches in one report.
-
-Each node is inferred from the stored specs of its operands, so that one defect is one finding and does not propagate.
-"""
+"""Spec inference, forward from changed nodes until specs stop changing, and validation of a whole program."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
-from graphwright.errors import GraphwrightError
+from graphwright.errors import GraphwrightError, ShapeError, UsageError
 from graphwright.graph.analysis import strongly_connected_components
-from graphwright.ops import OPS
-from graphwright.program.errors import InvalidProgram
-from graphwright.program.infer import check_ports, infer_node
-from graphwright.program.kinds import ASSIGN, KINDS, SOURCES, STORED
+from graphwright.ops import OPS, get
+from graphwright.program.errors import InvalidProgram, PortEmpty, SpecMismatch
+from graphwright.program.kinds import ASSIGN, KINDS, PARAM, SOURCES, STATE, STORED
 
 if TYPE_CHECKING:
     from graphwright.array import Spec
     from graphwright.graph import NodeId
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
+
+
+class IncrementalWalk:
+    """A worklist of nodes in topological order, without duplicates.
+
+    Iterating removes the next node; the loop body adds the nodes that depend on a result it changed. So every node is
+    visited after all its changed operands, and nothing after an unchanged result is visited.
+
+    Args:
+        p: the program whose order is followed.
+        nodes: where to start.
+        backwards: visit the last node first, for values that flow from readers to operands.
+    """
+
+    def __init__(self, p: Program, nodes: Iterable[NodeId] = (), *, backwards: bool = False) -> None:
+        self._key, self._backwards = p.order_labels.key, backwards
+        self._heap: list[tuple[tuple[int, int], NodeId]] = []
+        self._waiting: set[NodeId] = set()
+        self.add(nodes)
+
+    def add(self, nodes: Iterable[NodeId]) -> None:
+        """Add nodes of the graph; those that wait already stay once."""
+        for node in nodes:
+            if node not in self._waiting:
+                self._waiting.add(node)
+                label, created = self._key(node)
+                heappush(self._heap, ((-label, -created) if self._backwards else (label, created), node))
+
+    def __iter__(self) -> Iterator[NodeId]:
+        while self._heap:
+            node = heappop(self._heap)[1]
+            self._waiting.discard(node)
+            yield node
+
+
+def check_ports(p: Program, node: NodeId) -> None:
+    """Raises: PortEmpty unless an op has an edge at every port from 0 on; a junction may have any ports."""
+    op = p.op(node)
+    if op in SOURCES or p.is_junction(node):
+        return
+    ports = [p.edge_port(e) for e in p.in_edges(node)]
+    arity = 2 if op == ASSIGN else get(op).arity
+    least = arity if isinstance(arity, int) else arity[0]
+    gap = next((i for i, port in enumerate(ports) if port != i), len(ports))
+    if gap < len(ports) or len(ports) < least:
+        fix = "connect the port in the same edit, or e.rewire(edge, new_src) in place of removing its edge"
+        raise PortEmpty("a port has no edge", where=f"{p.path(node)} ({op}), port {gap}", fix=fix)
+
+
+def infer_node(p: Program, node: NodeId, specs: Mapping[NodeId, tuple[Spec, ...]] | None = None) -> tuple[Spec, ...]:
+    """Infer the specs of a node from those of its operands (`specs` overrides the stored ones).
+
+    Raises: ShapeError or DTypeError naming the node; ShapeError for an operand that its node no longer produces.
+    """
+    op = p.op(node)
+    if op in SOURCES:
+        return p.specs(node)
+    edges = p.in_edges(node)
+    if edges and p.edge_port(edges[-1]) != len(edges) - 1 and not p.is_junction(node):
+        check_ports(p, node)  # operands after a gap must not be taken for those before it
+    operands = [p.edge_value(e) for e in edges]
+    try:
+        ins = [(p.specs(v.node) if specs is None else specs[v.node])[v.port] for v in operands]
+    except IndexError:
+        gone = next(v for v in operands if v.port >= len(p.specs(v.node) if specs is None else specs[v.node]))
+        raise _no_result(p, p.path(node), gone, "e.rewire(edge, new_src) in the same edit") from None
+    if op == ASSIGN:
+        if len(ins) != 2:
+            what = "an assign node needs two operands, its target and the next value"
+            raise PortEmpty(what, where=p.path(node), expected=2, got=len(ins))
+        if p.op(operands[0].node) not in (PARAM, STATE):
+            raise UsageError("only a param or a state can be assigned", where=p.path(node), got=p.path(operands[0]))
+        if ins[0] != ins[1]:
+            what = "a state is assigned a value of another spec"
+            raise SpecMismatch([GraphwrightError(what, where=p.path(node), expected=ins[0], got=ins[1])])
+        return ()
+    if not ins and p.is_junction(node):
+        return p.specs(node)  # without edges it is zero, with its present spec
+    return get(op).specs(ins, p.attrs(node), p.path(node))
+
+
+def _no_result(p: Program, where: str, value: Value, fix: str) -> ShapeError:
+    expected = f"result 0 to {len(p.specs(value.node)) - 1} of {p.path(value)}"
+    what = "a node reads a result that no longer exists"
+    return ShapeError(what, where=where, expected=expected, got=f"result {value.port}", fix=fix)
+
+
+def check_outputs(p: Program) -> None:
+    """Raises: SpecMismatch listing outputs whose node no longer has the result."""
+    named, fix = zip(p.output_names(), p.outputs(), strict=True), "e.set_outputs(...) in the same edit"
+    gone = [_no_result(p, f"output {name}", v, fix) for name, v in named if v.port >= len(p.specs(v.node))]
+    if gone:
+        raise SpecMismatch([*gone])
+
+
+def _check_single_assign(p: Program, node: NodeId) -> None:
+    """Raises: UsageError if another assign node has the same target."""
+    target = p.operands(node)[0]
+    for n in p.consumers(target):
+        if n != node and p.op(n) == ASSIGN and p.operands(n)[0] == target:
+            got = f"{p.path(node)}, {p.path(n)}"
+            raise UsageError("two nodes assign the same state", where=p.path(target), got=got)
+
+
+def infer(
+    p: Program, touched: Iterable[NodeId], before: dict[NodeId, tuple[Spec, ...]], wanted: NodeId | None = None
+) -> set[NodeId]:
+    """Update the specs downstream of the touched nodes; returns the visited nodes.
+
+    Args:
+        before: receives the old specs of changed nodes.
+        wanted: report only a mismatch at this node; the edit may still repair others.
+    Raises: SpecMismatch with every mismatch; the specs of a mismatched node and its descendants stay.
+    """
+    walk = IncrementalWalk(p, (n for n in touched if n in p.graph))
+    seen: set[NodeId] = set()
+    wrong: list[GraphwrightError] = []
+    for node in walk:
+        seen.add(node)
+        try:
+            fresh = infer_node(p, node)
+            if p.op(node) == ASSIGN:
+                _check_single_assign(p, node)
+        except GraphwrightError as error:
+            if wanted is None or node == wanted:
+                wrong.append(error)
+            continue
+        if fresh != p.specs(node):
+            before.setdefault(node, p.specs(node))
+            p.update_node(node, specs=fresh)
+        elif node not in before and p.op(node) not in SOURCES:
+            continue
+        walk.add(reader for reader in p.graph.successors(node) if reader not in seen)
+    if wrong:
+        raise SpecMismatch(wrong)
+    return seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,26 +201,18 @@ class AssemblyReport:
     def check(self, name: str) -> None:
         """Raises: InvalidProgram with all mismatches, if there are any."""
         if self.mismatches:
-            raise InvalidProgram(
-                "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches)),
-                where=name,
-                findings=self.mismatches,
-                fix="repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one",
-            )
+            fix = "repair it in program.edit(why, check=False); load(dir, check=False) opens a saved one"
+            what = "the program is invalid:\n  " + "\n  ".join(map(str, self.mismatches))
+            raise InvalidProgram(what, where=name, findings=self.mismatches, fix=fix)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        return {
-            "ok": self.ok,
-            "nodes": self.nodes,
-            "edges": self.edges,
-            "mismatches": [m.to_json() for m in self.mismatches],
-        }
+        found = [m.to_json() for m in self.mismatches]
+        return {"ok": self.ok, "nodes": self.nodes, "edges": self.edges, "mismatches": found}
 
     def __str__(self) -> str:
-        head = f"{self.nodes} nodes, {self.edges} edges: " + (
-            "valid" if self.ok else f"{len(self.mismatches)} mismatches"
-        )
+        verdict = "valid" if self.ok else f"{len(self.mismatches)} mismatches"
+        head = f"{self.nodes} nodes, {self.edges} edges: {verdict}"
         return "\n".join([head, *(f"  {m}" for m in self.mismatches)])
 
 
@@ -101,9 +227,8 @@ def refuse_broken(p: Program) -> None:
     """Raises: InvalidProgram with all mismatches, if the program was left broken."""
     if not p.valid:
         validate(p).check(p.name)
-        raise InvalidProgram(
-            "an edit left the program broken", where=p.name, fix="with program.edit('repair'): ... validates it again"
-        )
+        fix = "with program.edit('repair'): ... validates it again"
+        raise InvalidProgram("an edit left the program broken", where=p.name, fix=fix)
 
 
 def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
@@ -115,9 +240,8 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
         return
     broken = [v for v in p.operands(node) if v.port >= len(p.specs(v.node))]
     if broken:
-        yield Mismatch(
-            "port", path, "reads a result that does not exist", got=f"{p.path(broken[0])}, result {broken[0].port}"
-        )
+        got = f"{p.path(broken[0])}, result {broken[0].port}"
+        yield Mismatch("port", path, "reads a result that does not exist", got=got)
         return
     try:
         check_ports(p, node)
@@ -127,16 +251,19 @@ def _node(p: Program, node: NodeId) -> Iterator[Mismatch]:
     try:
         fresh = infer_node(p, node)
     except GraphwrightError as error:
-        yield Mismatch("spec", path, error.what, None, _text(error.expected), _text(error.got))
+        expected, got = (None if fact is None else str(fact) for fact in (error.expected, error.got))
+        yield Mismatch("spec", path, error.what, None, expected, got)
         return
     for want, have in zip(fresh, p.specs(node), strict=False):
         if want != have:
-            yield Mismatch(
-                "spec", path, "its spec is not what its op infers", first_axis(want, have), repr(want), repr(have)
-            )
+            yield _spec_mismatch("spec", path, "its spec is not what its op infers", want, have)
     count = 1 if op in SOURCES else len(fresh)  # the spec of a source is declared
     if count != len(p.specs(node)):
         yield Mismatch("spec", path, "wrong number of results", None, str(count), str(len(p.specs(node))))
+
+
+def _spec_mismatch(kind: str, where: str, what: str, want: Spec, have: Spec) -> Mismatch:
+    return Mismatch(kind, where, what, first_axis(want, have), repr(want), repr(have))
 
 
 def _weights(p: Program) -> Iterator[Mismatch]:
@@ -146,20 +273,12 @@ def _weights(p: Program) -> Iterator[Mismatch]:
             if key not in p.weights:
                 yield Mismatch("weight", p.path(node), "no weight has its key", got=repr(key))
             elif p.specs(node) and (have := p.weights[key].spec) != (want := p.spec(node)):
-                yield Mismatch(
-                    "weight",
-                    p.path(node),
-                    f"its weight {key} has another spec",
-                    first_axis(want, have),
-                    repr(want),
-                    repr(have),
-                )
-    assigned: dict[NodeId, str] = {}
-    for node in p.of_kind(ASSIGN):
-        targets = p.operands(node)[:1]
-        if targets and targets[0].node in assigned:
-            yield Mismatch("weight", p.path(targets[0].node), "is assigned twice in a step", got=p.path(node))
-        assigned.update({v.node: p.path(node) for v in targets})
+                yield _spec_mismatch("weight", p.path(node), f"its weight {key} has another spec", want, have)
+    assigned: set[NodeId] = set()
+    for node, target in ((n, v.node) for n in p.of_kind(ASSIGN) for v in p.operands(n)[:1]):
+        if target in assigned:
+            yield Mismatch("weight", p.path(target), "is assigned twice in a step", got=p.path(node))
+        assigned.add(target)
 
 
 def _cycles(p: Program) -> Iterator[Mismatch]:
@@ -168,8 +287,8 @@ def _cycles(p: Program) -> Iterator[Mismatch]:
         if len(component) > 1 or p.graph.has_edge(*component, *component):
             tangled |= set(component)
             names = [p.path(n) for n in _cycle(p, component)]
-            shown = [*names[:10], "..."] if len(names) > 10 else names
-            yield Mismatch("cycle", names[0], "the nodes form a cycle", got=" -> ".join([*shown, names[0]]))
+            shown = [*names[:10], *(["..."] if len(names) > 10 else []), names[0]]
+            yield Mismatch("cycle", names[0], "the nodes form a cycle", got=" -> ".join(shown))
     key = p.order_labels.key
     for edge in p.graph.edges():
         src, dst = p.graph.endpoints(edge)
@@ -205,7 +324,3 @@ def first_axis(want: Spec, have: Spec) -> int | None:
     if len(want.shape) != len(have.shape):
         return None
     return next((i for i, (a, b) in enumerate(zip(want.shape, have.shape, strict=True)) if a != b), None)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

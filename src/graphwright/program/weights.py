@@ -92,12 +92,9 @@ def as_array(value: Any, kind: Any = None) -> NDArray:
         array = value.copy()
     else:
         host = np.array(value, order="C")
-        if host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
-            host = host.astype(np.float32)
-        array = from_numpy(host)
-    if kind is not None and array.dtype is not kind:
-        array = empty(array.shape, kind).copy_from(array)
-    return array
+        python = host.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic)
+        array = from_numpy(host.astype(np.float32) if python else host)
+    return array if kind is None or array.dtype is kind else empty(array.shape, kind).copy_from(array)
 
 
 class Weights(Mapping[str, Variable]):
@@ -116,11 +113,8 @@ class Weights(Mapping[str, Variable]):
             return self._variables[key]
         except KeyError:
             near = get_close_matches(str(key), self._variables, 3, 0.5)
-            raise UnknownNode(
-                "no weight has this key",
-                where=key,
-                fix=f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys",
-            ) from None
+            fix = f"did you mean {', '.join(near)}?" if near else "list(program.weights) lists all keys"
+            raise UnknownNode("no weight has this key", where=key, fix=fix) from None
 
     def __repr__(self) -> str:
         return f"Weights({len(self)}: {', '.join(list(self)[:2])}{', ...' if len(self) > 2 else ''})"
@@ -204,8 +198,7 @@ class Weights(Mapping[str, Variable]):
         Args:
             dims: dimension -> for each new index the old one, or -1 for zeros.
         """
-        promise = self.promise_of(whole)
-        if promise is None or promise.reference is None:
+        if (promise := self.promise_of(whole)) is None or promise.reference is None:
             return
         name = blake2b(promise.reference.encode(), digest_size=16)
         for dim, old in sorted(dims.items()):
@@ -285,8 +278,7 @@ class VariableTwins:
     def __call__(self, variable: Variable) -> Variable:
         """Return the second variable of a variable."""
         if id(variable) not in self._made:
-            twin = shared_variable(variable, type(variable), variable.name)
-            self._made[id(variable)] = (variable, twin)
+            self._made[id(variable)] = (variable, shared_variable(variable, type(variable), variable.name))
         return self._made[id(variable)][1]
 
 

@@ -1,6 +1,5 @@
 """Checkpoint files: safetensors read by their headers and written byte by byte. Knows no tensors, imports no torch."""
 
-from graphwright.safetensors.checkpoint import Checkpoint
 from graphwright.safetensors.errors import (
     HEADER_RULES,
     INDEX_RULES,
@@ -14,7 +13,7 @@ from graphwright.safetensors.errors import (
     UnsafeFile,
 )
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
-from graphwright.safetensors.reader import TensorFile
+from graphwright.safetensors.reader import Checkpoint, TensorFile
 from graphwright.safetensors.writer import (
     Shard,
     Stored,
@@ -27,29 +26,8 @@ from graphwright.safetensors.writer import (
 )
 
 __all__ = [
-    "BITS",
-    "HEADER_RULES",
-    "INDEX_RULES",
-    "Checkpoint",
-    "CheckpointChanged",
-    "CheckpointClosed",
-    "CheckpointError",
-    "CheckpointNotFound",
-    "Header",
-    "HeaderError",
-    "IndexFileError",
-    "Shard",
-    "Stored",
-    "TensorData",
-    "TensorFile",
-    "TensorInfo",
-    "UnknownKey",
-    "UnsafeFile",
-    "build_header",
-    "parse_header",
-    "parse_size",
-    "plan_like",
-    "plan_shards",
-    "write_checkpoint",
-    "write_tensors",
-]
+    "BITS", "HEADER_RULES", "INDEX_RULES", "Checkpoint", "CheckpointChanged", "CheckpointClosed", "CheckpointError",
+    "CheckpointNotFound", "Header", "HeaderError", "IndexFileError", "Shard", "Stored", "TensorData", "TensorFile",
+    "TensorInfo", "UnknownKey", "UnsafeFile", "build_header", "parse_header", "parse_size", "plan_like", "plan_shards",
+    "write_checkpoint", "write_tensors",
+]  # fmt: skip

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Unpack
-
-from graphwright.errors import Facts, GraphwrightError
-from graphwright.files.errors import JSON_RULES, shorten
+from graphwright.errors import GraphwrightError
+from graphwright.files.errors import JSON_RULES, RuleError
 
 MAX_HEADER = 100_000_000  # bytes, as in the format's own library
 MAX_TENSORS = 200_000  # in one file
@@ -55,20 +53,16 @@ class UnknownKey(CheckpointError, KeyError):
     """No tensor of the checkpoint has this key; `fix` lists similar keys."""
 
 
-class HeaderError(CheckpointError, ValueError):
+class HeaderError(RuleError, CheckpointError):
     """The header of a file breaks `rule` of `HEADER_RULES`; `key` is the tensor concerned, if any."""
 
-    def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
-        super().__init__(_broken("header", rule, key, HEADER_RULES), **facts)
-        self.rule, self.key = rule, key
+    FORMAT, RULES = "header", HEADER_RULES
 
 
-class IndexFileError(CheckpointError, ValueError):
+class IndexFileError(RuleError, CheckpointError):
     """The index of a sharded checkpoint breaks `rule` of `INDEX_RULES`; `key` is the tensor or shard concerned."""
 
-    def __init__(self, rule: str, key: str | None = None, **facts: Unpack[Facts]) -> None:
-        super().__init__(_broken("index", rule, key, INDEX_RULES), **facts)
-        self.rule, self.key = rule, key
+    FORMAT, RULES = "index", INDEX_RULES
 
 
 class UnsafeFile(CheckpointError):
@@ -81,7 +75,3 @@ class CheckpointChanged(CheckpointError):
 
 class CheckpointClosed(CheckpointError, ValueError):
     """The checkpoint was closed before this tensor was read."""
-
-
-def _broken(what: str, rule: str, key: str | None, rules: dict[str, str]) -> str:
-    return f"invalid {what}, rule '{rule}'{'' if key is None else f' at {shorten(key)}'}: {rules[rule]}"

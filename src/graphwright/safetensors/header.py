@@ -159,9 +159,7 @@ def _entry(key: str, fields: Any, where: object) -> TensorInfo:
 
 def _check_size(key: str, tag: str, shape: list[int], nbytes: int, where: object) -> None:
     numel = 1
-    for (
-        dim
-    ) in shape:  # in order, so that [2**63, 2, 0] is refused as by the safetensors library, and numbers stay small
+    for dim in shape:  # in order: [2**63, 2, 0] is refused as by the safetensors library, and numbers stay small
         numel *= dim
         if numel >= _U64 or dim >= _U64:  # the second test matters beside a 0
             raise HeaderError("overflow", key, where=where, got=shape)

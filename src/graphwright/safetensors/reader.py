@@ -1,4 +1,4 @@
-"""Read a safetensors file: the header at opening, the bytes by a memory map on first use. The file is never written.
+"""Read safetensors files and checkpoints of several: headers at opening, bytes by a memory map on first use.
 
 The mapping is private and writable: writable because torch warns about read-only buffers; private so that a write
 changes a page of this process and never the file. It reserves no memory, so that files larger than RAM can be mapped.
@@ -12,18 +12,19 @@ import os
 import shlex
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
-from graphwright.files import StrPath
+from graphwright.files import JsonError, StrPath, UnreadableFile, read_json
 from graphwright.safetensors.errors import (
     CheckpointChanged,
     CheckpointClosed,
     CheckpointError,
     CheckpointNotFound,
     HeaderError,
+    IndexFileError,
     UnknownKey,
     UnsafeFile,
 )
@@ -31,7 +32,7 @@ from graphwright.safetensors.header import LENGTH, Header, TensorInfo, header_le
 
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _ZIP = b"PK\x03\x04"
-
+_READ = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)  # a named pipe must not block
 _CONVERT = (
     "import sys, torch; from safetensors.torch import save_file; "
     "t = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
@@ -44,8 +45,7 @@ def conversion_command(path: Path) -> str:
     target = path.with_suffix(".safetensors")
     if target == path:  # a pickle with that suffix: do not overwrite it
         target = path.with_stem(f"{path.stem}-converted")
-    arguments = [_CONVERT, str(path), str(target)]
-    return "python -c " + " ".join(map(shlex.quote, arguments))
+    return shlex.join(["python", "-c", _CONVERT, str(path), str(target)])
 
 
 def refuse_by_name(path: Path) -> None:
@@ -68,13 +68,8 @@ def refuse_by_magic(path: Path, start: bytes) -> None:
 
 
 def _unsafe(path: Path, got: str) -> UnsafeFile:
-    return UnsafeFile(
-        "this file may run code when it is loaded, so it is not read",
-        where=path,
-        expected="a safetensors file",
-        got=got,
-        fix=conversion_command(path),
-    )
+    what, fix = "this file may run code when it is loaded, so it is not read", conversion_command(path)
+    return UnsafeFile(what, where=path, expected="a safetensors file", got=got, fix=fix)
 
 
 CHUNK = 4 << 20  # bytes per read when copying: large beside the call overhead, small beside large tensors
@@ -95,7 +90,26 @@ class FileIdentity(NamedTuple):
         return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
 
-class TensorFile:
+class _KeyedFile:
+    """Tensors by key, closed at the end of a `with` block."""
+
+    _by_key: Mapping[str, Any]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._by_key
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files."""
+        raise NotImplementedError
+
+
+class TensorFile(_KeyedFile):
     """A safetensors file of which only the header was read. Holds no open file until bytes are requested.
 
     >>> TensorFile("model.safetensors").info("lm_head.weight").shape
@@ -117,15 +131,6 @@ class TensorFile:
 
     def __repr__(self) -> str:
         return f"TensorFile({str(self.path)!r}, {len(self.infos)} tensors, {self.identity.size} bytes)"
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._by_key
-
-    def __enter__(self) -> TensorFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self.close()
 
     def info(self, key: str) -> TensorInfo:
         """Return the header entry of a tensor. Raises: UnknownKey."""
@@ -187,7 +192,11 @@ class TensorFile:
         if self._map is None:
             fd = self._open()
             try:
-                self._map = _map_private(fd, self.identity.size)
+                if os.name == "nt":
+                    self._map = mmap.mmap(fd, self.identity.size, access=mmap.ACCESS_COPY)
+                else:
+                    flags = mmap.MAP_PRIVATE | (_NORESERVE if sys.platform == "linux" else 0)
+                    self._map = mmap.mmap(fd, self.identity.size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             finally:
                 os.close(fd)
         return self._map
@@ -209,7 +218,7 @@ class TensorFile:
     def _open(self) -> int:
         self.check_unchanged()
         try:
-            fd = _open_for_reading(self.path)
+            fd = os.open(self.path, _READ)
         except OSError as error:
             raise self._changed(error.strerror) from error
         if (now := FileIdentity.of(os.fstat(fd))) != self.identity:
@@ -218,16 +227,12 @@ class TensorFile:
         return fd
 
     def _changed(self, got: object) -> CheckpointChanged:
-        return CheckpointChanged(
-            "the file changed after it was opened",
-            where=self.path,
-            expected=self.identity,
-            got=got,
-            fix="open it again, and write new checkpoints beside the old instead of into it",
-        )
+        fix = "open it again, and write new checkpoints beside the old instead of into it"
+        what = "the file changed after it was opened"
+        return CheckpointChanged(what, where=self.path, expected=self.identity, got=got, fix=fix)
 
 
-def unknown_key(key: str, known: dict[str, TensorInfo], where: object) -> UnknownKey:
+def unknown_key(key: str, known: Iterable[str], where: object) -> UnknownKey:
     """Return the error for an unknown key, with similar keys."""
     import difflib  # late: only errors need it
 
@@ -236,14 +241,9 @@ def unknown_key(key: str, known: dict[str, TensorInfo], where: object) -> Unknow
     return UnknownKey("no such tensor", where=where, got=key, fix=fix)
 
 
-def _open_for_reading(path: Path) -> int:
-    extra = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
-    return os.open(path, os.O_RDONLY | extra)  # non-blocking, so that a named pipe does not block
-
-
 def _read_header(path: Path) -> tuple[Header, FileIdentity]:
     try:
-        fd = _open_for_reading(path)
+        fd = os.open(path, _READ)
     except OSError as error:
         kind = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
         raise kind("cannot open this file", where=path, got=error.strerror) from error
@@ -254,8 +254,9 @@ def _read_header(path: Path) -> tuple[Header, FileIdentity]:
         identity = FileIdentity.of(found)
         start = _read_at(fd, 0, LENGTH.size + 1)
         refuse_by_magic(path, start)
-        length = header_length(start[: LENGTH.size], identity.size, path)
-        text = _read_exactly(fd, length)
+        length, text = header_length(start[: LENGTH.size], identity.size, path), b""
+        while len(text) < length and (part := _read_at(fd, LENGTH.size + len(text), length - len(text))):
+            text += part
         if len(text) < length:
             raise HeaderError("length", where=path, expected=length, got=len(text))
         return parse_header(text, identity.size - LENGTH.size - length, path), identity
@@ -270,16 +271,137 @@ def _read_at(fd: int, at: int, nbytes: int) -> bytes:
     return os.read(fd, nbytes)
 
 
-def _read_exactly(fd: int, length: int) -> bytes:
-    parts, at = [], LENGTH.size
-    while length and (part := _read_at(fd, at, length)):
-        parts.append(part)
-        at, length = at + len(part), length - len(part)
-    return b"".join(parts)
+MAX_INDEX = 100_000_000  # bytes
+INDEX_SUFFIX = ".safetensors.index.json"
 
 
-def _map_private(fd: int, size: int) -> mmap.mmap:
-    if os.name == "nt":
-        return mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
-    flags = mmap.MAP_PRIVATE | (_NORESERVE if sys.platform == "linux" else 0)
-    return mmap.mmap(fd, size, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+class Checkpoint(_KeyedFile):
+    """The tensors at `path`: a `.safetensors` file, an index, or a directory with `<stem>.safetensors` or an index.
+
+    If a directory has both a whole file and an index, the file is used, as in transformers.
+
+    >>> checkpoint = Checkpoint("TinyLlama-1.1B")
+    >>> checkpoint.info("model.norm.weight").tag, checkpoint.nbytes
+    ('BF16', 2200119296)
+
+    Raises: CheckpointNotFound, UnsafeFile, HeaderError, IndexFileError, CheckpointError.
+    """
+
+    def __init__(self, path: StrPath, *, stem: str = "model") -> None:
+        self.path = Path(path)
+        self.index: Path | None = None
+        found = _find(self.path, stem)
+        if found.name.endswith(INDEX_SUFFIX):
+            self.index = found
+            self.files: tuple[TensorFile, ...] = _open_shards(found)
+        else:
+            self.files = (TensorFile(found),)
+        self._by_key = {info.key: file for file in self.files for info in file.infos}
+        self.nbytes = sum(info.nbytes for file in self.files for info in file.infos)
+
+    def __repr__(self) -> str:
+        count = len(self._by_key)
+        return f"Checkpoint({str(self.path)!r}, {count} tensors in {len(self.files)} files, {self.nbytes} bytes)"
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def keys(self) -> tuple[str, ...]:
+        """Return all keys in file order: shards by name, tensors by their offset in the shard."""
+        return tuple(self._by_key)
+
+    def infos(self) -> tuple[TensorInfo, ...]:
+        """Return the header entries of all tensors, in file order. Offsets are relative to each file."""
+        return tuple(info for file in self.files for info in file.infos)
+
+    def file_of(self, key: str) -> TensorFile:
+        """Return the file that holds a tensor. Raises: UnknownKey."""
+        try:
+            return self._by_key[key]
+        except KeyError:
+            raise unknown_key(key, self._by_key, self.path) from None
+
+    def info(self, key: str) -> TensorInfo:
+        """Return dtype tag, shape and byte range of a tensor. Raises: UnknownKey."""
+        return self.file_of(key).info(key)
+
+    def bytes(self, key: str) -> memoryview:
+        """Return a [nbytes] uint8 view of a tensor, as `TensorFile.bytes`. Raises: UnknownKey, CheckpointChanged."""
+        return self.file_of(key).bytes(key)
+
+    def close(self) -> None:
+        """Close all files; returned views stay valid."""
+        for file in self.files:
+            file.close()
+
+
+def _find(path: Path, stem: str) -> Path:
+    if not path.is_dir():
+        if not path.exists():
+            raise CheckpointNotFound("the path does not exist", where=path)
+        refuse_by_name(path)
+        return path
+    for name in (f"{stem}.safetensors", stem + INDEX_SUFFIX):
+        if os.path.lexists(path / name):
+            return path / name
+    for name in sorted(os.listdir(path)):
+        if Path(name).suffix.lower() in PICKLE_SUFFIXES:
+            refuse_by_name(path / name)
+    expected = f"{stem}.safetensors or {stem}{INDEX_SUFFIX}"
+    raise CheckpointNotFound("no checkpoint in this directory", where=path, expected=expected)
+
+
+def _open_shards(index: Path) -> tuple[TensorFile, ...]:
+    weight_map = _read_weight_map(index)
+    files = []
+    holder: dict[str, str] = {}
+    for name in sorted(set(weight_map.values())):
+        _check_shard(index, name)
+        try:
+            file = TensorFile(index.parent / name)
+        except CheckpointNotFound as error:
+            raise IndexFileError("missing", name, where=index, fix="download the shard again") from error
+        for info in file.infos:
+            if info.key in holder:
+                raise IndexFileError("twice", info.key, where=index, got=f"{holder[info.key]} and {name}")
+            if info.key not in weight_map:
+                raise IndexFileError("unlisted", info.key, where=index, got=name)
+            holder[info.key] = name
+        files.append(file)
+    for key, name in weight_map.items():
+        if holder.get(key) != name:
+            raise IndexFileError("absent", key, where=index, expected=name, got=holder.get(key, "no shard"))
+    return tuple(files)
+
+
+def _read_weight_map(index: Path) -> dict[str, str]:
+    try:
+        content: Any = read_json(index, MAX_INDEX)
+    except JsonError as error:
+        raise IndexFileError(error.rule, error.key, where=index, expected=error.expected, got=error.got) from error
+    except UnreadableFile as error:
+        raise CheckpointError("cannot read the checkpoint index", where=index, got=error.got) from error
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise IndexFileError("weight_map", where=index)
+    for key, name in weight_map.items():
+        if not isinstance(name, str):
+            raise IndexFileError("weight_map", key, where=index, got=type(name).__name__)
+    return weight_map
+
+
+def _check_shard(index: Path, name: str) -> None:
+    """Check that a shard is a plain file name in the index's directory; links into the same hub cache are allowed."""
+    if "\\" in name or "\0" in name or name != Path(name).name or len(name.encode()) > 255:
+        raise IndexFileError("shard_name", name, where=index)
+    refuse_by_name(index.parent / name)
+    if not name.endswith(".safetensors"):
+        raise IndexFileError("shard_name", name, where=index)
+    folder = Path(os.path.realpath(index.parent))
+    target = Path(os.path.realpath(folder / name))
+    in_hub_cache = folder.parent.name == "snapshots" and target.parent == folder.parent.parent / "blobs"
+    if target.parent != folder and not in_hub_cache:
+        raise IndexFileError("outside", name, where=index, got=target)

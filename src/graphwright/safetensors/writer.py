@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,10 +18,9 @@ from pathlib import Path
 
 from graphwright.errors import UsageError
 from graphwright.files import AtomicFile, Buffer, DestinationExists, StrPath, UnwritableTarget, atomic_write, flat_bytes
-from graphwright.safetensors.checkpoint import INDEX_SUFFIX, Checkpoint
 from graphwright.safetensors.errors import HeaderError
 from graphwright.safetensors.header import BITS, Header, TensorInfo, build_header, parse_header
-from graphwright.safetensors.reader import TensorFile
+from graphwright.safetensors.reader import INDEX_SUFFIX, Checkpoint, TensorFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,9 @@ class Shard:
 
 
 def write_checkpoint(
-    directory: StrPath,
-    items: Iterable[TensorData],
-    max_shard_size: int | str = "5GB",
-    metadata: Mapping[str, str] | None = None,
-    plan: Checkpoint | None = None,
-    *,
-    stem: str = "model",
-) -> tuple[Path, ...]:
+    directory: StrPath, items: Iterable[TensorData], max_shard_size: int | str = "5GB",
+    metadata: Mapping[str, str] | None = None, plan: Checkpoint | None = None, *, stem: str = "model",
+) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
     Each file appears complete or not at all; to make the directory atomic, write into one of `atomic_directory`.
@@ -155,18 +150,21 @@ def write_checkpoint(
     """
     items = tuple(items)
     limit = parse_size(max_shard_size)
-    _refuse_repeated(items)
+    for key, count in Counter(item.key for item in items).items():
+        if count > 1:
+            raise HeaderError("duplicate", key)
     shards = plan_shards(items, limit, metadata or {}) if plan is None else plan_like(plan, items, limit, metadata)
     folder = Path(directory)
+    known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_occupied(folder, stem)
-    except FileExistsError as error:
-        raise DestinationExists(
-            "the directory holds a checkpoint already", where=folder, fix="choose another path"
-        ) from error
+        what = "the directory holds a checkpoint already" if any(map(known.fullmatch, os.listdir(folder))) else ""
+    except FileExistsError:
+        what = "the destination is a file"
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
+    if what:
+        raise DestinationExists(what, where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
@@ -261,18 +259,3 @@ def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | Non
             return before
     content = {"metadata": {"total_size": total}, "weight_map": weight_map}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _refuse_repeated(items: Sequence[TensorData]) -> None:
-    seen: set[str] = set()
-    for item in items:
-        if item.key in seen:
-            raise HeaderError("duplicate", item.key)
-        seen.add(item.key)
-
-
-def _refuse_occupied(folder: Path, stem: str) -> None:
-    pattern = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
-    for name in os.listdir(folder):
-        if pattern.fullmatch(name):
-            raise FileExistsError(name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from graphwright.errors import BudgetUnreachable
 from graphwright.program import SoftGates
-from graphwright.structure.additions import additions, gains
-from graphwright.structure.elements import Element
+from graphwright.structure.elements import Element, init_for
 from graphwright.structure.errors import (
     ClippedStart,
     Diverged,
@@ -15,7 +14,7 @@ from graphwright.structure.errors import (
     NotScalar,
     WouldDisconnect,
 )
-from graphwright.structure.graph import DifferentiableGraph
+from graphwright.structure.graph import DifferentiableGraph, TemperatureSchedule
 from graphwright.structure.learn import Learned, learn
 from graphwright.structure.losses import (
     Penalty,
@@ -33,57 +32,25 @@ from graphwright.structure.losses import (
     sparsity,
 )
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.policy import Policy, Proposal, ThresholdPolicy, TopPolicy
+from graphwright.structure.policy import (
+    Policy,
+    Proposal,
+    ProtectedElement,
+    ThresholdPolicy,
+    TopPolicy,
+    additions,
+    gains,
+)
 from graphwright.structure.pricing import latency
-from graphwright.structure.protection import ProtectedElement
-from graphwright.structure.relaxation import init_for
 from graphwright.structure.report import Discretized, StepReport
-from graphwright.structure.schedule import TemperatureSchedule
-from graphwright.structure.searching import SearchResult, ops, search, skips, widths
+from graphwright.structure.searching import SearchResult, ops, skips, widths
+from graphwright.structure.searching import methods as search
 
 __all__ = [
-    "BudgetUnreachable",
-    "ClippedStart",
-    "DifferentiableGraph",
-    "Discretized",
-    "Diverged",
-    "Element",
-    "GatesCannotClose",
-    "GatesUnused",
-    "JointOptimizer",
-    "Learned",
-    "NoTaskTerm",
-    "NotScalar",
-    "Penalty",
-    "Policy",
-    "Proposal",
-    "ProtectedElement",
-    "SearchResult",
-    "SoftGates",
-    "StepReport",
-    "TemperatureSchedule",
-    "Terms",
-    "ThresholdPolicy",
-    "TopPolicy",
-    "WouldDisconnect",
-    "additions",
-    "attention_entropy",
-    "budget",
-    "cost",
-    "density",
-    "distill",
-    "edge_entropy",
-    "expected_l0",
-    "gains",
-    "gate_entropy",
-    "init_for",
-    "latency",
-    "learn",
-    "ops",
-    "reachability",
-    "search",
-    "skips",
-    "smoothness",
-    "sparsity",
-    "widths",
-]
+    "BudgetUnreachable", "ClippedStart", "DifferentiableGraph", "Discretized", "Diverged", "Element",
+    "GatesCannotClose", "GatesUnused", "JointOptimizer", "Learned", "NoTaskTerm", "NotScalar", "Penalty", "Policy",
+    "Proposal", "ProtectedElement", "SearchResult", "SoftGates", "StepReport", "TemperatureSchedule", "Terms",
+    "ThresholdPolicy", "TopPolicy", "WouldDisconnect", "additions", "attention_entropy", "budget", "cost",
+    "density", "distill", "edge_entropy", "expected_l0", "gains", "gate_entropy", "init_for", "latency", "learn",
+    "ops", "reachability", "search", "skips", "smoothness", "sparsity", "widths",
+]  # fmt: skip

@@ -1,34 +1,126 @@
-"""The elements of all gates of a program (edges, units, layers, nodes, options) with their current numbers."""
+"""The elements of all gates of a program (edges, units, layers, nodes, options), and their probabilities.
+
+`graphwright.ops.gate` computes values and slopes; losses and policies use these functions of the same logits.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from math import log
+from typing import Any
+from warnings import warn
 
 import numpy as np
 
-from graphwright.array.formulas.gates import KINDS, STATES
-from graphwright.ops import traits
-from graphwright.program.gates import (
-    CLOSED,
-    COST,
-    ELEMENT,
-    FREE,
-    GROUP,
-    KIND,
-    LOGITS,
-    OPEN,
-    STATE,
-    TABLE,
-    TEMPERATURE,
-    junction_edge,
-)
-from graphwright.structure.relaxation import decision, open_probability
+from graphwright.array.formulas.activations import sigmoid
+from graphwright.array.formulas.gates import KINDS, LN11, STATES
+from graphwright.autograd import Tensor, as_tensor
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import call, traits
+from graphwright.program import DeadGate, Program
+from graphwright.program import gates as g
+from graphwright.program.gates import LOGITS, TEMPERATURE, Gate, junction_edge
+from graphwright.settings import Range
+from graphwright.structure.errors import ClippedStart
 
-if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, NodeId
-    from graphwright.program import Program
-    from graphwright.program.gates import Gate
+BY_TEMPERATURE = frozenset({"sigmoid", "ste", "bernoulli"})
+"""Kinds whose probability is σ(z/T) rather than σ(z)."""
+LEAST, MOST = 0.01, 0.99
+
+
+def decision(kind: str, z: np.ndarray) -> np.ndarray:
+    """Decision probability, by which gates are cut: p at T = 1; softmax for a choice; min(|z|, 1) for a scale.
+
+    Args:
+        z: the logits of one gate, float [n].
+    """
+    z = np.asarray(z, np.float64)
+    if kind == "scale":
+        return np.minimum(np.abs(z), 1.0)
+    if kind == "choice":
+        e = np.exp(z - z.max())
+        return e / e.sum()
+    return sigmoid(z)
+
+
+def open_probability(kind: str, z: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
+    """Probability that a gate is not 0, for penalties; |z| for a scale."""
+    z = np.asarray(z, np.float64)
+    if kind == "scale":
+        return np.abs(z)
+    if kind in BY_TEMPERATURE:
+        return sigmoid(z / temperature)
+    return sigmoid(z + temperature * LN11) if kind == "hard_concrete" else decision(kind, z)
+
+
+def init_for(p0: float, kind: str, temperature: float = 1.0) -> float:
+    """The logit at which a gate is open with probability p0.
+
+    p0 outside [0.01, 0.99] is clipped with a warning. Raises: DeadGate for 0 and 1, where the gradient is 0;
+    UsageError for an unknown kind, p0 outside (0, 1), or a temperature that is not positive.
+    """
+    if kind not in KINDS or kind == "choice":
+        raise UsageError("unknown kind of gate", expected=", ".join(k for k in KINDS if k != "choice"), got=kind)
+    if p0 in (0, 1):
+        raise DeadGate("a gate that starts at 0 or 1 has no gradient", got=p0, fix="p0 from 0.01 to 0.99")
+    Range(0, 1).check("p0", p0)
+    Range(0, above=True).check("temperature", temperature)
+    if not LEAST <= p0 <= MOST:
+        warn(f"p0 = {p0} was clipped to [{LEAST}, {MOST}]: closer to 0 or 1 a gate hardly learns", ClippedStart, 2)
+        p0 = min(max(p0, LEAST), MOST)
+    if kind == "scale":
+        return p0
+    z = log(p0 / (1 - p0))
+    if kind == "hard_concrete":
+        return z - temperature * LN11
+    return temperature * z if kind in BY_TEMPERATURE else z
+
+
+def probabilities(p: Program, among: list[Element]) -> Tensor:
+    """P per element [n], differentiable with respect to the logits; constant 1 or 0 for elements held open or closed.
+
+    The formulas are those of `open_probability`.
+    """
+    logits: Tensor = p.weights[LOGITS]
+
+    def each(fact: Callable[[Element], Any], kind: Any = logits.dtype.numpy) -> Tensor:
+        return as_tensor(np.asarray([fact(e) for e in among], kind))
+
+    z = call("index", logits, each(lambda e: e.offset, np.int64), axis=0)
+    warm = call("index", p.weights[TEMPERATURE], each(lambda e: e.gate.rows[0, 1], np.int64), axis=0)
+    heated = each(lambda e: e.gate.kind in BY_TEMPERATURE)
+    shifted = each(lambda e: LN11 if e.gate.kind == "hard_concrete" else 0.0)
+    found = (z / (heated * warm + (1 - heated)) + shifted * warm).sigmoid()
+    if any(e.gate.kind == "scale" for e in among):
+        found = call("where", each(lambda e: e.gate.kind == "scale", bool), call("abs", z), found)
+    if starts := [i for i, e in enumerate(among) if e.gate.kind == "choice" and e.index == 0]:
+        found = _with_choices(found, z, among, starts)
+    if any(e.state in ("open", "closed") for e in among):
+        held, fixed = each(lambda e: e.state in ("open", "closed"), bool), each(lambda e: e.state == "open")
+        found = call("where", held, fixed, found)
+    if any(e.state == "frozen" for e in among):
+        found = call("where", each(lambda e: e.state == "frozen", bool), found.detach(), found)
+    return found
+
+
+def _with_choices(found: Tensor, z: Tensor, among: list[Element], starts: list[int]) -> Tensor:
+    """Replace each choice's part by a softmax over its options that are not closed."""
+    parts, at = [], 0
+    for start in starts:
+        options = among[start : start + among[start].gate.length]
+        there = [i for i, e in enumerate(options) if e.state != "closed"]
+        logits = z[np.asarray([start + i for i in there])]
+        e = (logits - logits.detach().amax(0, keepdims=True)).exp()
+        soft = e / e.sum()
+        parts += [found[at:start]] if start > at else []
+        for i in range(len(options)):
+            parts.append(soft[there.index(i) : there.index(i) + 1] if i in there else found[start : start + 1] * 0.0)
+        at = start + len(options)
+    parts += [found[at:]] if at < len(among) else []
+    return call("concat", *parts, axis=0)
+
 
 Key = tuple[int, int, int]
 """Handle of the product (index and generation) and number of the element; never reused."""
@@ -42,13 +134,10 @@ class Element:
         name: unique among those of the program.
         gate, index: the gate, and the current number of the element in it.
         site: the product that identifies it: an option's own product, else the gate's handle.
-        offset: of its logit in the vector.
-        z: the logit.
-        p: decision probability, at temperature 1.
-        p_now: open probability at the current temperature.
-        temperature: of its group.
+        z, offset: the logit, and its offset in the vector.
+        p: decision probability, at temperature 1; p_now: open probability at the current one.
+        temperature: of its group; cost: of the open element.
         state: `soft`, `open`, `closed` or `frozen`.
-        cost: of the open element.
     """
 
     name: str
@@ -66,7 +155,7 @@ class Element:
     @property
     def key(self) -> Key:
         """See `Key`."""
-        return self.site.index, self.site.generation, int(self.gate.rows[self.index, ELEMENT])
+        return self.site.index, self.site.generation, int(self.gate.rows[self.index, g.ELEMENT])
 
     @property
     def over(self) -> str:
@@ -95,7 +184,7 @@ def elements(p: Program) -> list[Element]:
             if not mine:
                 continue  # an option that was cut: its logit is unused until the choice is released
             site = mine[0]
-        state, price = STATES[table[at, STATE]], int(table[at, COST])
+        state, price = STATES[table[at, g.STATE]], int(table[at, g.COST])
         found.append(Element(name, gate, i, site, at, logit, p_here, p_now, t, state, price))
     return sorted(found, key=lambda e: e.offset)
 
@@ -105,19 +194,19 @@ def numbers(p: Program) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray,
 
     Free slots have probability 0.
     """
-    table, z = p.weights[TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
-    warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, GROUP]]
+    table, z = p.weights[g.TABLE].data.to_numpy(), p.weights[LOGITS].data.to_numpy().astype(np.float64)
+    warmth = p.weights[TEMPERATURE].data.to_numpy().astype(np.float64)[table[:, g.GROUP]]
     by, now = np.zeros(len(z)), np.zeros(len(z))
-    for code in np.unique(table[:, KIND]):
-        mine, kind = table[:, KIND] == code, KINDS[code]
+    for code in np.unique(table[:, g.KIND]):
+        mine, kind = table[:, g.KIND] == code, KINDS[code]
         if kind != "choice":
             by[mine], now[mine] = decision(kind, z[mine]), open_probability(kind, z[mine], warmth[mine])
             continue
-        for gate in (g for g in p.gates().values() if g.kind == kind):
-            there = gate.offset + np.flatnonzero(gate.rows[:, STATE] != CLOSED)
+        for gate in (one for one in p.gates().values() if one.kind == kind):
+            there = gate.offset + np.flatnonzero(gate.rows[:, g.STATE] != g.CLOSED)
             by[there] = now[there] = decision(kind, z[there])
-    for state, value in ((OPEN, 1.0), (CLOSED, 0.0), (FREE, 0.0)):
-        by[table[:, STATE] == state] = now[table[:, STATE] == state] = value
+    for state, value in ((g.OPEN, 1.0), (g.CLOSED, 0.0), (g.FREE, 0.0)):
+        by[table[:, g.STATE] == state] = now[table[:, g.STATE] == state] = value
     return table, z, by, now, warmth
 
 
@@ -133,9 +222,7 @@ def edge_of(p: Program, element: Element) -> EdgeId | None:
 def sites_of(p: Program, element: Element) -> list[NodeId]:
     """The existing products of an element; for an option its own one."""
     there = [site for site in element.gate.sites if site in p.graph]
-    if element.over != "choice":
-        return there
-    return [site for site in there if _option(p, site) == element.index]
+    return [site for site in there if element.over != "choice" or _option(p, site) == element.index]
 
 
 def _option(p: Program, site: NodeId) -> int:

@@ -1,10 +1,6 @@
-"""Errors and warnings of trained structure, and checks of numeric settings."""
+"""Errors and warnings of trained structure."""
 
 from __future__ import annotations
-
-from math import inf, nan
-from numbers import Integral, Real
-from typing import Any
 
 from graphwright.errors import ComputeError, UsageError
 
@@ -35,28 +31,3 @@ class GatesCannotClose(UserWarning):
 
 class ClippedStart(UserWarning):
     """An initial probability close to 0 or 1 was clipped."""
-
-
-def within(where: str, value: Any, low: float = -inf, high: float = inf, *, above: bool = False) -> None:
-    """Check for a finite number from `low` to `high`; with `above` excluding `low`. Raises: UsageError."""
-    x = float(value) if isinstance(value, Real) else nan
-    _needs(abs(x) < inf and low <= x <= high and not (above and x == low), where, value, _range(low, high, above))
-
-
-def whole(where: str, value: Any, low: int = 0) -> None:
-    """Check for an integer >= `low`. Raises: UsageError."""
-    fits = isinstance(value, Integral) and int(value) >= low
-    _needs(fits, where, value, f"an integer >= {low}")
-
-
-def _range(low: float, high: float, above: bool) -> str:
-    if low == -inf:
-        return "a finite number"
-    if high < inf:
-        return f"a number from {low:g} to {high:g}"
-    return f"a number > {low:g}" if above else f"a finite number >= {low:g}"
-
-
-def _needs(fits: bool, where: str, value: Any, expected: str) -> None:
-    if not fits:
-        raise UsageError(f"{where} is out of range", where=where, expected=expected, got=repr(value))

@@ -1,38 +1,69 @@
-"""DifferentiableGraph: a view of a program's gates, without a graph or logits of its own."""
+"""DifferentiableGraph: a view of a program's gates, without a graph or logits of its own; and their temperatures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from math import cos, pi
+from typing import Any, Literal
 
 import numpy as np
 
-from graphwright.array import from_numpy
 from graphwright.array.formulas.gates import MODES
-from graphwright.autograd import Tensor, enable_grad, grad, no_grad
+from graphwright.autograd import Tensor, as_tensor, enable_grad, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.program import Program
 from graphwright.program.gates import LOGITS, NODE, RUN, TEMPERATURE
 from graphwright.program.op_graph import Value
 from graphwright.program.run import check_feeds, tensors
+from graphwright.settings import Count, Positive, Range, Settings
 from graphwright.structure import harden
-from graphwright.structure.additions import additions
-from graphwright.structure.elements import elements
-from graphwright.structure.errors import NotScalar, whole
+from graphwright.structure.elements import Element, elements
+from graphwright.structure.errors import NotScalar
 from graphwright.structure.losses import Objective, Terms, captures
-from graphwright.structure.policy import Policy, ThresholdPolicy
-from graphwright.structure.protection import protect
+from graphwright.structure.policy import Policy, Proposal, Proposes, ThresholdPolicy, additions, protect
 from graphwright.structure.report import Discretized, ungated
-from graphwright.structure.schedule import TemperatureSchedule
 
-if TYPE_CHECKING:
-    from graphwright.structure.elements import Element
-    from graphwright.structure.policy import Proposal, Proposes
+
+@dataclass(frozen=True, slots=True)
+class TemperatureSchedule(Settings):
+    """A temperature that falls monotonically over steps; with 0 steps it stays at the start.
+
+    Attributes:
+        start, end: temperatures > 0, end <= start.
+        steps: until the end is reached.
+        form: `exponential`, `linear` or `cosine`.
+    Raises: UsageError.
+    """
+
+    start: Positive = 1.0
+    end: Positive = 0.1
+    steps: Count = 0
+    form: Literal["exponential", "linear", "cosine"] = "exponential"
+
+    def __post_init__(self) -> None:
+        Settings.__post_init__(self)
+        if self.end > self.start:
+            raise self.out_of_range("end", f"at most the start, {self.start}")
+
+    def at(self, step: int) -> float:
+        """The temperature of a step, counted from 0."""
+        if not self.steps:
+            return self.start
+        x = min(max(step, 0) / self.steps, 1.0)
+        if self.form == "exponential":
+            return max(self.end, self.start * (self.end / self.start) ** x)
+        if self.form == "linear":
+            return self.start + (self.end - self.start) * x
+        return self.end + (self.start - self.end) * (1 + cos(pi * x)) / 2
+
 
 Task = str | Callable[[dict[str, Tensor], dict[str, Tensor]], Tensor] | Objective
 """Name of a scalar output, a function of (outputs, batch), or an objective such as `distill`."""
+
+Schedules = TemperatureSchedule | Mapping[str, TemperatureSchedule]
+"""One schedule for all groups of gates, or one by group name."""
 
 
 class DifferentiableGraph:
@@ -47,15 +78,10 @@ class DifferentiableGraph:
         step: number of training steps, also part of the noise's key.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        seed: int = 0,
-        schedule: TemperatureSchedule | Mapping[str, TemperatureSchedule] | None = None,
-    ) -> None:
+    def __init__(self, program: Program, seed: int = 0, schedule: Schedules | None = None) -> None:
         if not isinstance(program, Program):
             raise UsageError("program is invalid", expected="a Program", got=type(program).__name__)
-        whole("seed", seed)
+        Range(0, whole=True).check("seed", seed)
         self.program, self.seed, self.schedule = program, seed, schedule
         self.step = 0
         if program.gates():
@@ -108,7 +134,7 @@ class DifferentiableGraph:
     # -- running -----------------------------------------------------------------------------------------------------
     def _set_run(self, mode: str) -> None:
         run = np.array([self.seed, self.step, MODES.index(mode)], np.int64)
-        self.program.weights[RUN].assign(Tensor(from_numpy(run)))
+        self.program.weights[RUN].assign(as_tensor(run))
 
     @contextmanager
     def using(self, mode: str) -> Iterator[None]:
@@ -124,7 +150,7 @@ class DifferentiableGraph:
             yield
         finally:
             if RUN in self.program.weights:
-                self.program.weights[RUN].assign(Tensor(from_numpy(before)))
+                self.program.weights[RUN].assign(as_tensor(before))
 
     def run(self, feeds: Mapping[str, Any] | None = None, *, gates: str = "eval", **named: Any) -> dict[str, Tensor]:
         """Outputs of the program with its gates in a mode, as tensors."""
@@ -135,28 +161,20 @@ class DifferentiableGraph:
         """Set the temperatures of a step (by default the current one) by the schedule."""
         step = self.step if step is None else step
         if self.schedule is not None and self.program.gates():
-            now = self.temperatures
-            for group in now:
-                mine = self.schedule if isinstance(self.schedule, TemperatureSchedule) else self.schedule.get(group)
-                if mine is not None and (
-                    group != "hard_concrete" or not isinstance(self.schedule, TemperatureSchedule)
-                ):
-                    now[group] = mine.at(step)
+            now, given = self.temperatures, self.schedule
+            if isinstance(given, TemperatureSchedule):
+                given = {group: given for group in now if group != "hard_concrete"}
+            now |= {group: mine.at(step) for group, mine in given.items() if group in now}
             held = self.program.weights[TEMPERATURE]
             fresh = np.array(list(now.values()), held.dtype.numpy)
             if not np.array_equal(fresh, held.data.to_numpy()):
-                held.assign(Tensor(from_numpy(fresh)))
+                held.assign(as_tensor(fresh))
         return self.temperatures
 
     def evaluate(
-        self,
-        feeds: Mapping[str, Any],
-        task: Task | None,
-        penalties: Sequence[Any] = (),
-        step: Any = None,
-        keep: Sequence[Value] = (),
-        trained: bool = False,
-    ) -> tuple[Tensor, list[Tensor], Terms]:
+        self, feeds: Mapping[str, Any], task: Task | None, penalties: Sequence[Any] = (), step: Any = None,
+        keep: Sequence[Value] = (), trained: bool = False,
+    ) -> tuple[Tensor, list[Tensor], Terms]:  # fmt: skip
         """The task's loss (0 without a task), each penalty, and their `Terms`, in the current mode of gates.
 
         Without gates a penalty is 0, unless it captures nodes or is an objective.
@@ -169,21 +187,20 @@ class DifferentiableGraph:
         """
         p = self.program
         check_task(p, task)
-        mine = {n: feeds[n] for n in p.input_names() if n in feeds}
-        checked, dims = check_feeds(p, mine)
+        checked, dims = check_feeds(p, {n: feeds[n] for n in p.input_names() if n in feeds})
         read = [n for c in (*penalties, task) for n in captures(c)]
         roots = list(dict.fromkeys([*p.outputs(), *(Value(p.node(n)) for n in read), *keep]))
         values = tensors(p, checked, dims, roots, trained=trained)
-        number = _number(self.step) if step is None else step
-        terms = Terms(p, self.elements(), values, {**feeds, **checked}, number)
+        zero = as_tensor(np.float64(0))
+        terms = Terms(p, self.elements(), values, {**feeds, **checked}, self._number() if step is None else step)
         outputs = {n: values[v] for n, v in zip(p.output_names(), p.outputs(), strict=True)}
-        loss = _number(0)
+        loss = zero
         if isinstance(task, Objective):
             loss = _scalar(task(terms), task)
         elif task is not None:
             loss = _scalar(outputs[task] if isinstance(task, str) else task(outputs, dict(terms.feeds)), task)
         terms.task = loss.detach()
-        found = [_scalar(t(terms), t) if terms.elements or captures(t) or isinstance(t, Objective) else _number(0)
+        found = [_scalar(t(terms), t) if terms.elements or captures(t) or isinstance(t, Objective) else zero
                  for t in penalties]  # fmt: skip
         if task is None and found:
             loss = found[0] * 0.0
@@ -204,18 +221,16 @@ class DifferentiableGraph:
 
     def penalty(self, penalty: Any) -> Tensor:
         """A penalty of the current logits, differentiable with respect to them; it gets no values of nodes."""
-        return penalty(Terms(self.program, self.elements(), {}, {}, _number(self.step)))
+        return penalty(Terms(self.program, self.elements(), {}, {}, self._number()))
+
+    def _number(self) -> Tensor:
+        return as_tensor(np.float64(self.step))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
     def propose(
-        self,
-        policy: Proposes | None = None,
-        *,
-        task: Task | None = None,
-        batch: Mapping[str, Any] | None = None,
-        add_gain: float | None = None,
-        newton: bool = False,
-    ) -> list[Proposal]:
+        self, policy: Proposes | None = None, *, task: Task | None = None, batch: Mapping[str, Any] | None = None,
+        add_gain: float | None = None, newton: bool = False,
+    ) -> list[Proposal]:  # fmt: skip
         """Cuts that a policy proposes and, with `add_gain`, absent edges that would help; nothing is changed.
 
         Args:
@@ -254,15 +269,9 @@ class DifferentiableGraph:
         return done
 
     def discretize(
-        self,
-        by: float | Proposes = 0.5,
-        *,
-        to: str = "auto",
-        probe: Mapping[str, Any] | None = None,
-        task: Task | None = None,
-        copy: bool = False,
-        protection: str = "keep",
-    ) -> Discretized:
+        self, by: float | Proposes = 0.5, *, to: str = "auto", probe: Mapping[str, Any] | None = None,
+        task: Task | None = None, copy: bool = False, protection: str = "keep",
+    ) -> Discretized:  # fmt: skip
         """Cut closed elements and remove all gates, as one edit, with a remark on each cut: see `apply`.
 
         Args:
@@ -285,7 +294,7 @@ class DifferentiableGraph:
         among = view.elements()
         proposed = [q for q in policy.propose(view) if q.action == "cut" and q.element is not None]
         if probe is not None:
-            task = view._task(task)
+            task = task_of(p, task, "discretize")
             proposed = view._with_gradients(proposed, task, probe) if proposed else []
         mine = {"min_in": getattr(policy, "min_in", 1), "keep": getattr(policy, "protect", ())}
         going = [q.element for q in proposed if q.element is not None]
@@ -305,9 +314,10 @@ class DifferentiableGraph:
             p = self.program
             if not p.gates():
                 return np.zeros(0)
+            ports = [Value(p.node(NODE), port) for port in range(len(p.specs(p.node(NODE))))]
             with self.using("eval"):
-                found = [v.numpy() for _, v in _parts(p)]
-            return np.concatenate(found).astype(np.float64)
+                found = tensors(p, {}, {}, ports[:1])
+            return np.concatenate([found[port].numpy() for port in ports]).astype(np.float64)
         known = {e.key: values[e.offset] for e in before}
         found = np.zeros(len(self.program.gates().logits()))
         for e in self.elements():
@@ -321,14 +331,13 @@ class DifferentiableGraph:
             loss, _, _ = self.evaluate({n: as_tensor(v) for n, v in probe.items()}, task)
         return loss.item()
 
-    def _task(self, task: Task | None) -> Task:
-        """The task, by default the first scalar output. Raises: NotScalar."""
-        p = self.program
-        scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
-        found = task or next(scalars, None)
-        if found is None:
-            raise NotScalar("the program has no scalar output", where=p.name, fix="discretize(..., task=...)")
-        return found
+
+def task_of(p: Program, task: Task | None, caller: str) -> Task:
+    """Return the task, by default the first scalar output. Raises: NotScalar."""
+    scalars = (n for n, v in zip(p.output_names(), p.outputs(), strict=True) if not p.spec(v).shape)
+    if (found := task or next(scalars, None)) is None:
+        raise NotScalar("the program has no scalar output", where=p.name, fix=f"{caller}(..., task=...)")
+    return found
 
 
 def check_task(p: Program, task: Task | None) -> None:
@@ -342,21 +351,6 @@ def check_task(p: Program, task: Task | None) -> None:
     elif task is not None and not callable(task):
         raise UsageError("not a task", expected="a scalar output by name, or a function of (outputs, batch)",
                          got=repr(task))  # fmt: skip
-
-
-def _parts(p: Program) -> list[tuple[Value, Tensor]]:
-    node = p.node(NODE)
-    found = tensors(p, {}, {}, [Value(node)])
-    return [(Value(node, port), found[Value(node, port)]) for port in range(len(p.specs(node)))]
-
-
-def _number(value: float) -> Tensor:
-    return Tensor(from_numpy(np.asarray(value, np.float64)))
-
-
-def as_tensor(value: Any) -> Tensor:
-    """A tensor unchanged, or an array as a tensor."""
-    return value if isinstance(value, Tensor) else Tensor(from_numpy(np.asarray(value)))
 
 
 def _scalar(value: Tensor, what: Any) -> Tensor:

@@ -7,28 +7,23 @@ opens the edit, so that everything is one journal entry.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from itertools import chain
 
 import numpy as np
 
+from graphwright.graph import NodeId
 from graphwright.ops import get, traits
-from graphwright.program import Value
+from graphwright.program import Program, Value
 from graphwright.program.axes.resize import by_place
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import Units
 from graphwright.program.editing.gate_edits import release
 from graphwright.program.editing.replace import redirect
-from graphwright.program.gates import axis_of, of_site
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.gates import Gate, axis_of, of_site
 from graphwright.program.kinds import INPUT, KINDS
-from graphwright.structure.elements import sites_of
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.program.gates import Gate
-    from graphwright.structure.elements import Element
-    from graphwright.structure.policy import Proposal
+from graphwright.structure.elements import Element, sites_of
+from graphwright.structure.policy import Proposal
 
 ORDER = ("layers", "nodes", "edges", "choice", "units")
 ONE = frozenset({"ste", "bernoulli", "concrete", "concrete_st", "hard_concrete", "choice"})
@@ -109,18 +104,14 @@ def remove_dead(e: Transaction) -> list[str]:
     needed = p.reachable([*p.outputs(), *p.assigns()])
     names = []
     for node in sorted((n for n in p.nodes() if n not in needed), key=p.order_labels.key, reverse=True):
-        if node in p.graph and p.op(node) != INPUT and node not in _gates(p):
+        own = {n for gate in p.of_kind("gate") for n in (gate, *p.producers(gate))}  # removed with the last gate
+        if node in p.graph and p.op(node) != INPUT and node not in own:
             names.append(p.path(node))
             if of_site(p, node) is not None:
                 release(e, node)
             else:
                 e.remove(node)
     return names
-
-
-def _gates(p: Program) -> set[NodeId]:
-    """The nodes of the gates themselves, which are removed with the last gate."""
-    return {n for gate in p.of_kind("gate") for n in (gate, *p.producers(gate))}
 
 
 # -- open gates --------------------------------------------------------------------------------------------------------
@@ -149,12 +140,9 @@ def _fold(e: Transaction, gate: Gate, values: np.ndarray) -> bool:
     if gate.over == "choice":
         return False
     makers = [maker(p, p.operands(site)[0], {site}) for site in gate.sites]
-    if any(not keys for keys in makers):
-        return False
-    for keys in makers:
-        for key in keys:
-            e.set_weight(key, lambda w: w * values[0])
-    return True
+    for key in chain(*makers) if all(makers) else ():
+        e.set_weight(key, lambda w: w * values[0])
+    return all(makers)
 
 
 def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
@@ -164,11 +152,8 @@ def maker(p: Program, value: Value, readers: set[NodeId]) -> list[str]:
         if set(p.consumers(node)) != readers:
             return []
         readers, node = {node}, p.operands(node)[0].node
-    if (
-        traits(p.op(node)).contracts not in ("out_in", "window")
-        or set(p.consumers(node)) != readers
-        or Value(node) in p.outputs()
-    ):
+    linear = traits(p.op(node)).contracts in ("out_in", "window")
+    if not linear or set(p.consumers(node)) != readers or Value(node) in p.outputs():
         return []
     weights = [origin(p, v) for v in p.operands(node)[1:]]
     return [p.key(w) for w in weights if w is not None] if all(_alone(p, w) for w in weights) else []

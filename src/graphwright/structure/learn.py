@@ -6,7 +6,7 @@ too. The penalty is a budget that falls to the target over the first third of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
-from graphwright.structure.errors import whole, within
+from graphwright.settings import Range
+from graphwright.structure.elements import Element
 from graphwright.structure.graph import DifferentiableGraph
 from graphwright.structure.losses import budget, distill
 from graphwright.structure.optimizer import JointOptimizer
 from graphwright.structure.policy import TopPolicy
+from graphwright.structure.report import Discretized
 
 if TYPE_CHECKING:
     from graphwright.models import Model
-    from graphwright.program.axes.axes import AxisGroup
-    from graphwright.progress import Report
-    from graphwright.structure.elements import Element
-    from graphwright.structure.report import Discretized
 
 KINDS = ("heads", "kv_groups", "neurons", "experts", "layers")
+Batches = Callable[[np.random.Generator], dict[str, np.ndarray]]
 _EVERY = 5  # steps between two rows of the history
 _ROWS = 24  # of the live table in a terminal
 
@@ -65,21 +64,10 @@ class Learned(ReportBase):
 
 
 def learn(
-    model: Model,
-    units: Sequence[str] = ("heads", "neurons"),
-    target: float = 0.7,
-    text: str | None = None,
-    *,
-    held_out: str | None = None,
-    steps: int = 300,
-    batch: int = 8,
-    window: int = 128,
-    gates: float = 0.05,
-    params: float = 0.0,
-    round_to: int = 16,
-    seed: int = 0,
-    report: Report | None = None,
-) -> Learned:
+    model: Model, units: Sequence[str] = ("heads", "neurons"), target: float = 0.7, text: str | None = None, *,
+    held_out: str | None = None, steps: int = 300, batch: int = 8, window: int = 128, gates: float = 0.05,
+    params: float = 0.0, round_to: int = 16, seed: int = 0, report: Report | None = None,
+) -> Learned:  # fmt: skip
     """Learn which units a model needs, and cut the others.
 
     Args:
@@ -100,18 +88,17 @@ def learn(
         raise UsageError("the target is out of range", where="target", expected="0 < target < 1", got=target)
     for name, number, low in ("steps", steps, 1), ("batch", batch, 1), ("window", window, 2), ("seed", seed, 0), \
                              ("round_to", round_to, 1):  # fmt: skip
-        whole(name, number, low)
-    within("params", params, 0)
-    within("gates", gates, 0, above=True)
+        Range(low, whole=True).check(name, number)
+    Range(0).check("params", params)
+    Range(0, above=True).check("gates", gates)
     unknown = [kind for kind in units if kind not in KINDS]
     if unknown or not units:
         raise UsageError("unknown kinds of units", expected=", ".join(KINDS), got=", ".join(unknown) or "none")
     p = model.program
-    learned, held = _texts(model, text, held_out)
-    ids = _ids(model, learned)
+    ids, held = _texts(model, text, held_out)
     if len(ids) < window + 1:
         raise UsageError("the text is too short", where="text", expected=f"more than {window} tokens", got=len(ids))
-    before = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
+    before = _measured(model, held)
     task, entries = distill(p.fork("teacher")), len(p.journal)
     try:
         _gate(model, units)
@@ -120,35 +107,27 @@ def learn(
         price, mode = budget(target, of="params", steps=steps), "joint" if params else "gates"
         opt = JointOptimizer(view, task, [price], params=params or 1e-4, gates=gates, mode=mode, warmup=0, steps=steps)
         with p.edit("train weights beside gates", author="gate") if params else nullcontext():
-            history, seen = _train(view, opt, ids, steps, batch, window, seed, report)
+            history, seen = _train(view, opt, lambda rng: _feeds(ids, rng, batch, window), steps, seed, report)
         names = [e.name for e in view.elements()]
         probe = _feeds(ids, np.random.default_rng(seed), batch, window)
         hardened = view.discretize(final, probe=probe, task=task)
     except BaseException:
         p.undo(len(p.journal) - entries)
         raise
-    after = {"parameters": _size(model), "bits_per_byte": model.perplexity(held).bits_per_byte}
-    return Learned(tuple(units), target, history, np.array(seen, np.float32), names, hardened, before, after)
+    shown, after = np.array(seen, np.float32), _measured(model, held)
+    return Learned(tuple(units), target, history, shown, names, hardened, before, after)
 
 
 def _train(
-    view: DifferentiableGraph,
-    opt: JointOptimizer,
-    ids: np.ndarray,
-    steps: int,
-    batch: int,
-    window: int,
-    seed: int,
-    report: Report | None,
+    view: DifferentiableGraph, opt: JointOptimizer, batches: Batches, steps: int, seed: int, report: Report | None
 ) -> tuple[list[dict[str, float]], list[list[float]]]:
     rng = np.random.Generator(np.random.Philox(key=[seed, 1]))
     history: list[dict[str, float]] = []
     seen: list[list[float]] = []
     table: dict[str, dict[str, float]] = {}
     for step in range(steps):
-        made = opt.step(_feeds(ids, rng, batch, window))
-        facts = {"loss": made.loss, "distill": made.task, "open": float(made.open),
-                 "cost": made.expected_cost}  # fmt: skip
+        made = opt.step(batches(rng))
+        facts = {"loss": made.loss, "distill": made.task, "open": float(made.open), "cost": made.expected_cost}
         if step % _EVERY == 0 or step == steps - 1:
             history.append({"step": float(step), **facts})
             among = view.elements()
@@ -161,12 +140,10 @@ def _train(
 
 def _table(among: Sequence[Element]) -> dict[str, dict[str, float]]:
     """Gate probabilities of each axis; with many axes of each kind of units."""
-    owners = [e.gate.owner for e in among]
-    if len(set(owners)) > _ROWS:
-        owners = [owner.rpartition(".")[2] for owner in owners]
+    many = len({e.gate.owner for e in among}) > _ROWS
     rows: dict[str, list[float]] = {}
-    for owner, e in zip(owners, among, strict=True):
-        rows.setdefault(owner, []).append(e.p)
+    for e in among:
+        rows.setdefault(e.gate.owner.rpartition(".")[2] if many else e.gate.owner, []).append(e.p)
     return {owner: {"open": float(sum(p >= 0.5 for p in ps)), "of": float(len(ps)), "least": min(ps),
                     "mean": sum(ps) / len(ps)} for owner, ps in rows.items()}  # fmt: skip
 
@@ -181,15 +158,13 @@ def _gate(model: Model, units: Sequence[str]) -> None:
                 e.gate(model.select("**").layers, "hard_concrete")
                 found += 1
                 continue
-            for group in [g for g in p.axes().values() if _wanted(g, kind)]:
-                e.gate(p.axes()[group.name].units(), "hard_concrete")
-                found += 1
+            wanted = [g.name for g in p.axes().values()
+                      if kind in g.kinds and not g.frozen and (kind == "experts" or not g.mixed)]  # fmt: skip
+            for name in wanted:
+                e.gate(p.axes()[name].units(), "hard_concrete")
+            found += len(wanted)
         if not found:
             raise UsageError("the model has no such units", where=p.name, got=", ".join(units))
-
-
-def _wanted(group: AxisGroup, kind: str) -> bool:
-    return kind in group.kinds and not group.frozen and (kind == "experts" or not group.mixed)
 
 
 def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -> dict[str, np.ndarray]:
@@ -198,21 +173,20 @@ def _feeds(ids: np.ndarray, rng: np.random.Generator, batch: int, window: int) -
     return {"ids": rows, "positions": np.ascontiguousarray(np.broadcast_to(np.arange(window), rows.shape))}
 
 
-def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[str, str]:
+def _texts(model: Model, text: str | None, held_out: str | None) -> tuple[np.ndarray, str]:
+    """Token ids to learn on, and the text to measure on."""
     from graphwright.models.bundled import pydoc_split
-
-    if text is None:
-        learned, held = pydoc_split()
-        return learned, held_out or held[:8000]
-    cut = len(text) * 9 // 10
-    return (text, held_out) if held_out else (text[:cut], text[cut:])
-
-
-def _ids(model: Model, text: str) -> np.ndarray:
     from graphwright.models.tokenizer import need_tokenizer
 
-    return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64)
+    if text is None:
+        text, held = pydoc_split()
+        held_out = held_out or held[:8000]
+    elif not held_out:
+        cut = len(text) * 9 // 10
+        text, held_out = text[:cut], text[cut:]
+    return np.asarray(need_tokenizer(model).encode(text, add_special_tokens=False), np.int64), held_out
 
 
-def _size(model: Model) -> float:
-    return float(model.inspect().parameters)
+def _measured(model: Model, text: str) -> dict[str, float]:
+    size = float(model.inspect().parameters)
+    return {"parameters": size, "bits_per_byte": model.perplexity(text).bits_per_byte}

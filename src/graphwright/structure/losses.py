@@ -7,27 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import from_numpy
-from graphwright.autograd import Tensor, Variable, no_grad
+from graphwright.autograd import Tensor, Variable, as_tensor, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
-from graphwright.program import Program
+from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import check_feeds, tensors
-from graphwright.structure.errors import whole, within
+from graphwright.settings import Count, NotNegative, Number, Positive, Settings, Share
+from graphwright.structure.elements import Element, probabilities
 from graphwright.structure.harden import maker
-from graphwright.structure.pricing import above, check_cost, element_costs
-from graphwright.structure.relaxation import probabilities
-
-if TYPE_CHECKING:
-    from graphwright.program import Value
-    from graphwright.structure.elements import Element
-    from graphwright.structure.pricing import Cost
+from graphwright.structure.pricing import Cost, above, check_cost, element_costs
 
 TINY = 1e-12
 
@@ -55,11 +49,11 @@ class Terms:
     @cached_property
     def open(self) -> Tensor:
         """Open probability of each element, floating [n]; a single 0 without gates."""
-        return probabilities(self.program, self.elements) if self.elements else Tensor(from_numpy(np.zeros(1)))
+        return probabilities(self.program, self.elements) if self.elements else as_tensor(np.zeros(1))
 
     def constant(self, values: Any) -> Tensor:
         """Numbers as a tensor with the dtype of `open`."""
-        return Tensor(from_numpy(np.asarray(values, self.open.dtype.numpy)))
+        return as_tensor(np.asarray(values, self.open.dtype.numpy))
 
     @property
     def cost(self) -> np.ndarray:
@@ -73,20 +67,27 @@ class Terms:
         return self.values[outputs[name] if name in outputs else p.value(name)]
 
 
+@dataclass(frozen=True)
+class Penalty(Settings):
+    """A term of the objective. Any function of `Terms` is one, with the same optional attributes.
+
+    Attributes:
+        name: in reports; by default that of the class.
+        captures: names of the nodes that it reads; carried: state variables by name.
+        climb: function of `Terms` that returns the next value of its state.
+    """
+
+    name: str = field(default="", kw_only=True)
+
+    def __call__(self, terms: Terms) -> Tensor:
+        raise NotImplementedError
+
+
 class Objective:
     """A penalty that can replace the task: cutting everything does not minimise it."""
 
     def __call__(self, terms: Terms) -> Tensor:
-        """A scalar."""
         raise NotImplementedError
-
-
-class Penalty(Protocol):
-    """A term of the objective; optional: `captures` (nodes that it reads), `carried` (state), `climb` (its update)."""
-
-    def __call__(self, terms: Terms) -> Tensor:
-        """A scalar."""
-        ...
 
 
 def captures(penalty: Any) -> tuple[str, ...]:
@@ -105,7 +106,7 @@ def label(penalty: Any) -> str:
 
 
 @dataclass(frozen=True)
-class sparsity:
+class sparsity(Penalty):
     """λ Σ c·P / Σ c. A gate closes if its removal increases the task's loss by less than λ·c/Σc.
 
     Attributes:
@@ -114,19 +115,17 @@ class sparsity:
         weighted: by cost; otherwise every element counts as one.
     """
 
-    lam: float
+    lam: NotNegative
     weighted: bool = True
-    name: str = "sparsity"
     relative: bool = False
     carried: dict[str, Variable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        within("lam", self.lam, 0)
+        super().__post_init__()
         if self.relative and not self.carried:
-            self.carried["gain"] = Variable(np.zeros((), np.float64), name=f"{self.name}.gain")
+            self.carried["gain"] = Variable(np.zeros((), np.float64), name=f"{label(self)}.gain")
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class; with `relative` 0 until gates are trained."""
         c = terms.cost if self.weighted else np.ones(len(terms.elements))
         share = (terms.open * terms.constant(c / max(c.sum(), 1.0))).sum() * self.lam
         return share * self.carried["gain"].to(share.dtype) if self.relative else share
@@ -138,25 +137,19 @@ def expected_l0(lam: float, relative: bool = False) -> sparsity:
 
 
 @dataclass(frozen=True)
-class density:
+class density(Penalty):
     """weight · (mean P - ρ)²."""
 
-    rho: float
-    weight: float = 10.0
-    name: str = "density"
-
-    def __post_init__(self) -> None:
-        within("rho", self.rho, 0, 1)
-        within("weight", self.weight, 0)
+    rho: Share
+    weight: NotNegative = 10.0
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         gap = terms.open.mean() - self.rho
         return gap * gap * self.weight
 
 
 @dataclass(frozen=True)
-class budget:
+class budget(Penalty):
     """λ₁·d + 10·d² with d = E[cost]/total - target, an upper bound: λ₁ increases by rate·d per step and stays >= 0.
 
     Attributes:
@@ -167,18 +160,15 @@ class budget:
             (`tests/structure/test_losses.py`).
     """
 
-    target: float
+    target: NotNegative
     of: Cost = "count"
-    steps: int = 0
-    rate: float = 0.1
-    name: str = "budget"
+    steps: Count = 0
+    rate: NotNegative = 0.1
     carried: dict[str, Variable] = field(default_factory=lambda: {
         "budget.multiplier": Variable(np.zeros((), np.float64), name="budget.multiplier")})  # fmt: skip
 
     def __post_init__(self) -> None:
-        within("target", self.target, 0)
-        within("rate", self.rate, 0)
-        whole("steps", self.steps)
+        super().__post_init__()
         check_cost(self.of, counted=True)
 
     def gap(self, terms: Terms) -> Tensor:
@@ -195,7 +185,6 @@ class budget:
         return share - (1.0 - fallen * (1.0 - target)).to(share.dtype)
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class; the optimizer's step updates the multiplier."""
         gap = self.gap(terms)
         return self.multiplier.to(gap.dtype) * gap + gap * gap * 10.0
 
@@ -217,14 +206,14 @@ def _expected(terms: Terms, p: Tensor, of: Cost) -> Tensor:
     whole = p
     for depth in range(max((len(chain) for chain in parents), default=0)):
         rows = np.array([chain[depth] if depth < len(chain) else -1 for chain in parents])
-        factor = call("index", p, Tensor(from_numpy(np.maximum(rows, 0))), axis=0)
-        there = Tensor(from_numpy(rows >= 0))
+        factor = call("index", p, as_tensor(np.maximum(rows, 0)), axis=0)
+        there = as_tensor(rows >= 0)
         whole = whole * call("where", there, factor, terms.constant(np.ones(len(rows))))
     return (whole * terms.constant(own)).sum()
 
 
 @dataclass(frozen=True)
-class cost:
+class cost(Penalty):
     """λ · E[cost] with nesting: a head in a gated layer costs P_layer · P_head · c.
 
     Attributes:
@@ -233,33 +222,26 @@ class cost:
         relative: divide by the total cost.
     """
 
-    lam: float = 1.0
+    lam: NotNegative = 1.0
     of: Cost = "params"
     relative: bool = True
-    name: str = "cost"
 
     def __post_init__(self) -> None:
-        within("lam", self.lam, 0)
+        super().__post_init__()
         check_cost(self.of)
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         total = element_costs(terms.program, terms.elements, self.of).sum() if self.relative else 1.0
         return _expected(terms, terms.open, self.of) * (self.lam / max(total, TINY))
 
 
 @dataclass(frozen=True)
-class gate_entropy:
+class gate_entropy(Penalty):
     """weight · mean of -P ln P - (1-P) ln(1-P): pushes gates to 0 or 1."""
 
-    weight: float = 1.0
-    name: str = "gate_entropy"
-
-    def __post_init__(self) -> None:
-        within("weight", self.weight)
+    weight: Number = 1.0
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         p = terms.open
         return -(_xlogx(p) + _xlogx(1.0 - p)).mean() * self.weight
 
@@ -270,24 +252,19 @@ def _xlogx(p: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class edge_entropy:
+class edge_entropy(Penalty):
     """weight · mean over targets of -Σ π ln π, π = P/ΣP over the gated edges into one target."""
 
-    weight: float = 1.0
-    name: str = "edge_entropy"
-
-    def __post_init__(self) -> None:
-        within("weight", self.weight)
+    weight: Number = 1.0
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         rows, count = _ends(terms)[1]
         if not count:
             raise UsageError("the program has no gated edge", where=terms.program.name)
         there = np.flatnonzero(rows >= 0)
         p = terms.open[there]
         sums = _by_row(p, rows[there], count)
-        pi = p / call("maximum", call("index", sums, Tensor(from_numpy(rows[there])), axis=0), TINY)
+        pi = p / call("maximum", call("index", sums, as_tensor(rows[there]), axis=0), TINY)
         return -_xlogx(pi).sum() * (self.weight / count)
 
 
@@ -306,33 +283,28 @@ def _ends(terms: Terms) -> tuple[tuple[np.ndarray, int], tuple[np.ndarray, int]]
 
 def _by_row(p: Tensor, rows: np.ndarray, count: int) -> Tensor:
     """Sums of entries by row number."""
-    zero = Tensor(from_numpy(np.zeros(count, p.dtype.numpy)))
-    return call("scatter_add", zero, Tensor(from_numpy(rows)), p, axis=0)
+    zero = as_tensor(np.zeros(count, p.dtype.numpy))
+    return call("scatter_add", zero, as_tensor(rows), p, axis=0)
 
 
 @dataclass(frozen=True)
-class smoothness:
+class smoothness(Penalty):
     """μ Σ (P_e - P_f)² over unordered pairs of edges that share a source, plus pairs that share a target; O(edges).
 
     Per node: deg·Σp² - (Σp)² = deg·Σ(p - p̄)²; the latter is accurate for a hub with nearly equal gates. The mean is
     subtracted twice, since a float32 sum of 10^5 values is inexact (Chan, Golub and LeVeque 1983).
     """
 
-    mu: float
-    name: str = "smoothness"
-
-    def __post_init__(self) -> None:
-        within("mu", self.mu, 0)
+    mu: NotNegative
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         total = terms.open.sum() * 0.0
         for rows, count in _ends(terms):
             there = np.flatnonzero(rows >= 0)
             if len(there):
                 p, mine = terms.open[there], rows[there]
                 degree = np.bincount(mine, minlength=count)
-                centred, at = p, Tensor(from_numpy(mine))
+                centred, at = p, as_tensor(mine)
                 for _ in range(2):
                     mean = _by_row(centred, mine, count) * terms.constant(1 / degree)
                     centred = centred - call("index", mean, at, axis=0)
@@ -341,28 +313,25 @@ class smoothness:
 
 
 @dataclass(frozen=True)
-class attention_entropy:
+class attention_entropy(Penalty):
     """weight · mean over batch, heads and queries of -Σ a ln a, for softmax nodes by name.
 
     Rows that attend to no key are not counted; keys with weight 0 contribute nothing.
     """
 
     nodes: tuple[str, ...]
-    weight: float = 1.0
-    name: str = "attention_entropy"
+    weight: Number = 1.0
 
     def __post_init__(self) -> None:
-        within("weight", self.weight)
+        super().__post_init__()
         if isinstance(self.nodes, str) or not self.nodes:
             raise UsageError("nodes is no tuple of names", where="nodes", got=self.nodes)
 
     @property
     def captures(self) -> tuple[str, ...]:
-        """The softmax nodes."""
         return self.nodes
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         total = terms.open.sum() * 0.0
         for node in self.nodes:
             a = terms.value(node)
@@ -373,41 +342,28 @@ class attention_entropy:
 
 
 @dataclass(frozen=True)
-class reachability:
+class reachability(Penalty):
     """-weight · Σ over outputs of ln r, with r the probability that open edges connect the output to an input.
 
     r of an input is 1; r_v = 1 - Π (1 - P_e·r_u) at a junction; other ops take the minimum of their operands.
     """
 
-    weight: float = 1.0
-    name: str = "reachability"
-
-    def __post_init__(self) -> None:
-        within("weight", self.weight, 0)
+    weight: NotNegative = 1.0
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         p, gate = terms.program, {e.gate.sites[0]: i for i, e in enumerate(terms.elements) if e.over == "edges"}
         one = terms.constant(1.0)
         reach: dict[Any, Tensor | None] = {}
         needed = p.reachable(p.outputs())
         for node in (n for n in p.order() if n in needed):
-            reads = [reach[v.node] for v in p.operands(node)]
-            live = [r for r in reads if r is not None]
+            live = [r for v in p.operands(node) if (r := reach[v.node]) is not None]
             if p.op(node) == INPUT:
                 reach[node] = one
             elif p.is_junction(node):
-                missed = one
-                for r in live:
-                    missed = missed * (1.0 - r)
-                reach[node] = 1.0 - missed
-            elif not live:
-                reach[node] = None
+                reach[node] = 1.0 - reduce(lambda missed, r: missed * (1.0 - r), live, one)
             else:
-                least = live[0]
-                for r in live[1:]:
-                    least = call("minimum", least, r)
-                reach[node] = least * terms.open[gate[node]] if node in gate else least
+                least = reduce(lambda a, b: call("minimum", a, b), live) if live else None
+                reach[node] = least * terms.open[gate[node]] if least is not None and node in gate else least
         found = [r for v in p.outputs() if (r := reach[v.node]) is not None]
         total = terms.constant(0.0)
         for r in found:
@@ -416,7 +372,7 @@ class reachability:
 
 
 @dataclass(frozen=True)
-class distill(Objective):
+class distill(Penalty, Objective):
     """KL(teacher ‖ student)·τ² over the last axis of an output, averaged over the others; optionally hidden states.
 
     Attributes:
@@ -427,15 +383,13 @@ class distill(Objective):
     """
 
     teacher: Program
-    tau: float = 1.0
-    hidden: float = 0.0
+    tau: Positive = 1.0
+    hidden: NotNegative = 0.0
     match: tuple[str, ...] = ()
     output: str | None = None
-    name: str = "distill"
 
     def __post_init__(self) -> None:
-        within("tau", self.tau, 0, above=True)
-        within("hidden", self.hidden, 0)
+        super().__post_init__()
         if not isinstance(self.teacher, Program):
             raise UsageError("the teacher is no program", where="teacher", got=type(self.teacher).__name__)
         if self.output is not None and self.output not in self.teacher.output_names():
@@ -446,11 +400,9 @@ class distill(Objective):
 
     @property
     def captures(self) -> tuple[str, ...]:
-        """The hidden states."""
         return self.match
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
         p, teacher = terms.program, self.teacher
         name = self.output or p.output_names()[0]
         wanted = dict(zip(teacher.output_names(), teacher.outputs(), strict=True))[name]
@@ -499,7 +451,7 @@ class NormLimits:
         """Limit norms to their current values, except for zero weights and weights added later."""
         for keys, most in self._most.items():
             now = np.sqrt(sum(float((self.program.weights[k].numpy("float64") ** 2).sum()) for k in keys))
-            most.assign(Tensor(from_numpy(np.asarray(now or np.inf))))
+            most.assign(as_tensor(np.asarray(now or np.inf)))
 
     def hold(self) -> None:
         """Rescale weights whose norm exceeds its limit; part of a step."""

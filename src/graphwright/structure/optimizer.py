@@ -7,41 +7,34 @@ moments of logits to the element of a gate, by a handle that is never reused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, count
 from math import ceil, log
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from warnings import warn
 
 import numpy as np
 
-from graphwright.array import from_numpy
+from graphwright.array import Device, from_numpy
 from graphwright.array.formulas import optimizers, specialise
-from graphwright.autograd import Tensor, Variable, as_tensor, grad, no_grad
+from graphwright.autograd import Parameter, Tensor, Variable, as_tensor, grad, no_grad
 from graphwright.errors import UsageError
 from graphwright.ops import call
-from graphwright.optim import Adam, clip_grad_norm_, save_state
+from graphwright.optim import Adam, Optimizer, clip_grad_norm_, save_state
 from graphwright.optim.checkpoint import SavedState
 from graphwright.plan import compile
+from graphwright.program import Program
 from graphwright.program.gates import COST, FREE, LOGITS, STATE
-from graphwright.structure.elements import elements, numbers
-from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm, whole, within
-from graphwright.structure.graph import check_task
-from graphwright.structure.losses import NormLimits, Objective, carried, label
-from graphwright.structure.policy import Policy
+from graphwright.settings import Range
+from graphwright.structure.elements import Key, elements, numbers
+from graphwright.structure.errors import Diverged, GatesCannotClose, GatesUnused, NoTaskTerm
+from graphwright.structure.graph import DifferentiableGraph, Task, check_task
+from graphwright.structure.losses import NormLimits, Objective, Terms, carried, label
+from graphwright.structure.policy import Policy, Proposes
 from graphwright.structure.report import StepReport
-from graphwright.structure.schedule import WarmUp, gates_gain
-
-if TYPE_CHECKING:
-    from graphwright.array import Device
-    from graphwright.autograd import Parameter
-    from graphwright.optim import Optimizer
-    from graphwright.program import Program
-    from graphwright.structure.elements import Key
-    from graphwright.structure.graph import DifferentiableGraph, Task
-    from graphwright.structure.losses import Terms
-    from graphwright.structure.policy import Proposes
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 _UPDATES = specialise(optimizers, {"sqrt": partial(call, "sqrt")})
@@ -60,15 +53,11 @@ class LogitMoments:
 
     def __init__(self, program: Program, rates: float | Mapping[str, float]) -> None:
         self.program = program
-        self.rates: dict[str, float] = (
-            dict.fromkeys(map(str, OVER), float(rates)) if isinstance(rates, int | float) else dict(rates)
-        )
-        if unknown := self.rates.keys() - set(OVER):
-            raise UsageError(
-                "learning rates for unknown kinds of elements", expected=", ".join(OVER), got=", ".join(unknown)
-            )
+        self.rates = dict.fromkeys(OVER, float(rates)) if isinstance(rates, int | float) else dict(rates)
+        if unknown := ", ".join(self.rates.keys() - set(OVER)):
+            raise UsageError("learning rates for unknown kinds of elements", expected=", ".join(OVER), got=unknown)
         for name, rate in self.rates.items():
-            within(f"rate of {name}", rate, 0)
+            Range(0).check(f"rate of {name}", rate)
         self.count = Variable(np.zeros((), np.float64), name="joint.count")
         self._held: dict[str, Variable] = {}
         self._keys: dict[Key, int] = {}
@@ -87,20 +76,17 @@ class LogitMoments:
         now = p.version if self.there else -1
         if self._seen == now:
             return
-        for key, offset in self._keys.items():
-            self._gone[key] = tuple(float(self._held[n].data.to_numpy()[offset]) for n in ("m", "v", "t"))  # pyright: ignore[reportArgumentType]
+        self._gone |= {key: self.of(key) for key in self._keys}
         self._seen = now
         among = elements(p)
-        size = len(p.weights[LOGITS].data.to_numpy()) if self.there else 0
-        kind = p.weights[LOGITS].dtype.numpy if self.there else np.float32
-        fresh = np.zeros((3, size), kind)
-        rate = np.zeros(size, kind)
+        logits = p.weights[LOGITS].data.to_numpy() if self.there else np.zeros(0, np.float32)
+        rows = np.zeros((4, len(logits)), logits.dtype)
         for e in among:
-            fresh[:, e.offset] = self._gone.pop(e.key, (0.0, 0.0, 0.0))
-            rate[e.offset] = self.rates.get(e.over, 0.0) if e.state == "soft" else 0.0
+            rate = self.rates.get(e.over, 0.0) if e.state == "soft" else 0.0
+            rows[:, e.offset] = *self._gone.pop(e.key, (0.0, 0.0, 0.0)), rate
         self._keys = {e.key: e.offset for e in among}
-        rows = {"m": fresh[0], "v": fresh[1], "t": fresh[2], "rate": rate}
-        self._held = {name: Variable(from_numpy(x.copy()), name=f"joint.gates.{name}") for name, x in rows.items()}
+        self._held = {name: Variable(from_numpy(x.copy()), name=f"joint.gates.{name}")
+                      for name, x in zip(("m", "v", "t", "rate"), rows, strict=True)}  # fmt: skip
 
     def step(self, g: Tensor, bad: Tensor, limit: float) -> None:
         """Make one step if `bad` is 0; logits stay within ±limit. Logits with rate 0 keep their bits."""
@@ -138,14 +124,13 @@ _PATIENCE = 5
 """Consecutive skipped steps after which training stops."""
 
 
+@dataclass(frozen=True)
 class _Weights:
     """The current trained parameters of a program except its logits."""
 
-    def __init__(self, view: DifferentiableGraph) -> None:
-        self.view = view
+    view: DifferentiableGraph
 
     def parameters(self) -> list[Parameter]:
-        """Parameters without the logits."""
         p = self.view.program
         return [v for v in p.parameters() if LOGITS not in p.weights or v is not p.weights[LOGITS]]
 
@@ -175,40 +160,25 @@ class JointOptimizer:
     """
 
     def __init__(
-        self,
-        view: DifferentiableGraph,
-        task: Task | None,
-        penalties: Sequence[Any] = (),
-        *,
-        params: float | Callable[[Any], Optimizer] = 1e-3,
-        gates: float | Mapping[str, float] = 0.02,
-        mode: str = "joint",
-        turns: tuple[int, int] = (1, 1),
-        warmup: int | None = None,
-        policy: Proposes | None = None,
-        prune_every: int = 0,
-        clip: float | None = None,
-        steps: int = 0,
-        logit_limit: float = 10.0,
-        executor: str = "auto",
-        device: Device | str = "cpu",
-        noise: bool = True,
-    ) -> None:
+        self, view: DifferentiableGraph, task: Task | None, penalties: Sequence[Any] = (), *,
+        params: float | Callable[[Any], Optimizer] = 1e-3, gates: float | Mapping[str, float] = 0.02,
+        mode: str = "joint", turns: tuple[int, int] = (1, 1), warmup: int | None = None,
+        policy: Proposes | None = None, prune_every: int = 0, clip: float | None = None, steps: int = 0,
+        logit_limit: float = 10.0, executor: str = "auto", device: Device | str = "cpu", noise: bool = True,
+    ) -> None:  # fmt: skip
         if not hasattr(view, "elements"):
             raise UsageError("the optimizer needs a view of the gates", expected="DifferentiableGraph(program)",
                              got=repr(view))  # fmt: skip
         if mode not in MODES:
             raise UsageError("unknown mode", expected=", ".join(MODES), got=mode)
         for name, number in {"warmup": warmup or 0, "prune_every": prune_every, "steps": steps}.items():
-            whole(name, number)
+            Range(0, whole=True).check(name, number)
         if len(turns) != 2:
-            raise UsageError(
-                "turns is no pair", where="turns", expected="(steps on weights, steps on gates)", got=turns
-            )
+            raise UsageError("turns is no pair", expected="(steps on weights, steps on gates)", got=turns)
         for number in turns:
-            whole("turns", number, 1)
-        within("logit_limit", logit_limit, 0, above=True)
-        within("clip", 1 if clip is None else clip, 0, above=True)
+            Range(1, whole=True).check("turns", number)
+        Range(0, above=True).check("logit_limit", logit_limit)
+        Range(0, above=True).check("clip", 1 if clip is None else clip)
         if isinstance(penalties, str) or not isinstance(penalties, Sequence) or not all(map(callable, penalties)):
             raise UsageError("penalties is invalid", expected="a list of functions of Terms", got=repr(penalties))
         if policy is not None and not hasattr(policy, "propose"):
@@ -223,11 +193,13 @@ class JointOptimizer:
         if weights.parameters() and mode != "gates":
             self.weights = params(weights) if callable(params) else Adam(weights, params)
         self.logits = LogitMoments(view.program, gates)
-        self._warmup = WarmUp(self._most(steps) if warmup is None else warmup, warmup is None, steps)
+        rate, reach = self._reach()
+        most = max(0, min(steps // 2, steps - ceil(reach / rate))) if self.weights is not None and rate > 0 else 0
+        self._warmup = WarmUp(most if warmup is None else warmup, warmup is None, steps)
         self._limits = NormLimits(view.program) if self.warmup > 0 else None
         self._begun = False
         self.skipped = self._in_a_row = 0
-        self._steps: dict[tuple[bool, bool, tuple[str, ...], tuple[str, ...]], Any] = {}
+        self._steps: dict[tuple[Any, ...], Any] = {}
         self._names = _unique([label(p) for p in self.penalties])
         self._depends = False
         self._check(steps)
@@ -240,23 +212,13 @@ class JointOptimizer:
         rate, reach = self._reach()
         left = steps - self.warmup
         if steps and rate and left * rate < reach:
-            warn(
-                f"{left} steps at learning rate {rate} move a logit by at most {left * rate:.3g}: gates that start at "
-                f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close",
-                GatesCannotClose,
-                3,
-            )
+            warn(f"{left} steps at learning rate {rate} move a logit by at most {left * rate:.3g}: gates that start at "
+                 f"{reach / 2:.3g} need steps · lr of {reach:.3g} to close", GatesCannotClose, 3)  # fmt: skip
 
     def _reach(self) -> tuple[float, float]:
         """The largest learning rate of gates (0 if none are trained), and twice the largest |logit|."""
         rate = max(self.logits.rates.values(), default=0.0) if self.mode != "params" else 0.0
         return rate, 2 * max((abs(e.z) for e in self.view.elements() if e.state == "soft"), default=0.0)
-
-    def _most(self, steps: int) -> int:
-        """Default limit of the warm-up: see the class."""
-        rate, reach = self._reach()
-        trained = self.weights is not None and rate > 0
-        return max(0, min(steps // 2, steps - ceil(reach / rate))) if trained else 0
 
     @property
     def warmup(self) -> int:
@@ -288,9 +250,8 @@ class JointOptimizer:
         view, (by_weights, by_gates, apart) = self.view, self._turn()
         for name, given in {"batch": batch, "valid": valid or {}}.items():
             if not isinstance(given, Mapping):
-                raise UsageError(
-                    "the batch is no mapping", where=name, expected="arrays by name", got=type(given).__name__
-                )
+                got = type(given).__name__
+                raise UsageError("the batch is no mapping", where=name, expected="arrays by name", got=got)
         if apart and valid is None:
             raise UsageError("mode='bilevel' needs a second batch for the gates", fix="step(batch, valid)")
         view.anneal()
@@ -332,10 +293,9 @@ class JointOptimizer:
             self._begun = False  # the step is skipped; measure on the next batch
             return
         for unit in units:
-            unit.assign(Tensor(from_numpy(np.asarray(gain, np.float64))))
+            unit.assign(as_tensor(np.float64(gain)))
 
     def _whole(self, feeds: Mapping[str, Tensor]) -> Tensor:
-        """The task and all objectives, without other penalties."""
         _, task, extra, _ = self._objective(feeds, False)
         for term, penalty in zip(extra, self.penalties, strict=True):
             if isinstance(penalty, Objective):
@@ -346,12 +306,9 @@ class JointOptimizer:
         self.skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= _PATIENCE:
-            raise Diverged(
-                f"{_PATIENCE} consecutive steps were not finite; weights and gates are as before them",
-                where=f"step {self.view.step}, {self._culprit(batch)}",
-                got=found[0],
-                fix="use a smaller learning rate, clip=1.0, or check the batch",
-            )
+            raise Diverged(f"{_PATIENCE} consecutive steps were not finite; weights and gates are as before them",
+                           where=f"step {self.view.step}, {self._culprit(batch)}", got=found[0],
+                           fix="use a smaller learning rate, clip=1.0, or check the batch")  # fmt: skip
         return self._report(self.view.step, found, warm, (), True)
 
     def _culprit(self, batch: BATCH) -> str:
@@ -368,17 +325,12 @@ class JointOptimizer:
     def _report(
         self, step: int, found: list[float], warm: Mapping[str, float], edits: tuple[str, ...], skipped: bool
     ) -> StepReport:
-        parts = dict(zip(self._names, found[2:], strict=True))
-        is_open, expected = self._open()
+        parts, is_open, expected = dict(zip(self._names, found[2:], strict=True)), 0, 0.0
+        if self.view.program.gates():
+            table, _, by, now, _ = numbers(self.view.program)
+            cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
+            is_open, expected = int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
         return StepReport(step, found[0], found[1], parts, dict(warm), is_open, expected, edits, skipped)
-
-    def _open(self) -> tuple[int, float]:
-        """Number of elements with p >= 1/2, and the expected share of the cost."""
-        if not self.view.program.gates():
-            return 0, 0.0
-        table, _, by, now, _ = numbers(self.view.program)
-        cost = np.where(table[:, STATE] == FREE, 0, table[:, COST])
-        return int((by >= 0.5).sum()), float((cost * now).sum() / max(cost.sum(), 1))
 
     def _run(self, batch: BATCH, valid: BATCH | None, by_weights: bool, by_gates: bool) -> list[float]:
         names, theirs = tuple(batch), tuple(valid or ())
@@ -446,19 +398,16 @@ class JointOptimizer:
         return loss, task, extra, terms
 
     def _check_depends(self, task: Tensor, extra: Sequence[Tensor], held: Sequence[Tensor]) -> None:
-        """Raises: GatesUnused."""
         objectives = [t for t, penalty in zip(extra, self.penalties, strict=True) if isinstance(penalty, Objective)]
-        whole = [*objectives] if self.task is None else [task, *objectives]
+        whole = objectives if self.task is None else [task, *objectives]
         self._depends = not whole or any(
             slope is not None for one in whole for slope in grad(one, held, retain_graph=True, allow_unused=True)
         )
         if not self._depends:
-            raise GatesUnused(
-                "the loss does not depend on any gate",
-                where=self.task if isinstance(self.task, str) else getattr(self.task, "__name__", "task"),
-                got=", ".join(g.owner for g in list(self.view.program.gates().values())[:4]),
-                fix="gate nodes that the loss reads, or use a loss that reads gated nodes",
-            )
+            where = self.task if isinstance(self.task, str) else getattr(self.task, "__name__", "task")
+            gates = ", ".join(g.owner for g in list(self.view.program.gates().values())[:4])
+            raise GatesUnused("the loss does not depend on any gate", where=where, got=gates,
+                              fix="gate nodes that the loss reads, or use a loss that reads gated nodes")  # fmt: skip
 
     @staticmethod
     def _not_finite(loss: Tensor, slopes: Iterable[Tensor | None]) -> Tensor:
@@ -500,10 +449,72 @@ def _slopes(loss: Tensor, by: Sequence[Variable]) -> Sequence[Tensor | None]:
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    found: list[str] = []
+    found: dict[str, None] = {}
     for name in names:
-        n, label_ = 1, name
-        while label_ in found:
-            n, label_ = n + 1, f"{name}_{n + 1}"
-        found.append(label_)
-    return found
+        candidates = chain([name], (f"{name}_{n}" for n in count(2)))
+        found[next(c for c in candidates if c not in found)] = None
+    return list(found)
+
+
+# -- the warm-up on weights alone, and the gain of all gates -----------------------------------------------------------
+LEVEL = 0.05
+"""Share of the loss; a smaller decrease from one window to the next counts as levelled off."""
+
+
+class WarmUp:
+    """The first steps, which train weights alone.
+
+    Args:
+        most: largest number of steps.
+        levels: whether it ends as soon as the loss has levelled off.
+        steps: of the run; a window is a fifteenth of them, from 10 to 50.
+
+    Attributes:
+        until: the step at which gates start, as currently known.
+        losses: of the task during the warm-up; empty afterwards.
+    """
+
+    def __init__(self, most: int, levels: bool, steps: int) -> None:
+        self.until, self.levels, self.window = most, levels, max(10, min(50, steps // 15))
+        self.losses: list[float] = []
+
+    def saw(self, step: int, loss: float) -> None:
+        """Record the task's loss of a finished step."""
+        if not self.levels or step >= self.until:
+            self.losses.clear()
+            return
+        w = self.window
+        self.losses = [*self.losses, loss][-2 * w :]
+        if len(self.losses) == 2 * w:
+            before, now = np.mean(self.losses[:w]), np.mean(self.losses[w:])
+            if before - now < LEVEL * abs(before):
+                self.until = step + 1
+
+
+def gates_gain(view: DifferentiableGraph, loss: Callable[[], float], limit: float) -> float:
+    """The loss with all soft gates closed less that with all open; |loss with gates open| if that is not positive.
+
+    Args:
+        loss: computes the loss of the program.
+        limit: size of the logits at which gates are closed.
+    """
+    with view.using("open"):
+        value_with_gates_open = loss()
+    with view.using("hard"), _closed(view, limit):
+        gain = loss() - value_with_gates_open
+    return gain if np.isfinite(gain) and gain > 0 else abs(value_with_gates_open)
+
+
+@contextmanager
+def _closed(view: DifferentiableGraph, limit: float) -> Iterator[None]:
+    held = view.program.weights[LOGITS]
+    before = held.data.to_numpy().copy()
+    low = np.full(held.shape, -limit, held.dtype.numpy)
+    for e in view.elements():
+        if e.gate.kind == "scale":
+            low[e.offset] = 0
+    held.assign(as_tensor(low))
+    try:
+        yield
+    finally:
+        held.assign(as_tensor(before))

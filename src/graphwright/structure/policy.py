@@ -1,26 +1,122 @@
-"""Policies that propose cuts: online by bands and patience, at the end by a threshold or a target.
+"""Proposals: cuts by policies, online by bands and patience, at the end by a threshold or a target; edges by gain.
 
-A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals.
+A custom policy implements `propose(view)` for a `DifferentiableGraph` and returns proposals. Protection from cuts keeps
+a path from an input to every output, a unit of every axis and an option of every choice. One backward pass scores all
+absent edges: u -> v, which adds y_u to junction v, changes the loss to first order by n = Σ ⟨dL/dy_v, y_u⟩.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from math import inf
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import numpy as np
 
+from graphwright.array import from_numpy
+from graphwright.autograd import Tensor, as_tensor, enable_grad, grad
 from graphwright.errors import BudgetUnreachable
-from graphwright.structure.errors import whole, within
-from graphwright.structure.pricing import above, check_cost, element_costs
-from graphwright.structure.protection import protect
+from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import traits
+from graphwright.program import Program, Value
+from graphwright.program.kinds import ASSIGN, INPUT, SOURCES
+from graphwright.program.run import check_feeds
+from graphwright.settings import AtLeastOne, Count, NotNegative, Range, Settings, Share
+from graphwright.structure.elements import Element, Key, edge_of
+from graphwright.structure.errors import WouldDisconnect
+from graphwright.structure.pricing import Cost, above, check_cost, element_costs
 
 if TYPE_CHECKING:
-    from graphwright.structure.elements import Element, Key
-    from graphwright.structure.graph import DifferentiableGraph
-    from graphwright.structure.pricing import Cost
+    from graphwright.structure.graph import DifferentiableGraph, Task
+    from graphwright.structure.losses import Terms
+
+
+@dataclass(frozen=True, slots=True)
+class ProtectedElement:
+    """An element whose proposed cut was not made, by name, and why it is needed."""
+
+    name: str
+    reason: str
+
+
+def protect(
+    p: Program, cuts: Sequence[Element], among: Sequence[Element], *, min_in: int = 1, keep: Collection[str] = (),
+    strict: bool = False,
+) -> tuple[list[Element], list[ProtectedElement]]:  # fmt: skip
+    """The allowed cuts, and the protected elements.
+
+    A disconnected output gets back the path whose smallest p is largest, ties by the order of edges.
+
+    Args:
+        min_in: smallest number of units per gated axis, and of options per choice.
+        keep: names of protected elements, and of nodes that keep a path from an input.
+        strict: raise instead of protecting.
+    Raises: WouldDisconnect.
+    """
+    back: dict[str, str] = {e.name: "protected by name" for e in cuts if e.name in keep}
+    going = {e.name: e for e in cuts if e.name not in back}
+    for gate in {id(e.gate): e.gate for e in among}.values():
+        mine = [e for e in among if e.gate is gate]
+        if gate.over in ("units", "choice"):
+            leaving = sorted((e for e in mine if e.name in going), key=lambda e: (-e.p, e.index))
+            for e in leaving[: max(0, min(min_in, len(mine)) - len(mine) + len(leaving))]:
+                back[e.name] = f"{gate.owner} keeps {min_in}"
+                del going[e.name]
+    required = [v.node for v in p.outputs()] + [p.node(n) for n in keep if n not in {e.name for e in among}]
+    for node in required:
+        while path := widest(p, node, _closed(p, going.values())):
+            for name in path:
+                back[name] = f"{p.path(node)} would be unreachable"
+                going.pop(name, None)
+    if back and strict:
+        names = ", ".join(back)
+        raise WouldDisconnect("protection forbids these cuts", where=p.name, got=names, fix='protection="keep"')
+    return list(going.values()), [ProtectedElement(name, reason) for name, reason in back.items()]
+
+
+def _closed(p: Program, going: Iterable[Element]) -> dict[EdgeId | NodeId, Element]:
+    """Edges and sites that the cuts would close."""
+    found: dict[EdgeId | NodeId, Element] = {}
+    for e in going:
+        if e.over in ("edges", "choice"):
+            if (edge := edge_of(p, e)) is not None:
+                found[edge] = e
+        elif e.over in ("nodes", "layers"):
+            found.update(dict.fromkeys(e.gate.sites, e))
+    return found
+
+
+def widest(p: Program, target: NodeId, closed: dict[EdgeId | NodeId, Element]) -> list[str] | None:
+    """Names on the widest path from an input: the one whose smallest p is largest; None if it is open or missing.
+
+    One sweep in topological order stores (width, previous edge) per node; open edges have infinite width. Ties prefer
+    the more probable edge, then the first.
+    """
+    best: dict[NodeId, tuple[float, EdgeId | None]] = {}
+    needed = p.reachable([target])
+    for node in (n for n in p.order() if n in needed):
+        if p.op(node) in SOURCES:
+            if p.op(node) == INPUT:
+                best[node] = (inf, None)
+            continue
+        rank, width, chosen = (-inf, -inf), -inf, None
+        for edge in p.in_edges(node):
+            before, own = best.get(p.graph.source(edge)), closed[edge].p if edge in closed else inf
+            if before is not None and ((here := min(before[0], own)), own) > rank:
+                rank, width, chosen = (here, own), here, edge
+        if chosen is not None:
+            best[node] = (min(width, closed[node].p if node in closed else inf), chosen)
+    if target not in best or best[target][0] == inf:
+        return None
+    names: dict[str, None] = {}
+    node: NodeId | None = target
+    while node is not None:
+        edge = best[node][1]
+        names |= {closed[at].name: None for at in (edge, node) if at is not None and at in closed}
+        node = None if edge is None else p.graph.source(edge)
+    return list(names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +124,10 @@ class Proposal:
     """One proposed edit.
 
     Attributes:
-        action: `cut` or `add`.
+        action: `cut` or `add`; reason: for the journal; p: decision probability.
         name: of the element, or of the edge to add: `source -> junction`.
         element: to cut; None for an addition.
-        p: decision probability.
         gradient: of the loss with respect to the logit, or to a gate on an absent edge; None if not computed.
-        reason: for the journal.
     """
 
     action: str
@@ -42,10 +136,6 @@ class Proposal:
     reason: str
     element: Element | None = None
     gradient: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Without the element."""
-        return {n: getattr(self, n) for n in ("action", "name", "p", "reason", "gradient")}
 
 
 class Proposes(Protocol):
@@ -57,7 +147,7 @@ class Proposes(Protocol):
 
 
 @dataclass(slots=True)
-class Policy:
+class Policy(Settings):
     """Online: cut an element after `patience` checks below `remove_below`; reset its count above `keep_above`.
 
     Attributes:
@@ -66,29 +156,20 @@ class Policy:
         counts: element -> number of checks below, updated by each call.
     """
 
-    keep_above: float = 0.5
-    remove_below: float = 0.1
-    patience: int = 3
-    min_in: int = 1
+    keep_above: Share = 0.5
+    remove_below: Share = 0.1
+    patience: AtLeastOne = 3
+    min_in: Count = 1
     protect: Collection[str] = ()
-    max_fraction: float = 0.2
+    max_fraction: Annotated[float, Range(0, 1, above=True)] = 0.2
     counts: dict[Key, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        within("keep_above", self.keep_above, 0, 1)
-        within("remove_below", self.remove_below, 0, 1)
-        within("max_fraction", self.max_fraction, 0, 1, above=True)
-        whole("patience", self.patience, 1)
-        whole("min_in", self.min_in)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Count one check and propose the due cuts, the least probable first."""
         among = view.elements()
         alive = {e.key for e in among}
         self.counts = {k: n for k, n in self.counts.items() if k in alive}
-        for e in among:
-            if e.state != "soft":
-                continue
+        for e in (e for e in among if e.state == "soft"):
             if e.p < self.remove_below:
                 self.counts[e.key] = self.counts.get(e.key, 0) + 1
             elif e.p > self.keep_above:
@@ -101,15 +182,12 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class ThresholdPolicy:
+class ThresholdPolicy(Settings):
     """At the end: cut all elements below a probability."""
 
-    threshold: float = 0.5
-    min_in: int = 1
+    threshold: Share = 0.5
+    min_in: Count = 1
     protect: Collection[str] = ()
-
-    def __post_init__(self) -> None:
-        within("threshold", self.threshold, 0, 1)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Cuts in order of the logits; of a choice all options but the most probable one."""
@@ -123,7 +201,7 @@ class ThresholdPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class TopPolicy:
+class TopPolicy(Settings):
     """At the end: cut the least probable unprotected elements until the target is met, in elements or in cost.
 
     Attributes:
@@ -133,26 +211,24 @@ class TopPolicy:
             first. The target is met within one block.
     """
 
-    target: float
+    target: NotNegative
     of: Cost = "count"
-    min_in: int = 1
+    min_in: Count = 1
     protect: Collection[str] = ()
-    round_to: int = 1
+    round_to: AtLeastOne = 1
 
     def __post_init__(self) -> None:
-        whole("round_to", self.round_to, 1)
-        whole("min_in", self.min_in)
-        within("target", self.target, 0)
+        Settings.__post_init__(self)
         check_cost(self.of, counted=True)
 
     def propose(self, view: DifferentiableGraph) -> list[Proposal]:
         """Propose cuts. Raises: BudgetUnreachable if protection keeps more than the target."""
         among = view.elements()
-        price, parents = _costs(view, among, self.of), above(view.program, among)
+        counting = isinstance(self.of, str) and self.of == "count"
+        price = np.ones(len(among)) if counting else element_costs(view.program, among, self.of)
         target = self.target if self.target > 1 else self.target * float(price.sum())
-        nested = not (isinstance(self.of, str) and self.of == "count")
         below: list[list[int]] = [[] for _ in among]
-        for i, chain in enumerate(parents if nested else ()):
+        for i, chain in enumerate(() if counting else above(view.program, among)):
             for j in chain:
                 below[j].append(i)
         waiting = iter(self._blocks(among))
@@ -192,6 +268,82 @@ class TopPolicy:
         return sorted(blocks, key=lambda b: (*(np.mean([(among[i].p, among[i].z) for i in b], axis=0)), rank[b[0]]))
 
 
-def _costs(view: DifferentiableGraph, among: list[Element], of: Cost) -> np.ndarray:
-    counting = isinstance(of, str) and of == "count"
-    return np.ones(len(among)) if counting else element_costs(view.program, among, of)
+_STEP = 1e-2
+"""Relative step of the second difference along a message; its square is well above float32 rounding."""
+
+
+def absent(p: Program) -> list[tuple[Value, Value]]:
+    """(source, junction) pairs of equal spec without an edge, where an edge would close no cycle.
+
+    Sources are inputs and results of ops, except products with gates.
+    """
+    order = {node: i for i, node in enumerate(p.order())}
+    there = {(p.edge_value(e), p.graph.target(e)) for j in p.junctions() for e in p.in_edges(j)}
+    sites = {site: p.operands(site)[0] for gate in p.gates().values() for site in gate.sites}
+    there |= {(sites[v.node], j) for v, j in there if v.node in sites}
+    none = SOURCES - {INPUT} | {ASSIGN}
+    sources = [Value(n) for n in p.nodes() if p.op(n) not in none and not traits(p.op(n)).gates
+               and n not in sites and p.specs(n)[0].dtype.is_float]  # fmt: skip
+    found = []
+    for junction in p.junctions():
+        after, spec = p.dependents([junction]), p.spec(junction)
+        found += [(value, Value(junction)) for value in sources
+                  if p.spec(value) == spec and value.node not in after and (value, junction) not in there]  # fmt: skip
+    return sorted(found, key=lambda pair: (order[pair[1].node], order[pair[0].node]))
+
+
+def gains(
+    view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, newton: bool = False
+) -> list[tuple[str, float]]:
+    """(edge, gain) of all absent edges, the largest first, in units of the loss.
+
+    Args:
+        newton: gains to second order: n²/(2d) for n < 0, with d the second difference of the loss along the edge.
+    """
+    p = view.program
+    pairs = absent(p)
+    if not pairs:
+        return []
+    feeds = {n: as_tensor(v) for n, v in batch.items()}
+    dims = check_feeds(p, {n: feeds[n] for n in p.input_names()})[1]
+    junctions, sources = (list(dict.fromkeys(ends)) for ends in zip(*((j, s) for s, j in pairs), strict=True))
+    probed = p.fork()
+    with probed.edit("a zero input for every junction, to take gradients of the sums") as e:
+        probes = {j: e.input(f"probe.{p.path(j)}", p.spec(j).shape, p.spec(j).dtype) for j in junctions}
+        for j, probe in probes.items():
+            e.connect(probe, j.node)
+    zeros = {j: np.zeros(p.spec(j).bind(dims).sizes, p.spec(j).dtype.numpy) for j in junctions}
+    leaves = {j: Tensor(from_numpy(zero), True) for j, zero in zeros.items()}
+    seen = type(view)(probed, view.seed)
+
+    def loss(moved: Mapping[Value, Tensor]) -> tuple[Tensor, Terms]:
+        given = {probed.path(probes[j]): moved.get(j, leaves[j]) for j in junctions}
+        found, _, terms = seen.evaluate({**feeds, **given}, task, keep=sources)
+        return found, terms
+
+    with enable_grad():
+        here, terms = loss({})
+        slopes = grad(here, [leaves[j] for j in junctions], allow_unused=True)
+    by = {j: None if g is None else g.numpy("float64") for j, g in zip(junctions, slopes, strict=True)}
+    carried = {s: terms.values[s].numpy("float64") for s in sources}
+    found = []
+    for source, junction in pairs:
+        slope = by[junction]
+        if slope is not None:
+            n = float((slope * carried[source]).sum())
+            gain = -n
+            if newton:
+                steps = ((sign * _STEP * carried[source]).astype(zeros[junction].dtype) for sign in (-1, 1))
+                before, after = (loss({junction: as_tensor(x)})[0].item() for x in steps)
+                d = (before - 2 * here.item() + after) / _STEP**2
+                gain = n * n / (2 * d) if n < 0 and d > 0 else min(-n, 0.0)
+            found.append((f"{p.path(source)} -> {p.path(junction)}", gain))
+    return sorted(found, key=lambda row: (-row[1], row[0]))
+
+
+def additions(
+    view: DifferentiableGraph, task: Task, batch: Mapping[str, Any], *, least: float = 0.0, newton: bool = False
+) -> list[Proposal]:
+    """Absent edges with a gain above `least`, the best first; a ranking to verify by trials."""
+    ranked, least = gains(view, task, batch, newton=newton), max(least, 0.0)
+    return [Proposal("add", name, 0.0, f"gains {gain:.3g}", None, -gain) for name, gain in ranked if gain > least]

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import atoms
-from graphwright.program import Value
+from graphwright.program import Program, Value
+from graphwright.program.axes.axes import AxisGroup
 from graphwright.program.cost import ones, op_flops
 from graphwright.program.editing.gate_edits import removed_with, unit_costs
 from graphwright.program.gates import RESERVED, axis_of, between
 from graphwright.program.kinds import KINDS
-from graphwright.structure.elements import sites_of
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.program.axes.axes import AxisGroup
-    from graphwright.structure.elements import Element
+from graphwright.structure.elements import Element, sites_of
 
 OF = ("params", "bytes", "flops", "table")
 Cost = str | Mapping[str, float]
@@ -34,34 +31,28 @@ def latency(p: Program, feeds: Mapping[str, Any], runs: int = 5) -> dict[str, fl
     An instruction that runs several nodes counts for the node that names it. Raises: as `Plan.profile`.
     """
     shapes = {name: np.shape(value) for name, value in feeds.items()}
-    found: dict[str, float] = {}
+    found: dict[str, float] = defaultdict(float)
     for timing in p.compile(shapes).profile(feeds, runs).timings:
-        found[timing.path] = found.get(timing.path, 0.0) + 1e9 * timing.seconds
-    return found
+        found[timing.path] += 1e9 * timing.seconds
+    return dict(found)
 
 
 def _carried(p: Program, element: Element) -> set[NodeId]:
     """Nodes that are removed with an element; none for units, since their op stays."""
-    if element.over == "units":
-        return set()
-    return removed_with(p, [edge for site in sites_of(p, element) for edge in p.out_edges(site)])
+    sites = sites_of(p, element) if element.over != "units" else ()
+    return removed_with(p, [edge for site in sites for edge in p.out_edges(site)])
 
 
 def above(p: Program, among: Sequence[Element]) -> list[tuple[int, ...]]:
     """Per element the indices of other elements whose removal removes it too."""
-    known_above: dict[int, tuple[int, ...]] = {}
-    taken = [_carried(p, e) for e in among]
-    chains = []
-    for i, e in enumerate(among):
-        found = known_above.get(id(e.gate)) if e.over == "units" else None
-        if found is None:
+    taken, known = [_carried(p, e) for e in among], dict[int, tuple[int, ...]]()
+    keys = [id(e.gate) if e.over == "units" else -1 - i for i, e in enumerate(among)]  # units share their gate's
+    for key, e in zip(keys, among, strict=True):
+        if key not in known:
             sites = sites_of(p, e)
-            found = tuple(j for j, gone in enumerate(taken) if j != i and among[j].gate is not e.gate
-                          and gone and gone.issuperset(sites))  # fmt: skip
-            if e.over == "units":
-                known_above[id(e.gate)] = found
-        chains.append(found)
-    return chains
+            known[key] = tuple(j for j, gone in enumerate(taken) if among[j].gate is not e.gate
+                               and gone and gone.issuperset(sites))  # fmt: skip
+    return [known[key] for key in keys]
 
 
 def check_cost(of: Cost, counted: bool = False) -> None:
@@ -125,6 +116,6 @@ def _shared(p: Program, group: AxisGroup, each: Mapping[NodeId, float]) -> np.nd
     over = {v for v, dims in group.axes.solution.dims.items() if any(mine & set(atoms(d)) for d in dims)}
     total = 0.0
     for n, x in each.items():
-        results = (Value(n, k) for k in range(len(p.specs(n))))
-        total += x if any(v in over for v in (*p.operands(n), *results)) else 0.0
+        values = (*p.operands(n), *(Value(n, k) for k in range(len(p.specs(n)))))
+        total += 0.0 if over.isdisjoint(values) else x
     return np.full(group.size, total / group.size)

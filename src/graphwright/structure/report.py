@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.ops import traits
-from graphwright.program.cost import size
-from graphwright.program.draw.charts import HEIGHT, chart, legend, lines
-from graphwright.program.draw.shapes import label
+from graphwright.program import Entry, Program
+from graphwright.program.cost import ModelSize, size
+from graphwright.program.draw.shapes import HEIGHT, chart, label, legend, lines
 from graphwright.program.gates import RESERVED
 from graphwright.program.kinds import PARAM
 from graphwright.report import ReportBase, plain
-
-if TYPE_CHECKING:
-    from graphwright.program import Entry, Program
-    from graphwright.program.cost import ModelSize
-    from graphwright.structure.elements import Element
-    from graphwright.structure.protection import ProtectedElement
+from graphwright.structure.elements import Element
+from graphwright.structure.policy import ProtectedElement
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -28,15 +24,12 @@ class StepReport(ReportBase):
     """One step of training.
 
     Attributes:
-        step: number from 0.
-        loss: task plus penalties.
-        task: loss of the task.
-        penalties: value by name.
+        step: number from 0; skipped: loss or gradients were not finite, so nothing changed.
+        loss: task plus penalties; task: loss of the task; penalties: value by name.
         temperature: by group, in this step.
         open: number of elements with a decision probability >= 1/2, after the step.
         expected_cost: Σ cost · probability / Σ cost, after the step.
         edits: names of elements that the policy cut.
-        skipped: loss or gradients were not finite, so nothing changed.
     """
 
     step: int
@@ -61,14 +54,11 @@ class Discretized(ReportBase):
     """Report on hardening.
 
     Attributes:
-        program: the hardened one.
-        elements: before hardening.
+        program, entry: the hardened program, and the entry of its journal; elements: before hardening.
         cut: names of the elements that were cut; elements removed with a coarser one are not listed.
         kept_back: proposed cuts that were not made, with the reason.
         before, after: sizes without gates.
-        loss_before: with gates in evaluation mode; None without a probe.
-        loss_after: of the hardened program.
-        entry: of the journal.
+        loss_before, loss_after: with gates in evaluation mode, and of the hardened program; None without a probe.
     """
 
     program: Program
@@ -102,16 +92,15 @@ class Discretized(ReportBase):
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and names."""
+        before, after = self.before, self.after
         return {
             "cut": self.cut,
             "kept_back": plain(self.kept_back),
             "counts": {over: {"before": a, "after": b} for over, (a, b) in self.counts().items()},
             "num_pruned_edges": self.num_pruned_edges,
-            "params": [self.before.params, self.after.params],
-            "flops": [self.before.flops, self.after.flops],
+            **{name: [getattr(before, name), getattr(after, name)] for name in ("params", "flops")},
             "loss": [self.loss_before, self.loss_after],
-            "gap": self.gap,
-            "entry": self.entry.seq,
+            **{"gap": self.gap, "entry": self.entry.seq},
         }
 
     def __str__(self) -> str:
@@ -135,20 +124,15 @@ def probabilities(values: np.ndarray, names: Sequence[str], kept: Sequence[bool]
         names, kept: of the elements.
         last: step of the last row.
     """
-    few = len(names) <= _FEW
-    groups: dict[str, list[int]] = {}
+    few, groups = len(names) <= _FEW, dict[str, list[int]]()
     for i, name in enumerate(names):
-        groups.setdefault(name.partition("[")[0], []).append(i)
-    series: dict[str, tuple[Sequence[float], str]] = {}
+        groups.setdefault(name if few else name.partition("[")[0], []).append(i)
+    colours = {group: f"hsl({360 * k // len(groups)} 60% 45%)" for k, group in enumerate(groups)}
     if few:
-        for i, name in enumerate(names):
-            series[name] = values[:, i].tolist(), "#0969da" if kept[i] else "#cf222e"
-    else:
-        for k, (group, members) in enumerate(groups.items()):
-            series[group] = values[:, members].mean(1).tolist(), f"hsl({360 * k // len(groups)} 60% 45%)"
+        colours = {name: "#0969da" if stays else "#cf222e" for name, stays in zip(names, kept, strict=True)}
     what = "probability of each gate: blue was kept, red was cut" if few else "mean probability of the gates of an axis"
+    series = {group: (values[:, mine].mean(1).tolist(), colours[group]) for group, mine in groups.items()}
     shapes = [*lines(series, f"step {last}", y=(0.0, 1.0)), label(50, HEIGHT + 4, what)]
     if few:
         return chart(shapes, HEIGHT + 12)
-    shapes += legend({name: colour for name, (_, colour) in series.items()}, HEIGHT + 22)
-    return chart(shapes, HEIGHT + 12 + 18 * -(-len(groups) // 3))
+    return chart([*shapes, *legend(colours, HEIGHT + 22)], HEIGHT + 12 + 18 * -(-len(groups) // 3))

@@ -5,12 +5,24 @@ from __future__ import annotations
 from graphwright.errors import BudgetUnreachable
 from graphwright.surgery.budgets import Bytes, Energy, Error, Flops, Latency, Params, Ratio
 from graphwright.surgery.calibration import Calibration, CalibrationLeak, CalibrationTooSmall, MissingCalibration
-from graphwright.surgery.compare import Comparison, compare
-from graphwright.surgery.constraints.constraint import Constraint, Custom, constraint
-from graphwright.surgery.constraints.paths import NoPath, Reachable, ResidualPath
-from graphwright.surgery.constraints.sizes import Budget, EqualSizes, GradientFlow, HeadBalance, MaxDepth, MultipleOf
-from graphwright.surgery.diagnose import diagnose, diagnose_model
-from graphwright.surgery.error_report import ErrorReport
+from graphwright.surgery.compare import ComparisonReport, ErrorReport, compare
+from graphwright.surgery.constraints import (
+    Budget,
+    Constraint,
+    ConstraintSolution,
+    Custom,
+    EqualSizes,
+    GradientFlow,
+    HeadBalance,
+    MaxDepth,
+    MultipleOf,
+    NoPath,
+    Reachable,
+    ResidualPath,
+    Unsatisfied,
+    constraint,
+    solve,
+)
 from graphwright.surgery.errors import CompressionWouldGrow, NotAbsorbable, NotFactorable, NotRotation
 from graphwright.surgery.factorise.chain import densify
 from graphwright.surgery.factorise.compress import CompressOptions, compress, curve
@@ -18,10 +30,9 @@ from graphwright.surgery.factorise.factors import LowRank, TensorRing, TensorTra
 from graphwright.surgery.factorise.lora import lora, merge_lora
 from graphwright.surgery.factorise.methods import asvd, svd
 from graphwright.surgery.factorise.report import CompressionReport
+from graphwright.surgery.findings.diagnose import diagnose, diagnose_model, finding
 from graphwright.surgery.findings.diagnosis import Diagnosis
-from graphwright.surgery.findings.finding import Finding, Fix, Limits, Severity
-from graphwright.surgery.findings.kinds import finding
-from graphwright.surgery.findings.report import Findings
+from graphwright.surgery.findings.finding import Finding, Findings, Fix, Limits, Severity
 from graphwright.surgery.matrices import DtypeUnsupported, NonFiniteWeight
 from graphwright.surgery.measure import activation_memory
 from graphwright.surgery.orthogonal.lie import cayley, lie_exp, lie_log, retract, skew, so_generator
@@ -30,96 +41,20 @@ from graphwright.surgery.orthogonal.orthogonalize import OrthogonalizeOptions, O
 from graphwright.surgery.orthogonal.parametrize import bake, make_dense, parametrize, unbake
 from graphwright.surgery.pruning.heal import Healing, heal
 from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
-from graphwright.surgery.pruning.prune import PruneOptions, prune
-from graphwright.surgery.pruning.recompute import optimise_report
+from graphwright.surgery.pruning.prune import PruneOptions, optimise_report, prune
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
-from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
-    "Budget",
-    "BudgetUnreachable",
-    "Bytes",
-    "Calibration",
-    "CalibrationLeak",
-    "CalibrationTooSmall",
-    "Comparison",
-    "CompressOptions",
-    "CompressionReport",
-    "CompressionWouldGrow",
-    "Constraint",
-    "ConstraintSolution",
-    "Custom",
-    "Diagnosis",
-    "DtypeUnsupported",
-    "Energy",
-    "EqualSizes",
-    "Error",
-    "ErrorReport",
-    "Finding",
-    "Findings",
-    "Fix",
-    "Flops",
-    "GradientFlow",
-    "HeadBalance",
-    "Healing",
-    "Latency",
-    "Limits",
-    "LowRank",
-    "MaxDepth",
-    "MissingCalibration",
-    "MultipleOf",
-    "NoPath",
-    "NonFiniteWeight",
-    "NotAbsorbable",
-    "NotFactorable",
-    "NotRotation",
-    "OrthoReport",
-    "OrthogonalizeOptions",
-    "Params",
-    "PruneOptions",
-    "PrunePlan",
-    "PruneReport",
-    "Ratio",
-    "Reachable",
-    "ResidualPath",
-    "Severity",
-    "TensorRing",
-    "TensorTrain",
-    "Unsatisfied",
-    "activation_memory",
-    "asvd",
-    "bake",
-    "cayley",
-    "compare",
-    "compress",
-    "compression_ratio",
-    "constraint",
-    "curve",
-    "densify",
-    "diagnose",
-    "diagnose_model",
-    "finding",
-    "heal",
-    "is_orthogonal",
-    "lie_exp",
-    "lie_log",
-    "lora",
-    "make_dense",
-    "merge_lora",
-    "newton_schulz",
-    "optimise_report",
-    "orthogonalize",
-    "parametrize",
-    "polar",
-    "prune",
-    "qr",
-    "remove_zeros",
-    "retract",
-    "scores",
-    "skew",
-    "so_generator",
-    "solve",
-    "svd",
-    "unbake",
-]
+    "Budget", "BudgetUnreachable", "Bytes", "Calibration", "CalibrationLeak", "CalibrationTooSmall", "ComparisonReport",
+    "CompressOptions", "CompressionReport", "CompressionWouldGrow", "Constraint", "ConstraintSolution", "Custom",
+    "Diagnosis", "DtypeUnsupported", "Energy", "EqualSizes", "Error", "ErrorReport", "Finding", "Findings", "Fix",
+    "Flops", "GradientFlow", "HeadBalance", "Healing", "Latency", "Limits", "LowRank", "MaxDepth", "MissingCalibration",
+    "MultipleOf", "NoPath", "NonFiniteWeight", "NotAbsorbable", "NotFactorable", "NotRotation", "OrthoReport",
+    "OrthogonalizeOptions", "Params", "PruneOptions", "PrunePlan", "PruneReport", "Ratio", "Reachable", "ResidualPath",
+    "Severity", "TensorRing", "TensorTrain", "Unsatisfied", "activation_memory", "asvd", "bake", "cayley", "compare",
+    "compress", "compression_ratio", "constraint", "curve", "densify", "diagnose", "diagnose_model", "finding", "heal",
+    "is_orthogonal", "lie_exp", "lie_log", "lora", "make_dense", "merge_lora", "newton_schulz", "optimise_report",
+    "orthogonalize", "parametrize", "polar", "prune", "qr", "remove_zeros", "retract", "scores", "skew", "so_generator",
+    "solve", "svd", "unbake",
+]  # fmt: skip

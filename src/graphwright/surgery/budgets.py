@@ -1,8 +1,7 @@
 """Budgets: how much accuracy an operation may cost, or how large the model may be afterwards.
 
 A size budget (`Ratio`, `Params`, `Flops`, `Bytes`, `Latency`) bounds what remains; a quality budget (`Error`, `Energy`)
-bounds what is lost. The operation that takes a budget defines what it counts: prune the blocks, compress the selected
-weights.
+bounds what is lost. Pruning counts the blocks, compression the selected weights.
 """
 
 from __future__ import annotations

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.models.generation.text import check_ids, vocabulary
+from graphwright.models.model import Model
+from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT
-from graphwright.program.run import run
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.graph import NodeId
-    from graphwright.models.model import Model
-    from graphwright.program import Program, Value
+from graphwright.program.run import run_nodes
 
 ROWS = 2048
 """Rows (tokens, samples) per run; float32 products of so many rows are summed before they are added in float64."""
@@ -36,15 +34,6 @@ class CalibrationTooSmall(UsageError):
 
 class CalibrationLeak(UsageError):
     """Some windows to measure on were also used to learn from."""
-
-
-class Windows(TypedDict, total=False):
-    """Keywords of `Calibration`."""
-
-    max_tokens: int
-    context: int
-    seed: int
-    held_out: Any
 
 
 class Calibration:
@@ -85,15 +74,17 @@ class Calibration:
             self.held = _take(other, np.sort(drawn))
         self.windows = _take(found, np.sort(order[:most]))
         self.width, self.seed = width, seed
-        seen = set(digests(self.windows))
         if held_out is None:  # a held-out window that repeats a learned one would measure nothing
-            fresh = [i for i, d in enumerate(digests(self.held)) if d not in seen]
-            self.held = _take(self.held, np.asarray(fresh, np.int64))
+            fresh = np.setdiff1d(np.arange(_count(self.held)), self._leaked(self.held))
+            self.held = _take(self.held, fresh)
         self.check_held_out(self.held)
         self._cached: tuple[Any, Any] | None = None
 
     @staticmethod
-    def of(model: Model, text: str | None = None, **options: Unpack[Windows]) -> Calibration:
+    def of(
+        model: Model, text: str | None = None, max_tokens: int = 8192, context: int = 512, seed: int = 0, *,
+        held_out: Any = None,
+    ) -> Calibration:  # fmt: skip
         """Calibration of a model on a text; by default on the bundled text, whose second half is held out.
 
         Raises: UsageError for a model without a tokenizer.
@@ -102,10 +93,10 @@ class Calibration:
         from graphwright.models.tokenizer import need_tokenizer
 
         tokenizer = need_tokenizer(model)
-        if text is not None:
-            return Calibration(text, tokenizer=tokenizer, **options)
-        learned, held = pydoc_split()
-        return Calibration(learned, **{"held_out": held, **options}, tokenizer=tokenizer)
+        if text is None:
+            text, held = pydoc_split()
+            held_out = held if held_out is None else held_out
+        return Calibration(text, max_tokens, context, seed, held_out=held_out, tokenizer=tokenizer)
 
     @property
     def tokens(self) -> int:
@@ -114,29 +105,28 @@ class Calibration:
 
     def check_held_out(self, windows: Mapping[str, np.ndarray]) -> None:
         """Raises: CalibrationLeak if one of the windows is learned from."""
-        seen = set(digests(self.windows))
-        leaked = [i for i, d in enumerate(digests(windows)) if d in seen]
-        if leaked:
+        if leaked := self._leaked(windows):
             raise CalibrationLeak(
                 "held-out windows are also learned from", got=f"{len(leaked)} of {_count(windows)}, first {leaked[0]}",
                 expected="windows of other data", fix="Calibration(..., held_out=other_tokens)",
             )  # fmt: skip
+
+    def _leaked(self, windows: Mapping[str, np.ndarray]) -> list[int]:
+        """Numbers of the windows that are learned from."""
+        seen = set(digests(self.windows))
+        return [i for i, d in enumerate(digests(windows)) if d in seen]
 
     def feeds(self, p: Program, held: bool = False) -> list[dict[str, np.ndarray]]:
         """Inputs of a program in chunks of about 2048 rows; adds `positions` if the program takes them.
 
         Raises: PromptError for a token outside the vocabulary; UsageError if `held` and no window is held out.
         """
-        windows, per = (self.held if held else self.windows), max(ROWS // self.width, 1)
+        windows = self.held if held else self.windows
         if not _count(windows):
             raise UsageError("no window is held out", expected="at least four windows, or held_out=...")
         if "ids" in windows:
             windows = {**windows, "ids": check_ids(windows["ids"], vocabulary(p))}
-            if "positions" in p.input_names() and "positions" not in windows:
-                ids = windows["ids"]
-                windows["positions"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in windows.items()}
-                for i in range(0, _count(windows), per)]  # fmt: skip
+        return chunked(p, windows, max(ROWS // self.width, 1))
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """The value for a key; only the last one is cached, so that one layer's statistics are in memory."""
@@ -167,7 +157,7 @@ class Stream:
         self.p, self.feeds = p, feeds
         self.live: list[dict[Value, NDArray]] = [{} for _ in feeds]
 
-    def advance(self, node: NodeId) -> None:
+    def advance(self, node: NodeId) -> Stream:
         """Compute everything before a node in topological order, and retain the values that later nodes read."""
         p, moving = self.p, input_dependent(self.p)
         order = [n for n in p.order() if n in moving]
@@ -181,16 +171,25 @@ class Stream:
         ))  # fmt: skip
         for i, values in enumerate(self.read(wanted)):
             self.live[i] = {v: values[v] for v in wanted}
+        return self
 
     def read(self, values: Sequence[Value]) -> Iterator[dict[Value, NDArray]]:
         """The values of each chunk in turn, computed from the stream's position."""
         for feeds, live in zip(self.feeds, self.live, strict=True):
-            yield run(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
+            yield run_nodes(self.p, feeds, keep=list(values), given=live, whole=False).values if values else {}
 
     def outputs(self, name: str | None = None) -> Iterator[np.ndarray]:
         """An output of each chunk, by default the first one; see `as_float`."""
         value = self.p.output(name or self.p.output_names()[0])
         return (as_float(chunk[value]) for chunk in self.read([value]))
+
+
+def chunked(p: Program, rows: Mapping[str, np.ndarray], per: int) -> list[dict[str, np.ndarray]]:
+    """Inputs of a program in chunks of `per` rows; adds `positions` of ids if the program takes them."""
+    if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
+        rows = {**rows, "positions": np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)}
+    return [{name: np.ascontiguousarray(a[i : i + per]) for name, a in rows.items()}
+            for i in range(0, _count(rows), per)]  # fmt: skip
 
 
 def as_float(array: NDArray) -> np.ndarray:
@@ -200,16 +199,12 @@ def as_float(array: NDArray) -> np.ndarray:
 
 def input_dependent(p: Program) -> set[NodeId]:
     """Nodes whose value depends on an input; all other nodes depend on weights alone."""
+    if p.history.open is not None:
+        return p.dependents(p.inputs())
     known = p.derived.get("moving")
-    if known is not None and known[0] == p.version and p.history.open is None:
-        return known[1]
-    found: set[NodeId] = set()
-    for node in p.order():
-        if p.op(node) == INPUT or any(v.node in found for v in p.operands(node)):
-            found.add(node)
-    if p.history.open is None:
-        p.derived["moving"] = (p.version, found)
-    return found
+    if known is None or known[0] != p.version:
+        known = p.derived["moving"] = p.version, p.dependents(p.inputs())
+    return known[1]
 
 
 def digests(windows: Mapping[str, np.ndarray]) -> list[str]:

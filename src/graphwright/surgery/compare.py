@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import exp, inf
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass, field
+from math import exp, inf, sqrt
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Calibration, Stream
+from graphwright.models.model import Model
+from graphwright.program import Program
+from graphwright.report import ReportBase, table
+from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import DriftSum, next_token_nats, scores_tokens
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.program import Program
+from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
 
 GREEDY, PROMPT = 16, 8
 """Tokens that are continued greedily, and tokens of the prompt before them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Comparison(ReportBase):
+class ComparisonReport(ReportBase):
     """Differences of two programs a and b.
 
     Attributes:
@@ -67,7 +65,7 @@ class Comparison(ReportBase):
         return "\n".join(lines)
 
 
-def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int = 4) -> Comparison:
+def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int = 4) -> ComparisonReport:
     """Run two programs on the same inputs, and compare their weights by name.
 
     Args:
@@ -81,13 +79,10 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
     ours, theirs = dict(p.constants()), dict(q.constants())
     common = [k for k in ours if k in theirs]
     reshaped = tuple(k for k in common if ours[k].shape != theirs[k].shape)
-    return Comparison(
-        _outputs(p, q, feeds, prompts),
-        {k: _weight(p, q, k) for k in common if k not in reshaped},
-        tuple(k for k in ours if k not in theirs),
-        tuple(k for k in theirs if k not in ours),
-        reshaped,
-    )
+    return ComparisonReport(
+        _outputs(p, q, feeds, prompts), {k: _weight(p, q, k) for k in common if k not in reshaped},
+        tuple(k for k in ours if k not in theirs), tuple(k for k in theirs if k not in ours), reshaped,
+    )  # fmt: skip
 
 
 def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
@@ -98,29 +93,25 @@ def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
         rows = {"ids": np.atleast_2d(np.asarray(inputs))}
     if not rows:
         raise UsageError("there are no inputs to compare on", expected="windows of ids [n, T], or feeds by name")
-    if "ids" in rows and "positions" in p.input_names() and "positions" not in rows:
-        rows["positions"] = np.broadcast_to(np.arange(rows["ids"].shape[1]), rows["ids"].shape)
-    count = len(next(iter(rows.values())))
-    return [{k: np.ascontiguousarray(v[i : i + 4]) for k, v in rows.items()} for i in range(0, count, 4)]
+    return chunked(p, rows, 4)
 
 
 def _outputs(p: Program, q: Program, feeds: Sequence[Mapping[str, np.ndarray]], prompts: int) -> dict[str, Any]:
-    total = DriftSum(scores=scores_tokens(p) and scores_tokens(q))
-    losses, tokens = [0.0, 0.0], 0
+    drift = Drift(scores=scores_tokens(p) and scores_tokens(q))
+    losses, tokens = np.zeros(2), 0
     for f, x, y in zip(feeds, Stream(p, feeds).outputs(), Stream(q, feeds).outputs(), strict=True):
         if x.shape != y.shape:
             raise ShapeError("the outputs have different shapes", expected=x.shape, got=y.shape)
-        total.add(x, y)
-        if total.scores:
-            losses = [s + float(next_token_nats(z, f["ids"]).sum()) for s, z in zip(losses, (x, y), strict=True)]
+        drift.add(x, y)
+        if drift.scores:
+            losses += [float(next_token_nats(z, f["ids"]).sum()) for z in (x, y)]
             tokens += f["ids"][:, 1:].size
-    drift = total.drift()
     found: dict[str, Any] = {"max_abs": drift.max_abs, "relative": drift.relative}
-    if total.scores:
+    if drift.scores:
         starts = np.concatenate([f["ids"] for f in feeds])[:prompts, :PROMPT]
         shares = np.mean([np.equal(_greedy(p, row), _greedy(q, row)) for row in starts])
         found |= {
-            "kl_mean": drift.kl, "kl_max": total.kl_max, "top1": drift.same_top, "greedy": float(shares),
+            "kl_mean": drift.kl, "kl_max": drift.kl_max, "top1": drift.same_top, "greedy": float(shares),
             "prompts": len(starts), "perplexity": [exp(min(s / max(tokens, 1), 700.0)) for s in losses],
         }  # fmt: skip
     return found
@@ -138,11 +129,106 @@ def _weight(p: Program, q: Program, key: str) -> dict[str, Any]:
     if p.weights.digest(key) == q.weights.digest(key):
         return {"equal": True, "max_abs": 0.0, "relative": 0.0, "cosine": 1.0}
     x, y = (r.weights.array(key).to_numpy("float64").reshape(-1) for r in (p, q))
-    norms = float(np.linalg.norm(x)), float(np.linalg.norm(y))
-    difference = float(np.linalg.norm(y - x))
-    return {
-        "equal": False,
-        "max_abs": float(np.abs(y - x).max(initial=0.0)),
-        "relative": difference / norms[0] if norms[0] else (inf if difference else 0.0),
-        "cosine": float(x @ y) / (norms[0] * norms[1]) if norms[0] and norms[1] else 0.0,
-    }
+    a, b, moved = float(np.linalg.norm(x)), float(np.linalg.norm(y)), float(np.linalg.norm(y - x))
+    return {"equal": False, "max_abs": float(np.abs(y - x).max(initial=0.0)),
+            "relative": moved / a if a else inf if moved else 0.0,
+            "cosine": float(x @ y) / (a * b) if a and b else 0.0}  # fmt: skip
+
+
+TOP = 10
+"""Layers that the text shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Count, mean, population standard deviation, minimum and maximum of some numbers.
+
+    Attributes:
+        squares: sum of squared differences from the mean.
+    """
+
+    count: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    least: float = inf
+    most: float = -inf
+
+    @staticmethod
+    def of(values: Any) -> Moments:
+        """Moments of the entries of an array."""
+        a = np.asarray(values, np.float64).reshape(-1)
+        if not a.size:
+            return Moments()
+        mean = float(a.mean())
+        return Moments(a.size, mean, float(((a - mean) ** 2).sum()), float(a.min()), float(a.max()))
+
+    @property
+    def std(self) -> float:
+        """Population standard deviation."""
+        return sqrt(self.squares / self.count) if self.count else 0.0
+
+    def __or__(self, other: Moments) -> Moments:
+        """Moments of the numbers of both (Chan, Golub and LeVeque 1979)."""
+        if not self.count or not other.count:
+            return self if self.count else other
+        count, step = self.count + other.count, other.mean - self.mean
+        squares = self.squares + other.squares + step**2 * self.count * other.count / count
+        mean = self.mean + step * other.count / count
+        return Moments(count, mean, squares, min(self.least, other.least), max(self.most, other.most))
+
+    def to_json(self) -> dict[str, float | None]:
+        """Plain values; `min` and `max` are None if there are no numbers."""
+        ends = (self.least, self.most) if self.count else (None, None)
+        return {"count": self.count, "mean": self.mean, "std": self.std, "min": ends[0], "max": ends[1]}
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ErrorReport(ReportBase):
+    """Errors by layer.
+
+    Attributes:
+        layers: name -> moments of its errors.
+        facts: name -> other facts of the layer: `drift` (relative, of its output), `ratio` (parameters before / after),
+            `seconds`.
+    """
+
+    layers: dict[str, Moments] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def add(self, name: str, errors: Any, **facts: float) -> None:
+        """Add errors of a layer, or their moments, to those it has already, and replace its facts."""
+        found = errors if isinstance(errors, Moments) else Moments.of(errors)
+        self.layers[name] = self.layers.get(name, Moments()) | found
+        if facts:
+            self.facts[name] = {**self.facts.get(name, {}), **facts}
+
+    @property
+    def whole(self) -> Moments:
+        """Moments over all layers."""
+        total = Moments()
+        for found in self.layers.values():
+            total |= found
+        return total
+
+    def __or__(self, other: ErrorReport) -> ErrorReport:
+        """A report on the errors of both."""
+        made = ErrorReport()
+        for report in (self, other):
+            for name, found in report.layers.items():
+                made.add(name, found, **report.facts.get(name, {}))
+        return made
+
+    def worst(self) -> list[str]:
+        """Layer names by their largest error, descending."""
+        return sorted(self.layers, key=lambda name: (-self.layers[name].most, name))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values of all layers, the worst first."""
+        rows = [{"layer": n, **self.layers[n].to_json(), **self.facts.get(n, {})} for n in self.worst()]
+        return {"global": self.whole.to_json(), "layers": rows}
+
+    def __str__(self) -> str:
+        rows = [{"layer": "all layers", **self.whole.to_json()}, *self.to_json()["layers"]]
+        more = [f"... {len(rows) - 1 - TOP} more layers, in to_json()"] if len(rows) > TOP + 1 else []
+        columns = dict.fromkeys(name for row in rows[: TOP + 1] for name in row)
+        return "\n".join([table(rows[: TOP + 1], list(columns)), *more])

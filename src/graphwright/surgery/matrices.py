@@ -5,28 +5,24 @@ Invariant: processed and skipped together are all params that the pattern select
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from math import inf
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import empty, from_numpy
+from graphwright.array import DType, NDArray, empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
+from graphwright.graph import NodeId
+from graphwright.models.model import Model
 from graphwright.ops import OPS, traits
-from graphwright.program import EmptySelection, Program, Value
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.kinds import PARAM
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from graphwright.array import DType, NDArray
-    from graphwright.graph import NodeId
-    from graphwright.models.model import Model
-    from graphwright.program import Selection, Transaction
-    from graphwright.progress import Report
-    from graphwright.surgery.measure import Drift
+from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.measure import Drift, measure_drift
 
 MATRIX_PORT = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
 """Op -> operand number of its matrix [out, in]: used as x · Wᵀ, or as a table of rows."""
@@ -98,17 +94,12 @@ def find_matrices(program: Program, where: str | Selection) -> tuple[list[Matrix
         EmptySelection: if no matrix is selected.
         DtypeUnsupported: for an integer matrix.
     """
-    selection = program.select(where) if isinstance(where, str) else where
+    selection = selection_of(program, where)
     chosen = dict.fromkeys(_param(program, node) for node in selection)
     named = not isinstance(where, str) or not where.startswith("*")
-    found: list[Matrix] = []
-    skipped: list[Skipped] = []
-    for node in (n for n in chosen if n is not None):
-        matrix, reason = _matrix(program, node, named)
-        if matrix is None:
-            skipped.append(Skipped(program.path(node), reason))
-        else:
-            found.append(matrix)
+    checked = [_matrix(program, node, named) for node in chosen if node is not None]
+    found = [m for m in checked if isinstance(m, Matrix)]
+    skipped = [s for s in checked if isinstance(s, Skipped)]
     if not found:
         reason = f": {skipped[0].reason}" if skipped else ""
         raise EmptySelection(
@@ -131,22 +122,22 @@ def _param(p: Program, node: NodeId) -> NodeId | None:
     return source if p.op(source) == PARAM else None
 
 
-def _matrix(p: Program, node: NodeId, named: bool) -> tuple[Matrix | None, str]:
+def _matrix(p: Program, node: NodeId, named: bool) -> Matrix | Skipped:
     spec, path = p.spec(node), p.path(node)
     if len(spec.shape) != 2:
-        return None, f"{len(spec.shape)} dimension{'s' * (len(spec.shape) != 1)}, not a matrix"
+        return Skipped(path, f"{len(spec.shape)} dimension{'s' * (len(spec.shape) != 1)}, not a matrix")
     if not spec.dtype.is_float:
         raise DtypeUnsupported("the matrix holds integers", where=path, expected="a float dtype", got=spec.dtype.name)
     readers = tuple(_readers(p, Value(node)))
     others = sorted({r.op for r in readers} - set(MATRIX_PORT))
     if others or not readers:
-        return None, f"read by {', '.join(others)}" if others else "nothing reads it"
+        return Skipped(path, f"read by {', '.join(others)}" if others else "nothing reads it")
     if not named and any(traits(r.op).lookup for r in readers):
-        return None, "an embedding table: touched only when named"
+        return Skipped(path, "an embedding table: touched only when named")
     if not named and any(Value(r.node) in p.outputs() for r in readers):
-        return None, "an output head: touched only when named"
+        return Skipped(path, "an output head: touched only when named")
     out, inner = (int(n) for n in spec.shape)
-    return Matrix(node, path, p.key(node), (out, inner), spec.dtype, readers), ""
+    return Matrix(node, path, p.key(node), (out, inner), spec.dtype, readers)
 
 
 def _readers(p: Program, value: Value) -> list[Reader]:
@@ -160,6 +151,17 @@ def _readers(p: Program, value: Value) -> list[Reader]:
         else:
             found.append(Reader(reader, op if MATRIX_PORT.get(op) == p.edge_port(edge) else f"{op} operand"))
     return found
+
+
+def selection_of(p: Program, where: str | Selection) -> Selection:
+    """The selection of a pattern, or the selection itself."""
+    return p.select(where) if isinstance(where, str) else where
+
+
+def named(p: Program, *endings: str) -> list[str]:
+    """Paths of params without one of these endings, for those that have it, in order of creation."""
+    paths = [p.path(n) for n in p.of_kind(PARAM)]
+    return [path.removesuffix(end) for path in paths for end in endings if path.endswith(end)]
 
 
 def values(program: Program, key: str) -> np.ndarray:
@@ -184,6 +186,40 @@ def stored(array: np.ndarray, dtype: DType) -> NDArray:
 def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
     """A float64 array after rounding to `dtype`, in float64."""
     return stored(array, dtype).to_numpy("float64")
+
+
+def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calibration) -> dict[str, np.ndarray]:
+    """Matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
+
+    Maps that read the same value share its statistics. A matrix that no linear map reads has no entry.
+    """
+    sources: dict[str, list[Value]] = {}
+    for m in matrices:
+        sources[m.path] = [program.operands(r.node)[0] for r in m.readers if traits(r.op).contracts == "out_in"]
+    wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
+    sums: dict[Value, np.ndarray] = {}
+    counts: dict[Value, int] = {}
+    for feeds in calibration.feeds(program):
+        run = program.run(feeds, keep="outputs", capture=wanted)
+        for value in wanted:
+            x = run.value(value).to_numpy("float64")
+            x = x.reshape(-1, x.shape[-1])
+            if not np.isfinite(x).all():
+                raise UsageError("the inputs of a layer are not finite", where=program.path(value))
+            sums[value] = sums.get(value, 0.0) + x.T @ x
+            counts[value] = counts.get(value, 0) + len(x)
+    return {
+        path: np.sum([sums[v] for v in found], axis=0) / sum(counts[v] for v in found)
+        for path, found in sources.items()
+        if found
+    }
+
+
+def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
+    """Relative error of y = x · Wᵀ over inputs with a Gram matrix: √(tr D G Dᵀ / tr W G Wᵀ) with D = new - W."""
+    d = new - w
+    lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
+    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf
 
 
 # -- editing matrix by matrix ------------------------------------------------------------------------------------------
@@ -221,26 +257,23 @@ def program_of(program: Program | Model) -> Program:
 
 
 def edit_matrices(
-    program: Program,
-    matrices: Sequence[Matrix],
-    edit: Callable[[Transaction, Matrix], dict[str, float]],
-    found: MatrixReport,
-    *,
-    name: str,
-    why: str,
-    keep_partial: bool,
-    report: Report | None,
-) -> Program:
-    """Edit matrices one by one in a single journal entry.
+    program: Program, matrices: Sequence[Matrix], edit: Callable[[Transaction, Matrix], dict[str, float]],
+    found: MatrixReport, *, name: str, why: str, calibration: Calibration | None, keep_partial: bool,
+    report: Report | None, layers: bool = False,
+) -> dict[str, Drift]:  # fmt: skip
+    """Edit matrices one by one in a single journal entry, and measure the drift of the outputs.
 
     Args:
         program: edited in place, or on a fork if `found.dry_run`.
         edit: edits one matrix, appends its rows to `found`, and returns numbers for the progress.
-        found: `interrupted` and `skipped` are set where Ctrl-C or lack of memory ends the loop.
+        found: `drift` is set, and `interrupted` and `skipped` where Ctrl-C or lack of memory ends the loop.
         name: of the operation, for the journal and the progress.
+        calibration: data on which drift is measured.
         keep_partial: after an interruption keep the finished matrices; otherwise nothing changes.
-    Returns: the edited program.
+        layers: also measure the drift of each matrix's linear map.
+    Returns: matrix path -> drift of its linear map.
     """
+    before = None if calibration is None else program.fork()  # a fork holds the arrays, which prevents edits in place
     target = program.fork() if found.dry_run else program
     with target.edit(why, author="pass", tool=f"graphwright.surgery.{name}") as e:
         for i, matrix in enumerate(matrices):
@@ -256,4 +289,8 @@ def edit_matrices(
                 done = {row.path for row in found.rows} | {s.path for s in found.skipped}
                 found.skipped += [Skipped(m.path, "interrupted before") for m in matrices if m.path not in done]
                 break
-    return target
+    if calibration is None or before is None:
+        return {}
+    maps = {m.path: m.name for m in matrices if layers and m.readers and target.free_name(m.name) != m.name}
+    found.drift, drifts = measure_drift(before, target, calibration, list(maps.values()))
+    return {path: drifts[name] for path, name in maps.items()}

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.errors import NonFinite, UsageError
+from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import StaticCache
-from graphwright.ops import traits
+from graphwright.program import Program
 from graphwright.program.cost import size
 from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Stream, as_float
-
-if TYPE_CHECKING:
-    from graphwright.program import Program, Value
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.matrices import Matrix
+from graphwright.surgery.calibration import Calibration, Stream, as_float
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
@@ -106,11 +100,8 @@ def figures(
 
 
 def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
-    """Bytes of the arena that a run of these inputs needs for its activations.
+    """Bytes of the arena that a run of these inputs, arrays by input name, needs for its activations.
 
-    Args:
-        program: before or after an operation.
-        inputs: arrays by input name, as for a run.
     Raises: as `Program.compile`.
     """
     return program.compile(inputs).arena_bytes
@@ -163,63 +154,60 @@ def loss_gradients(
             yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
 
 
-@dataclass(slots=True, repr=False)
 class Drift(ReportBase):
-    """Difference of one value [.., n] between two programs, over all calibration rows.
+    """Difference of one value [.., n] between two programs, summed over all calibration rows.
 
     Attributes:
         relative: ‖new - old‖ / ‖old‖, Frobenius.
         max_abs: largest difference of an entry.
-        kl: for scores, mean KL(old ‖ new) of their softmax, nats.
-        same_top: for scores, share of rows whose largest entry (the greedy token) is the same.
+        kl, kl_max: for `scores` of tokens, mean and largest KL(old ‖ new) of their softmax, nats; else None.
+        same_top: for scores, share of rows whose largest entry (the greedy token) is the same; else None.
         rows: number of rows.
     """
 
-    relative: float
-    max_abs: float
-    kl: float | None
-    same_top: float | None
-    rows: int
+    def __init__(self, scores: bool = False) -> None:
+        self.scores, self.max_abs, self.rows, self.kl_max = scores, 0.0, 0, 0.0
+        self._squared = self._norm = self._kl = 0.0
+        self._same = 0
+
+    def add(self, old: np.ndarray, new: np.ndarray) -> None:
+        """Add one chunk of rows of both programs."""
+        a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
+        difference = b - a
+        self._squared += float(np.vdot(difference, difference))
+        self._norm += float(np.vdot(a, a))
+        self.max_abs = max(self.max_abs, float(np.abs(difference).max(initial=0.0)))
+        self.rows += len(a)
+        if self.scores:
+            divergence = kl(a, b)
+            self._kl += float(divergence.sum())
+            self.kl_max = max(self.kl_max, float(divergence.max()))
+            self._same += int((a.argmax(-1) == b.argmax(-1)).sum())
+
+    @property
+    def relative(self) -> float:
+        """‖new - old‖ / ‖old‖; infinite if only the old value is zero."""
+        return (self._squared / self._norm) ** 0.5 if self._norm else inf if self._squared else 0.0
+
+    @property
+    def kl(self) -> float | None:
+        """Mean KL(old ‖ new), nats; None unless rows are scores."""
+        return max(self._kl / self.rows, 0.0) if self.scores else None
+
+    @property
+    def same_top(self) -> float | None:
+        """Share of rows whose largest entry is the same; None unless rows are scores."""
+        return self._same / self.rows if self.scores else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures."""
+        return {name: getattr(self, name) for name in ("relative", "max_abs", "kl", "same_top", "rows")}
 
     def __str__(self) -> str:
         moved = f"differ by {self.relative:.3g} relative, {self.max_abs:.3g} at most"
         if self.kl is None or self.same_top is None:
             return moved
         return f"{moved}; KL {self.kl:.3g} nats; {self.same_top:.2%} greedy tokens equal over {self.rows} rows"
-
-
-@dataclass(slots=True)
-class DriftSum:
-    """Running sums from which a `Drift` is computed; `scores`: rows are scores of tokens."""
-
-    scores: bool
-    squared: float = 0.0
-    norm: float = 0.0
-    most: float = 0.0
-    kl: float = 0.0
-    kl_max: float = 0.0
-    same: int = 0
-    rows: int = 0
-
-    def add(self, old: np.ndarray, new: np.ndarray) -> None:
-        """Add one chunk of rows of both programs."""
-        a, b = (x.reshape(-1, x.shape[-1]).astype(np.float64) for x in (old, new))
-        difference = b - a
-        self.squared += float(np.vdot(difference, difference))
-        self.norm += float(np.vdot(a, a))
-        self.most = max(self.most, float(np.abs(difference).max(initial=0.0)))
-        self.rows += len(a)
-        if self.scores:
-            divergence = kl(a, b)
-            self.kl += float(divergence.sum())
-            self.kl_max = max(self.kl_max, float(divergence.max()))
-            self.same += int((a.argmax(-1) == b.argmax(-1)).sum())
-
-    def drift(self) -> Drift:
-        """The drift over all rows so far."""
-        relative = (self.squared / self.norm) ** 0.5 if self.norm else inf if self.squared else 0.0
-        mean, same = (max(self.kl / self.rows, 0.0), self.same / self.rows) if self.scores else (None, None)
-        return Drift(relative, self.most, mean, same, self.rows)
 
 
 def measure_drift(
@@ -232,46 +220,10 @@ def measure_drift(
         calibration: its windows to learn from; drift is no measure of quality.
         layers: paths that both programs have.
     """
-    name = before.output_names()[0]
-    sums = {path: DriftSum(scores=False) for path in layers}
-    end = DriftSum(scores=True)
+    name, end, inner = before.output_names()[0], Drift(scores=True), {path: Drift() for path in layers}
     for feeds in calibration.feeds(before):
         runs = [p.run(feeds, keep="outputs", capture=list(layers)) for p in (before, after)]
         end.add(*(r[name].to_numpy("float64") for r in runs))
-        for path, total in sums.items():
-            total.add(*(r.value(path).to_numpy("float64") for r in runs))
-    return end.drift(), {path: total.drift() for path, total in sums.items()}
-
-
-def input_grams(program: Program, matrices: Iterable[Matrix], calibration: Calibration) -> dict[str, np.ndarray]:
-    """Matrix path -> Gram matrix G = Σ x xᵀ / N of the inputs x of its linear maps, float64 [in, in].
-
-    Maps that read the same value share its statistics. A matrix that no linear map reads has no entry.
-    """
-    sources: dict[str, list[Value]] = {}
-    for m in matrices:
-        sources[m.path] = [program.operands(r.node)[0] for r in m.readers if traits(r.op).contracts == "out_in"]
-    wanted = list(dict.fromkeys(v for found in sources.values() for v in found))
-    sums: dict[Value, np.ndarray] = {}
-    counts: dict[Value, int] = {}
-    for feeds in calibration.feeds(program):
-        run = program.run(feeds, keep="outputs", capture=wanted)
-        for value in wanted:
-            x = run.value(value).to_numpy("float64")
-            x = x.reshape(-1, x.shape[-1])
-            if not np.isfinite(x).all():
-                raise UsageError("the inputs of a layer are not finite", where=program.path(value))
-            sums[value] = sums.get(value, 0.0) + x.T @ x
-            counts[value] = counts.get(value, 0) + len(x)
-    return {
-        path: np.sum([sums[v] for v in found], axis=0) / sum(counts[v] for v in found)
-        for path, found in sources.items()
-        if found
-    }
-
-
-def output_error(w: np.ndarray, new: np.ndarray, gram: np.ndarray) -> float:
-    """Relative error of y = x · Wᵀ over inputs with a Gram matrix: √(tr D G Dᵀ / tr W G Wᵀ) with D = new - W."""
-    d = new - w
-    lost, whole = float(np.vdot(d @ gram, d)), float(np.vdot(w @ gram, w))
-    return (max(lost, 0.0) / whole) ** 0.5 if whole > 0 else 0.0 if lost <= 0 else inf
+        for path, drift in inner.items():
+            drift.add(*(r.value(path).to_numpy("float64") for r in runs))
+    return end, inner

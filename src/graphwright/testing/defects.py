@@ -5,15 +5,16 @@ A defect is one edit made with `check=False`; `plant` returns the element that i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Program, Value
 from graphwright.program.kinds import ASSIGN, INPUT, KINDS
 from graphwright.surgery.findings.diagnosis import Diagnosis
@@ -22,8 +23,9 @@ from graphwright.surgery.findings.gradients import learning, trainable
 from graphwright.surgery.findings.heads import attention_parts
 from graphwright.surgery.findings.residuals import around
 from graphwright.surgery.findings.wiring import Wiring, least_arity, siblings
+from graphwright.surgery.walks import flood
 
-__all__ = ["KINDS_OF_DEFECT", "Planted", "plant"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,7 @@ def plant(p: Program, kind: str, seed: int = 0) -> Planted:
         raise UsageError("unknown defect", got=kind, expected=", ".join(_PLANTERS))
     if p.history.open is not None:
         raise UsageError("an edit is open", where=p.name, fix="leave the with-block first")
-    rng = np.random.default_rng(seed)
-    element = _PLANTERS[kind](p, rng)
+    element = _PLANTERS[kind](p, np.random.default_rng(seed))
     if element is None:
         raise UsageError("the program has no position for this defect", where=p.name, got=kind)
     return Planted(kind, element)
@@ -54,14 +55,20 @@ def _edit(p: Program, kind: str):  # the transaction's type says it
     return p.edit(f"plant {kind}", tool="graphwright.testing.defects", check=False)
 
 
-def _shuffled(rng: np.random.Generator, items: list) -> list:
+def _shuffled(rng: np.random.Generator, items: Sequence[T]) -> list[T]:
     return [items[i] for i in rng.permutation(len(items))]
 
 
-def _values(p: Program, floating: bool = True) -> list[Value]:
-    """Return the first results of all ops, in order of creation."""
-    nodes = sorted((n for n in p.nodes() if p.op(n) not in KINDS), key=p.seq)
-    return [Value(n) for n in nodes if p.spec(n).dtype.is_float or not floating]
+def _edges(p: Program, rng: np.random.Generator) -> Iterator[tuple[NodeId, EdgeId]]:
+    """Ops and their operand edges, in random order."""
+    for node in _shuffled(rng, [v.node for v in _values(p)]):
+        for edge in _shuffled(rng, list(p.in_edges(node))):
+            yield node, edge
+
+
+def _values(p: Program) -> list[Value]:
+    """Return the first results of all ops that are floating, in order of creation."""
+    return [Value(n) for n in sorted(p.nodes(), key=p.seq) if p.op(n) not in KINDS and p.spec(n).dtype.is_float]
 
 
 def _isolated(p: Program, rng: np.random.Generator) -> str | None:
@@ -100,10 +107,9 @@ def _trunk(p: Program) -> list[NodeId]:
     inputs = [i for i, op in enumerate(w.ops) if op == INPUT]
     found = []
     for i in range(len(w.nodes)):
-        if not w.is_op(i) or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
+        if w.ops[i] in KINDS or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
             continue
-        lists = [[j for j in after if j != i] for after in w.after]
-        if not w.outputs.intersection(w.flood(inputs, lists)):
+        if not w.outputs.intersection(flood(inputs, lambda j, i=i: [k for k in w.after[j] if k != i])):
             found.append(w.nodes[i])
     return found
 
@@ -135,7 +141,7 @@ def _components(p: Program, rng: np.random.Generator) -> str | None:
 def _cycle(p: Program, rng: np.random.Generator) -> str | None:
     w = Wiring(p)
     for junction in _shuffled(rng, list(p.junctions()) or [v.node for v in _values(p)]):
-        later = [w.nodes[i] for i in w.flood([w.at[junction]], w.after)]
+        later = [w.nodes[i] for i in flood([w.at[junction]], w.after.__getitem__)]
         same_spec = [n for n in later if p.op(n) not in KINDS and p.specs(n)[0] == p.spec(junction)]
         if p.is_junction(junction) and same_spec and p.graph.in_degree(junction):
             with _edit(p, "cycle") as e:
@@ -152,22 +158,20 @@ def _cycle(p: Program, rng: np.random.Generator) -> str | None:
 def _blocked_gradient(p: Program, rng: np.random.Generator) -> str | None:
     """Return an edge such that stopping the gradient there leaves some weight without one."""
     w = Wiring(p)
-    d = Diagnosis(p, None, Limits(), None)
-    learns = {w.nodes[i] for i in learning(d)}
+    learns = {w.nodes[i] for i in learning(Diagnosis(p, None, Limits(), None))}
     wanted = [n for n in trainable(p) if n in learns]
-    for node in _shuffled(rng, [v.node for v in _values(p)]):
-        for edge in _shuffled(rng, list(p.in_edges(node))):
-            if not p.specs(p.edge_value(edge).node)[0].dtype.is_float or p.op(p.graph.source(edge)) in KINDS:
-                continue
-            trial = p.fork()
-            name = p.free_name(f"{p.path(node)}.stopped")
-            with trial.edit("try") as e:
+    for node, edge in _edges(p, rng):
+        if not p.specs(p.edge_value(edge).node)[0].dtype.is_float or p.op(p.graph.source(edge)) in KINDS:
+            continue
+        trial = p.fork()
+        name = p.free_name(f"{p.path(node)}.stopped")
+        with trial.edit("try") as e:
+            e.insert(edge, "stop_gradient", name=name)
+        reached = Diagnosis(trial, None, Limits(), None)
+        if any(reached.wiring.at[n] not in learning(reached) for n in wanted):
+            with _edit(p, "blocked_gradient") as e:
                 e.insert(edge, "stop_gradient", name=name)
-            reached = Diagnosis(trial, None, Limits(), None)
-            if any(reached.wiring.at[n] not in learning(reached) for n in wanted[:]):
-                with _edit(p, "blocked_gradient") as e:
-                    e.insert(edge, "stop_gradient", name=name)
-                return name
+            return name
     return None
 
 
@@ -193,16 +197,12 @@ def _unbalanced_heads(p: Program, rng: np.random.Generator) -> str | None:
         one, shared = parts[names[0]], parts[names[1]]
         group, each = int(rng.integers(shared.heads)), one.heads // shared.heads
         factor = 2.0 ** (6 if rng.integers(2) else -6)
+        whole = range(group * each, (group + 1) * each)
         with _edit(p, "unbalanced_heads") as e:
-            for part, heads, by in (
-                (one, range(group * each, (group + 1) * each), factor),
-                (shared, [group], 1 / factor),
-            ):
+            for part, heads, by in ((one, whole, factor), (shared, [group], 1 / factor)):
                 for param, dim in ((part.weight, part.dim), (part.bias, 0)):
                     if param is not None:
-                        e.set_weight(
-                            param, lambda v, part=part, heads=heads, by=by, dim=dim: _scaled(v, part, heads, by, dim)
-                        )
+                        e.set_weight(param, partial(_scaled, part=part, heads=heads, by=by, dim=dim))
         return p.path(node)
     return None
 
@@ -216,21 +216,20 @@ def _scaled(values: np.ndarray, part, heads, by: float, dim: int) -> np.ndarray:
 def _interface(p: Program, rng: np.random.Generator) -> str | None:
     """Pass a value in half precision, or truncated, to a reader that accepts it unchanged."""
     known = p.validate().mismatches
-    for node in _shuffled(rng, [v.node for v in _values(p)]):
-        for edge in _shuffled(rng, list(p.in_edges(node))):
-            spec = p.spec(p.edge_value(edge))
-            if not spec.dtype.is_float or p.edge_value(edge).port:
-                continue
-            name = p.free_name(f"{p.path(node)}.misfit")
-            op, attrs = _misfit(spec, bool(rng.integers(2)))
-            trial = p.fork()
-            with _edit(trial, "interface") as e:
+    for node, edge in _edges(p, rng):
+        spec = p.spec(p.edge_value(edge))
+        if not spec.dtype.is_float or p.edge_value(edge).port:
+            continue
+        name = p.free_name(f"{p.path(node)}.misfit")
+        op, attrs = _misfit(spec, bool(rng.integers(2)))
+        trial = p.fork()
+        with _edit(trial, "interface") as e:
+            e.insert(edge, op, name=name, **attrs)
+        fresh = [m for m in trial.validate().mismatches if m not in known]
+        if len(fresh) == 1 and fresh[0].where == p.path(node):
+            with _edit(p, "interface") as e:
                 e.insert(edge, op, name=name, **attrs)
-            fresh = [m for m in trial.validate().mismatches if m not in known]
-            if len(fresh) == 1 and fresh[0].where == p.path(node):
-                with _edit(p, "interface") as e:
-                    e.insert(edge, op, name=name, **attrs)
-                return p.path(node)
+            return p.path(node)
     return None
 
 
@@ -246,11 +245,9 @@ def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
     """Route a trunk value through two channels and back."""
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
-        last = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
-        wide = isinstance(last, int) and last >= 16
-        if not wide or any(p.op(p.graph.target(e)) == ASSIGN for e in readers):
+        width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
+        if not isinstance(width, int) or width < 16 or any(p.op(p.graph.target(e)) == ASSIGN for e in readers):
             continue
-        width = int(last)
         base = p.free_name(f"{p.path(node)}.narrow")
         with _edit(p, "bottleneck") as e:
             down = e.param(f"{base}.down.weight", rng.normal(size=(2, width)).astype(np.float32))
@@ -280,18 +277,9 @@ def _tensor(p: Program, rng: np.random.Generator) -> str | None:
 
 
 _PLANTERS: dict[str, Callable[[Program, np.random.Generator], str | None]] = {
-    "isolated": _isolated,
-    "dead_end": _dead_end,
-    "orphan_source": _orphan_source,
-    "unreachable": _unreachable,
-    "components": _components,
-    "cycle": _cycle,
-    "blocked_gradient": _blocked_gradient,
-    "missing_residual": _missing_residual,
-    "unbalanced_heads": _unbalanced_heads,
-    "interface": _interface,
-    "bottleneck": _bottleneck,
-    "tensor": _tensor,
-}
+    planter.__name__[1:]: planter
+    for planter in (_isolated, _dead_end, _orphan_source, _unreachable, _components, _cycle, _blocked_gradient,
+                    _missing_residual, _unbalanced_heads, _interface, _bottleneck, _tensor)
+}  # fmt: skip
+"""Kind of defect -> function that plants one: the path of a node or key of a weight, or None without a position."""
 KINDS_OF_DEFECT = tuple(_PLANTERS)
-"""Return the kinds that can be planted."""

@@ -18,8 +18,6 @@ from graphwright.autograd.apply import apply
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops import Op
 
-__all__ = ["GradientMismatch", "all_masks", "check_masks", "gradcheck", "gradgradcheck", "mutants"]
-
 Function = Callable[..., Any]
 
 
@@ -33,15 +31,9 @@ def all_masks(count: int) -> Iterator[tuple[bool, ...]]:
 
 
 def gradcheck(
-    fn: Function,
-    inputs: Sequence[Any],
-    *,
-    eps: float = 1e-6,
-    rtol: float = 1e-5,
-    atol: float = 1e-7,
-    seed: int = 0,
+    fn: Function, inputs: Sequence[Any], *, eps: float = 1e-6, rtol: float = 1e-5, atol: float = 1e-7, seed: int = 0,
     wrt: Sequence[int] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Compare the gradient of Σ u·fn(inputs), u random, with central differences.
 
     Args:
@@ -56,12 +48,13 @@ def gradcheck(
     arrays = [np.array(x) for x in inputs]
     indices = [i for i, x in enumerate(arrays) if x.dtype == np.float64] if wrt is None else list(wrt)
     given = [Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays)]
-    outs = [o for o in _tuple(fn(*given)) if o.requires_grad]
+    results = _tuple(fn(*given))
+    kept = [i for i, o in enumerate(results) if o.requires_grad]
+    outs = [results[i] for i in kept]
     if not indices or not outs or not sum(arrays[i].size for i in indices):
         raise UsageError("no float64 input affects a result", expected="a float64 input", got=len(arrays))
     rng = np.random.default_rng(seed)
     seeds = [rng.normal(size=o.shape) for o in outs]
-    kept = [i for i, o in enumerate(_tuple(fn(*given))) if o.requires_grad]
 
     def value(changed: Sequence[np.ndarray]) -> float:
         results = _tuple(fn(*(Tensor(from_numpy(x)) for x in changed)))
@@ -82,7 +75,7 @@ def gradgradcheck(
     """
     arrays = [np.array(x) for x in inputs]
     indices = [i for i, x in enumerate(arrays) if x.dtype == np.float64]
-    probe = [o for o in _tuple(fn(*(Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays))))]
+    probe = _tuple(fn(*(Tensor(from_numpy(x.copy()), i in indices) for i, x in enumerate(arrays))))
     kept = [i for i, o in enumerate(probe) if o.requires_grad]
     rng = np.random.default_rng(seed + 1)
     seeds = [rng.normal(size=probe[i].shape) for i in kept]
@@ -92,32 +85,18 @@ def gradgradcheck(
         for i in indices:
             if not xs[i].requires_grad:  # for the quotient, evaluate the gradient without a tape
                 xs[i] = Tensor(xs[i].data, True)
-        results = _tuple(fn(*xs))
-        found = grad(
-            [results[i] for i in kept], [xs[i] for i in indices], list(us), create_graph=True, allow_unused=True
-        )
+        results, wanted = _tuple(fn(*xs)), [xs[i] for i in indices]
+        found = grad([results[i] for i in kept], wanted, list(us), create_graph=True, allow_unused=True)
         return tuple(g for g in found if g is not None)
 
-    gradcheck(
-        gradient,
-        [*arrays, *seeds],
-        rtol=rtol,
-        atol=atol,
-        seed=seed,
-        wrt=[*indices, *range(len(arrays), len(arrays) + len(seeds))],
-    )
+    wrt = [*indices, *range(len(arrays), len(arrays) + len(seeds))]
+    gradcheck(gradient, [*arrays, *seeds], rtol=rtol, atol=atol, seed=seed, wrt=wrt)
 
 
 def check_masks(
-    row: Op,
-    inputs: Sequence[Any],
-    attrs: Mapping[str, Any],
-    reference: Function,
-    *,
-    rtol: float = 1e-9,
-    atol: float = 1e-11,
-    seed: int = 0,
-) -> int:
+    row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
+    atol: float = 1e-11, seed: int = 0,
+) -> int:  # fmt: skip
     """Compare the gradients of an op under every mask with those of a reference.
 
     Args:
@@ -142,9 +121,8 @@ def check_masks(
         theirs = [g for g, want in zip(reference(arrays, seeds, mask), mask, strict=True) if want]
         for index, mine, other in zip([i for i, want in enumerate(mask) if want], ours, theirs, strict=True):
             if (mine is None) != (other is None):
-                raise GradientMismatch(
-                    "only one side has a gradient", where=f"{row.name}, operand {index}", got=mine, expected=other
-                )
+                where = f"{row.name}, operand {index}"
+                raise GradientMismatch("only one side has a gradient", where=where, got=mine, expected=other)
             if mine is not None:
                 _compare(mine.numpy(), other, index, rtol, atol, f"{row.name}, mask {mask}, ")
         masks += 1
@@ -156,17 +134,12 @@ def mutants(row: Op) -> Iterator[tuple[str, Op]]:
     vjp = row.vjp
     if vjp is None:
         raise UsageError("the op has no vjp to mutate", where=row.name)
+    for bug, factor in {"sign flip": -1.0, "one per cent off": 1.01, "dropped": 0.0, "NaN": float("nan")}.items():
 
-    def broken(change: Callable[[tuple, Sequence[Any]], tuple]) -> Op:
-        return replace(row, vjp=lambda g, ins, outs, attrs, needs: change(vjp(g, ins, outs, attrs, needs), ins))
+        def broken(*args: Any, factor: float = factor) -> tuple:
+            return tuple(g if g is None else g * factor for g in vjp(*args))
 
-    def nan(grads: tuple, ins: Sequence[Any]) -> tuple:
-        return tuple(g if g is None else g * float("nan") for g in grads)
-
-    yield "sign flip", broken(lambda grads, ins: tuple(g if g is None else -g for g in grads))
-    yield "one per cent off", broken(lambda grads, ins: tuple(g if g is None else g * 1.01 for g in grads))
-    yield "dropped", broken(lambda grads, ins: tuple(g if g is None else g * 0.0 for g in grads))
-    yield "NaN", broken(nan)
+        yield bug, replace(row, vjp=broken)
 
 
 def _tuple(value: Any) -> tuple[Any, ...]:
@@ -191,21 +164,13 @@ def _quotients(
 def _compare(
     ours: np.ndarray | NDArray, theirs: np.ndarray, operand: int, rtol: float, atol: float, where: str = ""
 ) -> None:
-    mine = np.asarray(ours)
+    mine, where = np.asarray(ours), f"{where}operand {operand}"
     if mine.shape != theirs.shape:
-        raise GradientMismatch(
-            "wrong shape of a gradient", where=f"{where}operand {operand}", expected=theirs.shape, got=mine.shape
-        )
-    if not theirs.size:
-        return
+        raise GradientMismatch("wrong shape of a gradient", where=where, expected=theirs.shape, got=mine.shape)
     scale = float(np.abs(theirs[np.isfinite(theirs)]).max(initial=0.0))
     off = ~(np.abs(mine - theirs) <= atol + rtol * scale)  # written so that NaN counts as wrong
     off &= ~((mine == theirs) | (np.isnan(mine) & np.isnan(theirs)))
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
-        raise GradientMismatch(
-            f"{int(off.sum())} of {off.size} gradients are wrong",
-            where=f"{where}operand {operand}{[*index]}",
-            expected=float(theirs[index]),
-            got=float(mine[index]),
-        )
+        raise GradientMismatch(f"{int(off.sum())} of {off.size} gradients are wrong", where=f"{where}{[*index]}",
+                               expected=float(theirs[index]), got=float(mine[index]))  # fmt: skip

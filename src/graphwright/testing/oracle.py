@@ -11,8 +11,6 @@ from graphwright.array.storage import fill
 from graphwright.autograd import Tensor
 from graphwright.errors import GraphwrightError
 
-__all__ = ["ValueMismatch", "as_numpy", "assert_bits", "assert_close", "poisoned", "strided"]
-
 
 class ValueMismatch(GraphwrightError, AssertionError):
     """Two implementations disagree; `where` is the first element, `expected` the reference's value."""
@@ -32,20 +30,12 @@ def assert_close(ours: Any, reference: Any, *, rtol: float = 1e-6, atol: float =
     Raises: ValueMismatch.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
-    if mine.shape != theirs.shape or (mine.dtype.kind != theirs.dtype.kind):
-        raise ValueMismatch(
-            "shape or dtype differs",
-            where=what,
-            expected=f"{theirs.dtype}{list(theirs.shape)}",
-            got=f"{mine.dtype}{list(mine.shape)}",
-        )
+    _refuse_form(mine, theirs, what, mine.dtype.kind == theirs.dtype.kind)
     if mine.dtype.kind != "f":
         off = mine != theirs
     else:
         a, b = mine.astype(np.float64), theirs.astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            near = np.abs(a - b) <= atol + rtol * np.abs(b)
-        off = ~np.where(np.isfinite(a) & np.isfinite(b), near, (a == b) | (np.isnan(a) & np.isnan(b)))
+        off = ~np.isclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
     _refuse(off, mine, theirs, what)
 
 
@@ -55,28 +45,24 @@ def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
     Raises: ValueMismatch.
     """
     mine, theirs = as_numpy(ours), as_numpy(reference)
-    if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
-        raise ValueMismatch(
-            "shape or dtype differs",
-            where=what,
-            expected=f"{theirs.dtype}{list(theirs.shape)}",
-            got=f"{mine.dtype}{list(mine.shape)}",
-        )
+    _refuse_form(mine, theirs, what, mine.dtype == theirs.dtype)
     off = np.asarray(mine != theirs)
     if mine.dtype.kind == "f":
         off = (off | (np.signbit(mine) != np.signbit(theirs))) & ~(np.isnan(mine) & np.isnan(theirs))
     _refuse(off, mine, theirs, what)
 
 
+def _refuse_form(mine: np.ndarray, theirs: np.ndarray, what: str, same_dtype: bool) -> None:
+    if mine.shape != theirs.shape or not same_dtype:
+        forms = [f"{x.dtype}{list(x.shape)}" for x in (theirs, mine)]
+        raise ValueMismatch("shape or dtype differs", where=what, expected=forms[0], got=forms[1])
+
+
 def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) -> None:
     if off.any():
         index = tuple(int(i) for i in np.argwhere(off)[0])
-        raise ValueMismatch(
-            f"{int(off.sum())} of {off.size} values differ",
-            where=f"{what}{list(index)}",
-            expected=theirs[index],
-            got=mine[index],
-        )
+        raise ValueMismatch(f"{int(off.sum())} of {off.size} values differ", where=f"{what}{list(index)}",
+                            expected=theirs[index], got=mine[index])  # fmt: skip
 
 
 def strided(host: np.ndarray, how: str) -> NDArray:

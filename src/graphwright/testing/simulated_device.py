@@ -11,7 +11,7 @@ from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any, Never
@@ -85,7 +85,6 @@ class SimDriver:
         self._streams: list[_Stream] = [_Stream()]
         self._events: list[tuple[int, int, dict[int, int]]] = []
         self._graphs: list[list[_Work]] = []
-        self._ready: list[int] = []
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def alloc(self, nbytes: int) -> int:
@@ -105,13 +104,11 @@ class SimDriver:
         """Free memory."""
         self._tick("free", outside_capture=True)
         if address not in self._memory:
-            raise DriverError(
-                "no allocation of this device begins at the address", where=str(self.device), got=hex(address)
-            )
+            what = "no allocation of this device begins at the address"
+            raise DriverError(what, where=str(self.device), got=hex(address))
         whole = (address, address + len(self._memory[address]))
-        for work in (w for s in self._streams for w in s.queue):
-            if _meet([whole], [*work.reads, *work.writes]):
-                raise RuleBroken("memory was freed while queued work uses it", got=hex(address))
+        if any(_meet([whole], [*w.reads, *w.writes]) for s in self._streams for w in s.queue):
+            raise RuleBroken("memory was freed while queued work uses it", got=hex(address))
         self._used -= len(self._memory.pop(address))
         self._starts.remove(address)
         self.frees += 1
@@ -133,9 +130,8 @@ class SimDriver:
 
     def read(self, address: int, nbytes: int) -> np.ndarray:
         """Return bytes as the host reads them. Raises: RuleBroken while a queued write would change them."""
-        for work in (w for s in self._streams for w in s.queue):
-            if _meet([(address, address + nbytes)], work.writes):
-                raise RuleBroken("the host reads memory that queued work will write", got=hex(address))
+        if any(_meet([(address, address + nbytes)], work.writes) for s in self._streams for work in s.queue):
+            raise RuleBroken("the host reads memory that queued work will write", got=hex(address))
         return self._bytes(address, nbytes)
 
     # -- streams -----------------------------------------------------------------------------------------------------
@@ -179,32 +175,25 @@ class SimDriver:
     def enqueue(self, stream: int, call: Callable[[], object], reads: Sequence[Range], writes: Sequence[Range]) -> None:
         """Queue a kernel that touches these ranges. Raises: RuleBroken for unallocated memory, or another stream's."""
         self._tick("launch")
-        kept = self._streams[stream].capture
+        captured = self._streams[stream].capture
         self._check(stream, reads, writes)
         work = _Work(call, reads, writes, stream)
-        if kept is not None:
-            kept.append(work)
-            return
-        self.launches += 1
-        self._push(work)
+        if captured is not None:
+            captured.append(work)
+        else:
+            self.launches += 1
+            self._push(work)
 
     def _check(self, stream: int, reads: Sequence[Range], writes: Sequence[Range]) -> None:
         """Raises: RuleBroken for unallocated memory, or memory that another stream's queued work uses."""
         for low, high in (*reads, *writes):
             self._bytes(low, high - low)
-        if self._streams[stream].capture is not None:
-            return
-        seen = self._streams[stream].seen
-        for i, other in enumerate(self._streams):
-            if i == stream:
-                continue
-            for w in other.queue:
-                if w.at > seen.get(i, 0) and (_meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes)):
-                    raise RuleBroken(
-                        "memory is used by queued work of two streams without a wait between them",
-                        got=f"stream {stream} beside stream {i}",
-                        fix="wait(stream, record(other))",
-                    )
+        s = self._streams[stream]
+        others = enumerate(self._streams) if s.capture is None else ()
+        for i, w in ((i, w) for i, o in others if i != stream for w in o.queue if w.at > s.seen.get(i, 0)):
+            if _meet(writes, [*w.reads, *w.writes]) or _meet(reads, w.writes):
+                what, got = "memory is used by queued work of two streams without a wait", f"stream {stream} beside {i}"
+                raise RuleBroken(what, got=got, fix="wait(stream, record(other))")
 
     # -- graphs ------------------------------------------------------------------------------------------------------
     def begin_capture(self, stream: int) -> None:
@@ -229,18 +218,16 @@ class SimDriver:
     def instantiate(self, graph: int) -> int:
         """Prepare the graph for replay."""
         self._tick("instantiate")
-        self._ready.append(graph)
-        return len(self._ready) - 1
+        return graph
 
     def replay(self, ready: int, stream: int) -> None:
         """Queue a graph. Raises: RuleBroken if memory that it touches was freed; then nothing is queued."""
         self._tick("replay")
-        works = self._graphs[self._ready[ready]]
-        for work in works:
+        for work in self._graphs[ready]:
             self._check(stream, work.reads, work.writes)
         self.replays += 1
-        for work in works:
-            self._push(_Work(work.call, work.reads, work.writes, stream))
+        for work in self._graphs[ready]:
+            self._push(replace(work, stream=stream))
 
     @property
     def capturing(self) -> bool:
@@ -262,11 +249,8 @@ class SimDriver:
         start = self._starts[at] if at >= 0 else address
         block = self._memory.get(start)
         if block is None or address + nbytes > start + len(block):
-            raise RuleBroken(
-                "this range is not allocated on the device",
-                where=str(self.device),
-                got=f"{nbytes} bytes at {hex(address)}",
-            )
+            got = f"{nbytes} bytes at {hex(address)}"
+            raise RuleBroken("this range is not allocated on the device", where=str(self.device), got=got)
         return block[address - start : address - start + nbytes]
 
     def _push(self, work: _Work) -> None:
@@ -345,6 +329,7 @@ class SimBackend:
         self.pool = MemoryPool(self.driver)
         self.stream = 0
         self._cpu: Any = backend(CPU)
+        self.workspace, self.has_kernel, self.kernels = self._cpu.workspace, self._cpu.has_kernel, self._cpu.kernels
 
     @contextmanager
     def on(self, stream: int) -> Iterator[None]:
@@ -399,10 +384,6 @@ class SimBackend:
         """Raises: DeviceUnavailable: its memory has no host address."""
         raise DeviceUnavailable("memory of the simulated device has no host address", got=array.spec)
 
-    def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-        """Return the specs of the scratch buffers that a kernel needs."""
-        return self._cpu.workspace(name, outs, ins, attrs)
-
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
         """Return the host requirements of the CPU's kernel, or the reason why it runs on the host."""
         missing = {s.dtype for s in (*outs, *ins)} & self.without.get(name, frozenset())
@@ -415,55 +396,41 @@ class SimBackend:
     ) -> list[Call]:
         """Return one call that queues the CPU's calls; values that the host must know are read at the call."""
         needs = self.needs(name, [o.spec for o in outs], [i.spec for i in ins], attrs)
-        given = {i: a for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
-        seen = {i: a.copy() for i, a in given.items()}
-        there = [a for i, a in enumerate(ins) if i not in given]
-        inputs = [seen[i] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
+        seen = {i: (a, a.copy()) for i, a in enumerate(ins) if a.device == CPU and i in needs.reads}
+        there = [a for i, a in enumerate(ins) if i not in seen]
+        inputs = [seen[i][1] if i in seen else self._here(name, a) for i, a in enumerate(ins)]
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
         waits = bool(needs.fallback) or needs.answers  # results that the host reads must follow the queue's order
         if not waits:  # otherwise the caller sees a failure at once
             calls = [_Kernel(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
-        pairs = [(seen[i], a) for i, a in given.items()]
 
         def launch() -> None:
             if waits:
                 self.driver.synchronize(self.stream)
-            staged = [(buffer, source.copy()) for buffer, source in pairs]
-            steps = [partial(self._cpu.copy, buffer, value) for buffer, value in staged]
+            steps = [partial(self._cpu.copy, buffer, source.copy()) for source, buffer in seen.values()]
             self._launch([*steps, *calls], [*outs, *work], there)
-            if needs.answers or needs.fallback:
+            if waits:
                 self.driver.synchronize(self.stream)
 
-        return [launch if waits or pairs else partial(self._launch, calls, [*outs, *work], there)]
+        return [launch if waits or seen else partial(self._launch, calls, [*outs, *work], there)]
 
     def _here(self, name: str, array: NDArray) -> NDArray:
         """Return an operand as the CPU's kernels take it. Raises: DeviceMismatch for another device."""
         if array.device != self.device:
-            raise DeviceMismatch(
-                "an operand is on another device",
-                where=name,
-                expected=self.device,
-                got=f"{array.spec} on {array.device}",
-            )
+            raise DeviceMismatch("an operand is on another device", where=name, expected=self.device,
+                                 got=f"{array.spec} on {array.device}")  # fmt: skip
         return array.impl
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> None:
         """Return None: no separate allocation is saved."""
-
-    def has_kernel(self, name: str) -> bool:
-        """Return True if the CPU has a kernel of this name."""
-        return self._cpu.has_kernel(name)
-
-    def kernels(self) -> frozenset[str]:
-        """Return the names of the CPU's kernels."""
-        return self._cpu.kernels()
 
     def _launch(self, calls: Sequence[Call], writes: Sequence[NDArray], reads: Sequence[NDArray]) -> None:
         for array in (*writes, *reads):
             _mine(array).block.streams.add(self.stream)
         for array in writes:
             _mine(array).written_on = self.stream
-        self.driver.enqueue(self.stream, partial(_all, calls), [_range(a) for a in reads], [_range(a) for a in writes])
+        work = calls[0] if len(calls) == 1 else lambda: [call() for call in calls]
+        self.driver.enqueue(self.stream, work, [_range(a) for a in reads], [_range(a) for a in writes])
 
 
 class _Kernel:
@@ -487,11 +454,6 @@ def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:
     if isinstance(error, GraphwrightError):
         return error
     return DriverError(f"{name} failed on the device: {error}", where=name, got=", ".join(map(repr, ins)))
-
-
-def _all(calls: Sequence[Call]) -> None:
-    for call in calls:
-        call()
 
 
 def _mine(array: NDArray) -> SimStorage:

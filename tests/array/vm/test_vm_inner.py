@@ -18,7 +18,7 @@ from graphwright.array.vm.running.segment import VmSegment, new_scratch
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, compute
-from graphwright.plan.planning.executors import elementwise
+from graphwright.plan.planning.lowering import elementwise
 from graphwright.plan.table import Instr
 
 SHAPES = ((), (1,), (17,), (1030,), (33, 1), (3, 40), (2, 3, 17))

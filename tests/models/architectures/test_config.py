@@ -14,7 +14,7 @@ from checkpoints import CLASSES, SIZES, Made, edit_config, some_ids
 
 import graphwright as gw
 from graphwright.models import ConfigError, ModelNotFound, architectures
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Config
 
 PLAIN = {k: v for k, v in SIZES.items() if k not in ("num_key_value_heads", "max_position_embeddings")}
 IDS = some_ids((1, 9))

@@ -12,6 +12,7 @@ import reference
 from checkpoints import FEATURES, Made, relative, some_ids
 
 import graphwright as gw
+from graphwright.models.generation.cached_program import with_padding
 
 IDS = some_ids((2, 37))
 PADDED = np.stack([np.arange(37) >= 9, np.ones(37, bool)])
@@ -45,7 +46,7 @@ def test_positions_do_not_count_padding(name: str, made: Callable[[str], Made]) 
 def test_float64_program_equals_the_numpy_forward(checkpoint: Made, padded: bool) -> None:
     m = gw.open(checkpoint.path, dtype="float64", compute="float64")
     mask = PADDED if padded else np.ones_like(PADDED)
-    p = m._with_padding() if padded else m.program
+    p = with_padding(m.program) if padded else m.program
     extra: dict[str, Any] = {"mask": mask} if padded else {}
     positions = np.maximum(np.cumsum(mask, 1) - 1, 0)
     ours = p.run(ids=IDS, positions=positions, **extra)["logits"].to_numpy()

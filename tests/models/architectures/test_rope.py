@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from graphwright.models import ConfigError
-from graphwright.models.architectures.config import Config
+from graphwright.models.architectures.architecture import Config
 from graphwright.models.architectures.rope import KINDS, read_rope
 
 FULL: dict[str, dict[str, Any]] = {

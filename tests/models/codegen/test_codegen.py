@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ from edits import (
 
 import graphwright as gw
 from graphwright.models import ExportLevelImpossible
-from graphwright.models.codegen.source import check_emittable, generate
+from graphwright.models.codegen.source import emittable, generate
+from graphwright.ops import OPS
 from seeds import deep
 
 LAYERS = 6
@@ -309,10 +311,17 @@ def test_an_op_without_text_is_named(made):
         padded = e.add("pad_slice", "layers.1.mlp.down", axis=2, start=0, size=48, name="layers.1.padded")
         e.rewire(edge(p, "layers.1.mlp.down", "layers.1.out"), padded)
     with pytest.raises(ExportLevelImpossible) as error:
-        check_emittable(p)
+        emittable(p)
     assert error.value.where == "layers.1.padded"
     assert error.value.got == "pad_slice"
     assert m.export_plan().level is None
+
+
+def test_an_op_without_text_is_written_by_its_expansion(made, monkeypatch):
+    monkeypatch.setitem(OPS, "silu", replace(OPS["silu"], emit=None))
+    m = gw.open(made("llama").path)
+    assert m.export_plan().levels[-1].possible
+    assert "silu" not in text_of(m)
 
 
 def test_attention_that_sees_the_future_is_refused(made):
@@ -320,7 +329,7 @@ def test_attention_that_sees_the_future_is_refused(made):
     with m.program.edit("both ways") as e:
         e.set_attr("layers.1.attn.sdpa", causal=False)
     with pytest.raises(ExportLevelImpossible, match=r"layers\.1\.attn\.sdpa"):
-        check_emittable(m.program)
+        emittable(m.program)
 
 
 @pytest.mark.parametrize("key", ['w"]; import os #', "a..b", "über", "", "a b", "x.y\n"])
@@ -333,7 +342,7 @@ def test_a_key_that_could_be_code_is_refused(made, key):
             e.rename(weight, "layers.1.side.other", key="model")  # a prefix of all others
         e.connect(e.add("linear", "layers.0.out", weight), "layers.1.out")
     with pytest.raises(ExportLevelImpossible, match=r"layers\.1\.side|model"):
-        check_emittable(p)
+        emittable(p)
 
 
 def test_a_large_const_is_refused(made):
@@ -342,4 +351,4 @@ def test_a_large_const_is_refused(made):
         table = e.const("table", np.ones((96, 48), np.float32))
         e.connect(e.add("embedding", table, "ids"), "layers.0.out")
     with pytest.raises(ExportLevelImpossible, match="table"):
-        check_emittable(m.program)
+        emittable(m.program)

@@ -18,11 +18,11 @@ import graphwright as gw
 from graphwright.errors import GraphwrightError, MissingExtra, UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, ExportLevelImpossible, VerificationFailed
-from graphwright.models.export import clean_process as clean
 from graphwright.models.export import export as exporting
-from graphwright.models.export.clean_process import LoaderOutput, check_prompts, compare, compute_there
+from graphwright.models.export import verify as clean
 from graphwright.models.export.export import ExportKeywords, ExportOptions
-from graphwright.models.export.ladder import LEVELS
+from graphwright.models.export.levels import LEVELS
+from graphwright.models.export.verify import LoaderOutput, check_prompts, compare, compute_there
 
 PROMPTS = [[1, 2, 3, 4, 5]]
 START = clean._start

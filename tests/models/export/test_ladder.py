@@ -16,10 +16,9 @@ from transformers import AutoModelForCausalLM
 
 import graphwright as gw
 from graphwright.models import ExportLevelImpossible
-from graphwright.models.export.deviation import KINDS
-from graphwright.models.export.ladder import Ladder
-from graphwright.models.export.level import LevelPlan
+from graphwright.models.export.levels import Ladder, LevelPlan
 from graphwright.models.export.receipt import weight_counts
+from graphwright.models.export.template_match import KINDS
 from seeds import deep
 
 LAYERS = 6

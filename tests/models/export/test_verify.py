@@ -41,7 +41,7 @@ def unloaded(monkeypatch):
 def test_an_untouched_export_holds(proved, name):
     m, place, _ = proved(name)
     found = verify(place, against=m.directory, trust_code=name == "edited")
-    assert found.problems == found.unchecked == ()
+    assert found.problems == found.unchecked == []
     assert found.exit_code == 0
     assert any(line.startswith("probe") for line in found.checked)
     assert "source model.safetensors: sha256" in found.checked
@@ -62,7 +62,7 @@ def test_any_flipped_bit_of_the_weights_names_file_and_key(exported, unloaded):
         key = next(k for k, (a, b) in entries.items() if a <= at - header < b)
         found = verify(place)
         changed = "model.safetensors: changed since the receipt was written"
-        assert found.problems == (changed, f"tensor {key}: other bytes")
+        assert found.problems == [changed, f"tensor {key}: other bytes"]
         assert found.exit_code == 1
 
 
@@ -133,7 +133,7 @@ def test_code_is_run_only_when_trusted(exported, tmp_path):
     plant_code(place, mark)
     found = verify(place)
     assert not mark.exists()
-    assert found.problems == ()
+    assert found.problems == []
     assert found.exit_code == 3
     (line,) = found.unchecked
     assert all(word in line for word in ("modeling_", "configuration_", "--trust-code", "trust_code=True"))
@@ -166,7 +166,7 @@ def test_another_source_is_noticed(exported, copy, unloaded):
     source = copy("llama-attention-bias")
     edit_config(source)
     found = verify(exported(), against=source)
-    assert found.problems == ("source config.json: differs from the exported file",)
+    assert found.problems == ["source config.json: differs from the exported file"]
 
 
 def test_a_failed_probe_is_reported(exported, monkeypatch):
@@ -210,7 +210,7 @@ def test_a_receipt_cannot_point_outside(exported, unloaded):
 def test_without_transformers_files_are_checked_and_the_rest_is_said(exported, monkeypatch):
     monkeypatch.setattr(verifying, "transformers_installed", lambda: False)
     found = verify(exported())
-    assert found.problems == ()
+    assert found.problems == []
     assert found.exit_code == 3
     assert "not installed" in found.unchecked[0]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from graphwright.models import BlockError, CacheFull
-from graphwright.models.generation.block_pool import BlockPool, PrefixCache, chained
+from graphwright.models.generation.paged import BlockPool, PrefixCache, chained
 
 ROOT = b"model"
 

@@ -149,7 +149,7 @@ def test_cache_of_several_sequences_is_refused(model: gw.Model) -> None:
 # -- the record --------------------------------------------------------------------------------------------------------
 def test_record(model: gw.Model) -> None:
     done = model.generate(PROMPT, 5, temperature=0.7, seed=3)
-    touched = sum(m.nbytes for m in model.inspect().tensors) - 96 * 48 * 4  # one row of the embedding
+    touched = sum(m.bytes for m in model.inspect().tensors) - 96 * 48 * 4  # one row of the embedding
     assert done.bytes_per_token == touched + model.inspect().kv_bytes_per_token * (7 + 11) // 2
     assert done.sampling == Sampling(temperature=0.7, seed=3)
     assert done.prefill_s > 0

@@ -15,7 +15,7 @@ from graphwright.errors import UsageError
 from graphwright.files import DestinationExists
 from graphwright.models import ExportError, VerificationFailed
 from graphwright.models import onnx as onnx_file
-from graphwright.models.export.clean_process import LoaderOutput
+from graphwright.models.export.verify import LoaderOutput
 from graphwright.models.onnx import run_cached, run_onnx, save_onnx
 
 SHAPES = [(1, 1), (2, 7), (3, 40)]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphwright.program.draw.arrange import LANE, Wire, X
-from graphwright.program.draw.ranking import gutter_tracks
+from graphwright.program.draw.arrange import LANE, Wire, X, gutter_tracks
 
 
 def wire(net: int, above: int, below: int) -> Wire:

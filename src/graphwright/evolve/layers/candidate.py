@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from graphwright.array import Spec, from_numpy
 from graphwright.evolve.settings import OPTIMIZERS
-
-if TYPE_CHECKING:
-    from graphwright.program import Program
+from graphwright.program import Entry, Program
 
 RATES = tuple(10.0 ** (-5 + i / 3) for i in range(13))
 """The learning rates that training genes choose from, 1e-5 to 1e-1."""
 _INITIAL_RATES = {"adam": (6, 9), "sgd": (8, 12)}  # indices of the first and last rate after a change of optimizer
-LOSSES = {
-    "bce": ("bce", "mse"),
-    "cross_entropy": ("cross_entropy", "mse"),
-    "mse": ("mse", "huber"),
-    "heads": ("heads",),
-}
+LOSSES = {"bce": ("bce", "mse"), "cross_entropy": ("cross_entropy", "mse"), "mse": ("mse", "huber"),
+          "heads": ("heads",)}  # fmt: skip
 """Loss of a task -> losses that training may minimise instead; fitness always uses the loss of the task."""
 GENES = {"learning_rate": (0.05, 0.15), "optimizer": (0.02, 0.08), "loss": (0.02, 0.02)}
 """Weights by which changes of training genes are drawn, early and late in a run, beside mutations of layers."""
@@ -50,24 +45,18 @@ class TrainingGenes:
         return RATES[self.rate]
 
     def changed(self, gene: str, losses: Sequence[str], rng: np.random.Generator) -> TrainingGenes:
-        """Change one of `GENES`; `losses` are those that training may minimise."""
+        """Change one of `GENES`.
+
+        A rate moves within `RATES` by one index (four times of five) or two; the other optimizer comes with a rate that
+        suits it; the loss is the next of `losses`, which training may minimise.
+        """
         if gene == "learning_rate":
-            return self.step(rng)
-        return self.switch() if gene == "optimizer" else self.relearn(losses)
-
-    def step(self, rng: np.random.Generator) -> TrainingGenes:
-        """Move the rate by one index (four times of five) or two, within `RATES`."""
-        step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
-        return replace(self, rate=min(max(self.rate + step, 0), len(RATES) - 1))
-
-    def switch(self) -> TrainingGenes:
-        """Take the other optimizer, and a rate that suits it."""
-        other = next(o for o in OPTIMIZERS if o != self.optimizer)
-        low, high = _INITIAL_RATES[other]
-        return replace(self, optimizer=other, rate=min(max(self.rate, low), high))
-
-    def relearn(self, losses: Sequence[str]) -> TrainingGenes:
-        """Take the next loss."""
+            step = int(rng.choice([-2, -1, 1, 2], p=[0.1, 0.4, 0.4, 0.1]))
+            return replace(self, rate=min(max(self.rate + step, 0), len(RATES) - 1))
+        if gene == "optimizer":
+            other = next(o for o in OPTIMIZERS if o != self.optimizer)
+            low, high = _INITIAL_RATES[other]
+            return replace(self, optimizer=other, rate=min(max(self.rate, low), high))
         return replace(self, loss=losses[(losses.index(self.loss) + 1) % len(losses)])
 
     def to_json(self) -> dict[str, Any]:
@@ -170,3 +159,23 @@ class Candidate:
 
     def __repr__(self) -> str:
         return f"Candidate({self.birth})"
+
+
+def entry(birth: CandidateBirth) -> tuple[Entry, dict[str, Any]]:
+    """Make the journal entry of a manual edit, and zeros for the weights that it added."""
+    added: dict[str, Any] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict):
+            if "blake2b" in value and "spec" in value:
+                spec = Spec.from_json(value["spec"])
+                added[value["blake2b"]] = from_numpy(np.zeros(spec.sizes, spec.dtype.numpy))
+            value = [*value.values()]
+        for inner in value if isinstance(value, list | tuple) else ():
+            collect(inner)
+
+    collect(birth.edits)
+    facts = {"seq": 0, "time": "", "why": birth.why, "author": birth.author, "tool": None, "line": None,
+             "base_version": 0, "edits": birth.edits, "before": "", "after": "", "undoes": None, "redoes": None,
+             "warnings": (), "prev": "", "hash": ""}  # fmt: skip
+    return Entry.from_json(facts), added

@@ -9,72 +9,101 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError, UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, Status, TaskError
+from graphwright.evolve.errors import LimitTooSmall, Status, TaskError, need
 from graphwright.evolve.gradient_paths import blocked_params, warn_of_blocked
 from graphwright.evolve.layers import train
-from graphwright.evolve.layers.candidate import GENES, LOSSES, Candidate, CandidateBirth, TrainingGenes
-from graphwright.evolve.layers.manual import entry, name_parts
-from graphwright.evolve.layers.result import LayerResult
-from graphwright.evolve.layers.saving import save
-from graphwright.evolve.mutations.registry import MUTATIONS, parts, site_name
+from graphwright.evolve.layers.candidate import GENES, LOSSES, Candidate, CandidateBirth, Moments, TrainingGenes, entry
+from graphwright.evolve.mutations.registry import MUTATIONS, MutationKind, name_parts, parts
+from graphwright.evolve.mutations.sizes import widths
 from graphwright.evolve.pareto import crowding, fronts, survivors
-from graphwright.evolve.run import EvolutionRun
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
+from graphwright.evolve.saving import layer_content
 from graphwright.evolve.settings import Layers
 from graphwright.evolve.tasks.task import Task
-from graphwright.program import replay
+from graphwright.program import Program, Transaction, replay
 from graphwright.program.cost import flops, parameters
 from graphwright.progress import Progress
 
-if TYPE_CHECKING:
-    from graphwright.evolve.layers.candidate import Moments
-    from graphwright.evolve.mutations.registry import MutationKind
-    from graphwright.files import StrPath
-    from graphwright.program import Program, Transaction
-
-
-def cross(
-    child: Program, moments: Moments, other: Program, others: Moments, rng: np.random.Generator
-) -> tuple[Moments, list[str]]:
-    """Copy layers of the other parent into a fork of the fitter parent, each with probability 1/2.
-
-    Returns: the moments of the child, and the names of the copied layers.
-    """
-    mine, theirs = _layers(child), _layers(other)
-    taken: list[str] = []
-    found = dict(moments)
-    with child.edit("cross over", author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
-        for name, weights in mine.items():
-            if {k: s for k, s in weights.items()} != theirs.get(name) or rng.random() < 0.5:
-                continue
-            taken.append(name)
-            for key in weights:
-                e.set_weight(key, other.weights.array(key))
-                for moment in [m for m in found if _of(m, key)]:
-                    del found[moment]
-                found.update({m: value for m, value in others.items() if _of(m, key)})
-    return found, taken
-
-
-def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of the weights by layer, running statistics included."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for key in p.weights:
-        found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape
-    return found
-
-
-def _of(moment: str, key: str) -> bool:
-    """Whether an optimizer state, `adam.<key>.steps`, belongs to a weight."""
-    return moment.partition(".")[2].rpartition(".")[0] == key
-
-
 _DRAW, _APPLY, _TRAIN = 0, 1, 2  # purposes of random streams
 _MIN_GAIN = 1e-6
+_NOTHING = "no possible mutation"
+Parents = tuple[Candidate | None, Candidate | None]
+
+
+class LayerResult(EvolutionResult):
+    """The outcome of a run on layers; see `EvolutionResult` for the attributes."""
+
+    evolution: LayerEvolution
+
+    @property
+    def best(self) -> Candidate:
+        """The candidate with the best metric; with several objectives the smallest that meets the target, if any.
+
+        Raises: UsageError before the first generation.
+        """
+        run = self.evolution
+        if not run.members:
+            raise self._no_champion()
+        smallest = self.smallest_meeting_target() if run.settings.pareto else None
+        return smallest or run.champion()
+
+    @property
+    def pareto_front(self) -> list[Candidate]:
+        """The candidates that no other dominates."""
+        return self.evolution.archive
+
+    @property
+    def births(self) -> list[CandidateBirth]:
+        """The records of all candidates, in order of birth."""
+        return self.evolution.births
+
+    def smallest_meeting_target(self) -> Candidate | None:
+        """The candidate of the front with the fewest parameters whose metric reaches the target."""
+        aim = np.inf if self.aim is None else self.aim
+        found = [m for m in self.pareto_front if m.metric >= aim]
+        return min(found, key=lambda m: m.birth.params, default=None)
+
+    def test(self, candidate: Candidate | None = None) -> float:
+        """The metric of a candidate (the best) on the test cases; the task counts how often they are read."""
+        task = self.evolution.task
+        task.test_reads += 1
+        return train.measure(task, (candidate or self.best).program, task._test)[0]
+
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """The answers of the best to inputs [N, ...]: float32, probabilities for classes; `best.program` gives logits.
+
+        Args:
+            x: inputs in the units that the task was given; see its `scaled`.
+            head: return the answers of one head; by default of all.
+        """
+        task, program = self.evolution.task, self.best.program
+        return task.predictions(train.answers(program, task.network_inputs(x)), True, head)
+
+    def _champion_facts(self) -> dict[str, Any]:
+        run, best, program = self.evolution, self.best.birth, self.best.program
+        return {
+            "fitness": {"best": best.metric, "median": run.log[-1].median},
+            "metric": {"name": run.task.metric, "valid": best.metric},
+            "hidden": sum(program.axes()[a].size for a in widths(program)),
+            **{"parameters": best.params, "flops": best.flops, "training": best.training.to_json()},
+            "front": len(run.archive),
+            "champion": {"candidate": best.number, "generation": best.generation, "what": best.what},
+        }
+
+    def _champion_lines(self, report: dict[str, Any]) -> list[str]:
+        r, best = report, self.best.birth
+        return [
+            f"  {r['metric']['name']} {best.metric:.4g} with {best.params:,} parameters, "
+            f"{best.flops:,} operations a case{same_cases(r)}",
+            f"  candidate {best.number}: {best.what}; trained by {best.training}",
+            f"  {r['front']} candidates on the Pareto front; {cost(r)}",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,33 +121,32 @@ class LayerGeneration:
 class LayerEvolution(EvolutionRun):
     """Evolution of the layers of a program; made by `Evolution(task, blocks(program), Layers(...))`."""
 
+    RESULT = LayerResult
+
     def __init__(
         self, task: Any, start: Program, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
     ) -> None:
-        if not isinstance(settings or Layers(), Layers):
-            raise UsageError("wrong settings for the evolution of layers", got=type(settings).__name__,
-                             expected="Layers")  # fmt: skip
+        self.settings = s = settings or Layers()
+        if not isinstance(s, Layers):
+            raise UsageError("wrong settings for the evolution of layers", got=type(s).__name__, expected="Layers")
         if not isinstance(task, Task) or (task.sequence and task.loss == "heads"):
             raise TaskError("layers evolve on data only, and on sequences with one head", where="task",
                             got=getattr(task, "name", task), fix="evolve.scalar()")  # fmt: skip
-        sizes = train.fits(task, start)
-        if sizes != (task.inputs, task.outputs):
-            raise TaskError("program and task have different inputs or outputs", where=start.name,
-                            expected=(task.inputs, task.outputs), got=sizes)  # fmt: skip
+        sizes, expected = train.fits(task, start), (task.inputs, task.outputs)
+        problem = "program and task have different inputs or outputs"
+        need(sizes == expected, problem, where=start.name, expected=expected, got=sizes)
         super().__init__(task, seed, threads)
-        self.settings = s = settings or Layers()
         self.start = start
         try:
-            self._fits(self.start)
-            self._affordable(self.start)
+            self._fits(start)
+            self._affordable(start)
         except TaskError as error:
-            raise LimitTooSmall(f"the start exceeds the limits: {error.what}", where=self.start.name,
+            raise LimitTooSmall(f"the start exceeds the limits: {error.what}", where=start.name,
                                 expected=error.expected, got=error.got) from None  # fmt: skip
-        if task.fitness is not None or task.fitness_batch is not None:
-            raise TaskError("layers are selected by the metric, but the task has a fitness function", where=task.name,
-                            fix="evolve.scalar(), or a task without fitness")  # fmt: skip
-        unknown = set(s.rates) - {*MUTATIONS, *GENES}
-        if unknown:
+        need(task.fitness is None and task.fitness_batch is None,
+             "layers are selected by the metric, but the task has a fitness function", where=task.name,
+             fix="evolve.scalar(), or a task without fitness")  # fmt: skip
+        if unknown := set(s.rates) - {*MUTATIONS, *GENES}:
             raise UsageError("unknown mutations in Layers.rates", got=", ".join(sorted(unknown)),
                              expected=", ".join((*MUTATIONS, *GENES)))  # fmt: skip
         self.members: list[Candidate] = []
@@ -128,7 +156,6 @@ class LayerEvolution(EvolutionRun):
         self.step_cache = train.StepCache()
         self.steady = 0
         self._idle = False
-        self._warned = False  # that gradients cannot reach some weights
 
     # -- a generation ------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -144,7 +171,7 @@ class LayerEvolution(EvolutionRun):
                        len(self.log) / generations if generations else 0.0)  # fmt: skip
             born = [self._child(done) for _ in range(min(count, left))]
         alive = [m for m in born if isinstance(m, Candidate)]
-        self._check(len(born), len(alive))
+        self._check_failures(len(born), self.failures[len(self.failures) - len(born) + len(alive) :], "metric")
         before = max((m.metric for m in self.members), default=-np.inf)
         self._survive(alive)
         best = self.champion()
@@ -167,7 +194,6 @@ class LayerEvolution(EvolutionRun):
 
     # -- one candidate -----------------------------------------------------------------------------------------------
     def _child(self, done: float) -> Candidate | CandidateBirth:
-        """Fork a parent, cross over, make one mutation, and train."""
         s, rng = self.settings, self._stream(_DRAW)
         fitter, other = self._parent(rng), None
         if rng.random() < s.crossover and len(self.members) > 1:
@@ -179,13 +205,11 @@ class LayerEvolution(EvolutionRun):
         if other is not None:
             moments, _ = cross(program, moments, *other.heritage, rng)
             genes = (training, other.birth.training)
-            training = TrainingGenes(
-                *(getattr(genes[int(rng.integers(2))], name) for name in ("rate", "optimizer", "loss"))
-            )
+            names = ("rate", "optimizer", "loss")
+            training = TrainingGenes(**{name: getattr(genes[int(rng.integers(2))], name) for name in names})
             if training.optimizer != fitter.birth.training.optimizer:
                 training = replace(training, rate=other.birth.training.rate)
-        opt = train.optimizer(program, fitter.birth.training)
-        train.restore(opt, moments)
+        opt = train.optimizer(program, fitter.birth.training, moments)
         name, site, block, training = self._mutate(program, training, rng, done)
         moments = train.moments(opt) if training.optimizer == fitter.birth.training.optimizer else {}
         return self._candidate(program, moments, training, (fitter, other), (name, site, block))
@@ -212,7 +236,8 @@ class LayerEvolution(EvolutionRun):
             kind = MUTATIONS[names[at]]
             sites = kind.sites(program)
             if len(sites):
-                site = site_name(program, sites[int(rng.integers(len(sites)))])
+                drawn = sites[int(rng.integers(len(sites)))]
+                site = drawn if isinstance(drawn, str) else program.path(drawn)
                 block = self._number(kind.name, site, parts(program)) if kind.adds else ""
                 try:
                     self.apply(program, kind, site, block, self._stream(_APPLY))
@@ -234,27 +259,19 @@ class LayerEvolution(EvolutionRun):
 
     def _fits(self, program: Program) -> None:
         """Check the limits on weights. Raises: TaskError."""
-        s = self.settings
-        if parameters(program) > s.max_params:
-            raise TaskError("the program has more parameters than max_params", expected=s.max_params,
-                            got=parameters(program))  # fmt: skip
+        limit, count = self.settings.max_params, parameters(program)
+        need(count <= limit, "the program has more parameters than max_params", expected=limit, got=count)
+        limit = self.settings.max_width
         widest = max((int(program.spec(n).shape[0]) for n in program.params() if program.spec(n).shape), default=0)
-        if widest > s.max_width:
-            raise TaskError("a layer is wider than max_width", expected=s.max_width, got=widest)
+        need(widest <= limit, "a layer is wider than max_width", expected=limit, got=widest)
 
     def _affordable(self, program: Program) -> None:
         """Check the limit on operations, which are known once an edit is complete. Raises: TaskError."""
-        if self._flops(program) > self.settings.max_flops:
-            raise TaskError("the program has more operations than max_flops", expected=self.settings.max_flops,
-                            got=self._flops(program))  # fmt: skip
+        limit, count = self.settings.max_flops, _flops(program)
+        need(count <= limit, "the program has more operations than max_flops", expected=limit, got=count)
 
     def _number(self, kind: str, site: str, existing: set[str]) -> str:
-        """The name of a part: equal for equal mutations at the same site, in all candidates and generations.
-
-        Args:
-            kind, site: the mutation.
-            existing: names of the parts of the program.
-        """
+        """The name of a part: equal for equal mutations at the same site, in all candidates and generations."""
         for k in range(len(existing) + 1):
             name = self.numbers.get((kind, site, k))
             if name is None:
@@ -266,21 +283,16 @@ class LayerEvolution(EvolutionRun):
         raise AssertionError("unreachable: one of k + 1 names is unused")
 
     def _candidate(
-        self,
-        program: Program,
-        moments: Moments,
-        training: TrainingGenes,
-        parents: tuple[Candidate | None, Candidate | None] = (None, None),
+        self, program: Program, moments: Moments, training: TrainingGenes, parents: Parents = (None, None),
         change: tuple[str, str, str] = ("", "", ""),
-    ) -> Candidate | CandidateBirth:
+    ) -> Candidate | CandidateBirth:  # fmt: skip
         """Train and score a candidate; a failed one has only its birth."""
         s, number, failure, metric, loss = self.settings, len(self.births), "", None, float("inf")
         untrained = program.fork(f"untrained {number}") if s.inherit == "baldwin" else None
-        if s.steps and not self._warned and (blocked := blocked_params(program)):
-            self._warned = True
+        if s.steps and not self.warned and (blocked := blocked_params(program)):
+            self.warned = True
             warn_of_blocked(f"{self.task.name}, candidate {number}", blocked, stacklevel=4)
-        opt = train.optimizer(program, training)
-        train.restore(opt, moments)
+        opt = train.optimizer(program, training, moments)
         untrained_moments = train.moments(opt) if untrained is not None else {}
         try:
             self.counters.backward += train.batch_of(program, s, self.task) * s.steps * self.task.steps
@@ -292,15 +304,22 @@ class LayerEvolution(EvolutionRun):
         except (GraphwrightError, FloatingPointError) as error:
             failure = f"{type(error).__name__}: {error}"
         self.counters.evaluations += 1
-        fitter, other = (None if parent is None else parent.number for parent in parents)
-        birth = CandidateBirth(number, self.generation, fitter, other, *change, training, metric, loss,
-                               parameters(program), self._flops(program), failure)  # fmt: skip
+        birth = self._birth(program, parents, change, training, metric, loss, failure)
         self.births.append(birth)
         if metric is None:
             self.counters.failed += 1
             self.failures.append(f"candidate {number} ({birth.what}): {failure}")
             return birth
         return Candidate(birth, program, train.moments(opt), untrained, untrained_moments)
+
+    def _birth(
+        self, program: Program, parents: Parents, change: tuple[str, str, str], training: TrainingGenes,
+        metric: float | None, loss: float, failure: str = "", **edit: Any,
+    ) -> CandidateBirth:  # fmt: skip
+        fitter, other = (None if parent is None else parent.number for parent in parents)
+        sizes = parameters(program), _flops(program)
+        origin = (len(self.births), self.generation, fitter, other)
+        return CandidateBirth(*origin, *change, training, metric, loss, *sizes, failure, **edit)
 
     # -- manual edits ------------------------------------------------------------------------------------------------
     @contextmanager
@@ -323,61 +342,38 @@ class LayerEvolution(EvolutionRun):
                              fix="edit its program apart from the run")  # fmt: skip
         number, training = len(self.births), member.birth.training
         program = member.program.fork(f"candidate {number}")
-        opt, before = train.optimizer(program, training), set(program.nodes())
-        train.restore(opt, member.moments)
-        names = dict(self.numbers)
+        opt = train.optimizer(program, training, member.moments)
+        before, names = set(program.nodes()), dict(self.numbers)
         try:
             with program.edit(why, author="human") as e:
                 yield e
                 name_parts(e, before, lambda what, existing: self._number("manual", what, existing))
                 self._fits(program)
-            if train.fits(self.task, program) != (self.task.inputs, self.task.outputs):
-                raise TaskError("the edit changed the inputs or outputs", where=program.name,
-                                got=train.fits(self.task, program),
-                                expected=(self.task.inputs, self.task.outputs))  # fmt: skip
+            sizes, expected = train.fits(self.task, program), (self.task.inputs, self.task.outputs)
+            changed = "the edit changed the inputs or outputs"
+            need(sizes == expected, changed, where=program.name, got=sizes, expected=expected)
             self._affordable(program)
             metric, loss = train.measure(self.task, program, self.task.valid)
-            if not np.isfinite(loss):
-                raise TaskError("the loss of the edited network is not finite", where=program.name, got=loss)
+            need(np.isfinite(loss), "the loss of the edited network is not finite", where=program.name, got=loss)
         except BaseException:
             self.numbers = names
             raise
         if not len(program.journal):
             return
-        birth = CandidateBirth(
-            number,
-            self.generation,
-            member.number,
-            None,
-            "edit",
-            "",
-            "",
-            training,
-            metric,
-            loss,
-            parameters(program),
-            self._flops(program),
-            author="human",
-            why=why,
-            edits=program.journal[-1].edits,
-        )
+        birth = self._birth(program, (member, None), ("edit", "", ""), training, metric, loss, author="human", why=why,
+                            edits=program.journal[-1].edits)  # fmt: skip
         untrained, untrained_moments = member.untrained, member.untrained_moments
         if untrained is not None:
             untrained = untrained.fork(f"untrained {number}")
-            start = train.optimizer(untrained, training)
-            train.restore(start, untrained_moments)
+            start = train.optimizer(untrained, training, untrained_moments)
             replay([program.journal[-1]], onto=untrained)
             untrained_moments = train.moments(start)
-        self._take(member, Candidate(birth, program, train.moments(opt), untrained, untrained_moments))
-
-    def _take(self, old: Candidate, new: Candidate) -> None:
-        """Replace a member by its edited version."""
-        self.births.append(new.birth)
+        self.births.append(birth)
         self.counters.evaluations += 1
         self.counters.forward += len(self.task.valid.x) * self.task.steps
         best, steady = self.champion().metric, self.steady
-        self.members.remove(old)
-        self._survive([new])
+        self.members.remove(member)
+        self._survive([Candidate(birth, program, train.moments(opt), untrained, untrained_moments)])
         self.steady = min(self.steady, steady)  # an edit is no generation
         if self.champion().metric > best + _MIN_GAIN:
             self.gained = self.generation
@@ -389,7 +385,6 @@ class LayerEvolution(EvolutionRun):
 
     @property
     def _losses(self) -> tuple[str, ...]:
-        """The losses that training may minimise."""
         return (self.task.loss,) if self.task.sequence else LOSSES[self.task.loss]
 
     def _objectives(self, members: list[Candidate]) -> np.ndarray:
@@ -425,24 +420,10 @@ class LayerEvolution(EvolutionRun):
         self.steady = self.steady + 1 if same else 0
         self.archive = kept
 
-    def _check(self, born: int, alive: int) -> None:
-        if 2 * (born - alive) > born:
-            raise EvaluationFailed(
-                "more than half of the generation has no metric",
-                where=f"{self.task.name}, generation {self.generation}",
-                expected=f"at most {born // 2} of {born}",
-                got="; ".join(self.failures[-(born - alive) :][:3]),
-            )
-
     # -- parts -------------------------------------------------------------------------------------------------------
     def _stream(self, purpose: int, number: int | None = None) -> np.random.Generator:
-        """The random stream of one candidate for one purpose."""
         key = (purpose << 40) + (len(self.births) if number is None else number)
         return np.random.Generator(np.random.Philox(key=[self.seed, key]))
-
-    def _flops(self, program: Program) -> int:
-        names = {d for n in program.input_names() for d in program.spec(n).shape if isinstance(d, str)}
-        return flops(program, dict.fromkeys(names, 1))
 
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
         line, c = self.log[-1], self.counters
@@ -452,12 +433,8 @@ class LayerEvolution(EvolutionRun):
             return Progress("evolve", c.evaluations, evaluations, facts)
         return Progress("evolve", len(self.log), generations or len(self.log), facts)
 
-    def _result(self, status: Status, aim: float | None) -> LayerResult:
-        return LayerResult(self, status, aim)
-
-    def save(self, directory: StrPath) -> None:
-        """Write the whole run atomically; see `EvolutionRun.save`."""
-        save(self, directory)
+    def _content(self, folder: Path) -> dict[str, Any]:
+        return layer_content(self, folder)
 
     def restore_log(self, lines: list[dict[str, Any]]) -> None:
         """Restore the log."""
@@ -496,4 +473,42 @@ def tried(weights: np.ndarray, rng: np.random.Generator, count: int = 1) -> np.n
     return np.argsort(rng.exponential(size=(count, len(weights))) / weights, axis=1)
 
 
-_NOTHING = "no possible mutation"
+def _flops(program: Program) -> int:
+    names = {d for n in program.input_names() for d in program.spec(n).shape if isinstance(d, str)}
+    return flops(program, dict.fromkeys(names, 1))
+
+
+def cross(
+    child: Program, moments: Moments, other: Program, others: Moments, rng: np.random.Generator
+) -> tuple[Moments, list[str]]:
+    """Copy layers of the other parent into a fork of the fitter parent, each with probability 1/2.
+
+    Returns: the moments of the child, and the names of the copied layers.
+    """
+    mine, theirs = _layers(child), _layers(other)
+    taken: list[str] = []
+    found = dict(moments)
+    with child.edit("cross over", author="evolution", tool="graphwright.evolve", keep_undo=False) as e:
+        for name, weights in mine.items():
+            if weights != theirs.get(name) or rng.random() < 0.5:
+                continue
+            taken.append(name)
+            for key in weights:
+                e.set_weight(key, other.weights.array(key))
+                for moment in [m for m in found if _of(m, key)]:
+                    del found[moment]
+                found.update({m: value for m, value in others.items() if _of(m, key)})
+    return found, taken
+
+
+def _layers(p: Program) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Shapes of the weights by layer, running statistics included."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key in p.weights:
+        found.setdefault(key.rpartition(".")[0], {})[key] = p.weights[key].shape
+    return found
+
+
+def _of(moment: str, key: str) -> bool:
+    """Whether an optimizer state, `adam.<key>.steps`, belongs to a weight."""
+    return moment.partition(".")[2].rpartition(".")[0] == key

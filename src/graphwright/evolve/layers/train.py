@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
+from graphwright.evolve.layers.candidate import Moments, TrainingGenes
 from graphwright.evolve.mutations.registry import rewire_readers
+from graphwright.evolve.settings import Layers
+from graphwright.evolve.tasks.task import DataSplit, Task
 from graphwright.nn import functional
-from graphwright.optim import SGD, Adam, clip_grad_norm_
+from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
 from graphwright.plan import compile
+from graphwright.program import Program
 from graphwright.program.kinds import ASSIGN
-
-if TYPE_CHECKING:
-    from graphwright.evolve.layers.candidate import Moments, TrainingGenes
-    from graphwright.evolve.settings import Layers
-    from graphwright.evolve.tasks.task import DataSplit, Task
-    from graphwright.optim import Optimizer
-    from graphwright.program import Program
 
 
 def inference(program: Program) -> Program:
@@ -39,10 +36,12 @@ def inference(program: Program) -> Program:
     return p
 
 
-def optimizer(program: Program, training: TrainingGenes) -> Optimizer:
-    """Make the optimizer of all parameters of a program; it follows later edits."""
-    kind = {"adam": lambda: Adam(program, lr=training.lr), "sgd": lambda: SGD(program, lr=training.lr, momentum=0.9)}
-    return kind[training.optimizer]()
+def optimizer(program: Program, training: TrainingGenes, state: Moments | None = None) -> Optimizer:
+    """Make the optimizer of all parameters of a program, with a state; it follows later edits."""
+    adam = training.optimizer == "adam"
+    opt = Adam(program, lr=training.lr) if adam else SGD(program, lr=training.lr, momentum=0.9)
+    restore(opt, state or {})
+    return opt
 
 
 def moments(opt: Optimizer) -> Moments:
@@ -55,11 +54,11 @@ def restore(opt: Optimizer, state: Moments) -> None:
     """Load the entries of a state that have matching shapes; others keep their value."""
     for name, variable in opt.variables().items():
         if name in state and state[name].shape == variable.shape:
-            variable.assign(Tensor(_as(state[name], variable)))
+            value = np.ascontiguousarray(state[name]).reshape(variable.shape)
+            variable.assign(Tensor(from_numpy(value).to(variable.device)))
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledStep:
+class CandidateStep(NamedTuple):
     """A program, its optimizer, and the compiled training step that updates both."""
 
     program: Program
@@ -76,9 +75,9 @@ class StepCache:
 
     def __init__(self, most: int = 16) -> None:
         self._most, self.planned = most, 0
-        self._steps: dict[tuple[str, str, str], CompiledStep] = {}
+        self._steps: dict[tuple[str, str, str], CandidateStep] = {}
 
-    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+    def take(self, program: Program, opt: Optimizer, training: TrainingGenes, task: Task, clip: float) -> CandidateStep:
         """Return the compiled step for a candidate, with its weights and moments loaded."""
         key = (program.structure_hash(), training.optimizer, training.loss)
         slot = self._steps.pop(key, None)
@@ -94,7 +93,7 @@ class StepCache:
         return slot
 
 
-def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CompiledStep:
+def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float) -> CandidateStep:
     slot, name, answer = program.fork("compiled step"), program.input_names()[0], program.output_names()[0]
     opt = optimizer(slot, training)
 
@@ -103,10 +102,8 @@ def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float
             return _over_time(found, target, counts, training.loss)
         if training.loss != "heads":
             return _loss(found, target, training.loss, task.loss)
-        parts = [
-            _loss(found[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
-            for h in task.heads.values()
-        ]
+        parts = [_loss(found[:, h.outputs], target[:, h.outputs], h.loss, h.loss, dense=True) * h.weight
+                 for h in task.heads.values()]  # fmt: skip
         return sum(parts[1:], start=parts[0])
 
     def step(x: Tensor, y: Tensor, counts: Tensor | None = None) -> Tensor:
@@ -117,23 +114,18 @@ def _compiled(program: Program, training: TrainingGenes, task: Task, clip: float
         opt.step()
         return loss
 
-    return CompiledStep(slot, opt, compile(step))
+    return CandidateStep(slot, opt, compile(step))
 
 
 def fit(
-    task: Task,
-    program: Program,
-    opt: Optimizer,
-    training: TrainingGenes,
-    s: Layers,
-    rng: np.random.Generator,
+    task: Task, program: Program, opt: Optimizer, training: TrainingGenes, s: Layers, rng: np.random.Generator,
     cache: StepCache,
-) -> int:
+) -> int:  # fmt: skip
     """Train a program on batches drawn by `rng`; return the number of cases."""
     if not s.steps:
         return 0
-    part, shape = task.train, cases(program)
-    x = part.x.reshape(len(part.x), *shape)
+    part = task.train
+    x = part.x.reshape(len(part.x), *cases(program))
     data: tuple[np.ndarray, ...] = (x, part.y, part.counts)
     if not task.sequence:
         y = part.y[:, 0]
@@ -224,9 +216,3 @@ def batch_of(program: Program, s: Layers, task: Task) -> int:
 def _fixed(program: Program) -> int | None:
     size = program.spec(program.input_names()[0]).shape[0]
     return size if isinstance(size, int) else None
-
-
-def _as(value: np.ndarray, like: Any) -> Any:
-    from graphwright.array import from_numpy
-
-    return from_numpy(np.ascontiguousarray(value).reshape(value.shape)).to(like.device)

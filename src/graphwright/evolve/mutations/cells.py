@@ -6,7 +6,7 @@ result. A CfC cell reads the time before each step from a node named `elapsed` [
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +16,12 @@ from graphwright.autograd import ones, stack
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.layers import output_sum
 from graphwright.evolve.mutations.registry import CELLS, free_part, in_cell, linears, mutation, over_time
+from graphwright.graph import NodeId
 from graphwright.ops import traits
+from graphwright.program import Program, Transaction
+from graphwright.program.builder import record
 from graphwright.program.kinds import STORED
 from graphwright.program.op_graph import Value
-from graphwright.program.trace import record
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Transaction
 
 
 def _cfc(inputs: int, units: int) -> Any:
@@ -62,9 +60,8 @@ def insert_cell(
     p = e.program
     node = p.node(site)
     if node not in over_time(p):
-        raise UsageError("a cell cannot be inserted here", where=p.path(node),
-                         expected="a linear layer on [batch, steps, units]",
-                         got=p.spec(p.operands(node)[0]))  # fmt: skip
+        raise UsageError("a cell cannot be inserted here", where=p.path(node), got=p.spec(p.operands(node)[0]),
+                         expected="a linear layer on [batch, steps, units]")  # fmt: skip
     x, total = p.operands(node)[0], output_sum(e, node)
     base, size = block or free_part(p), units or int(rng.choice([4, 8, 16]))
     out, kind = int(p.spec(node).shape[2]), p.spec(x).dtype.numpy
@@ -85,9 +82,8 @@ def cell_type(e: Transaction, site: Any, rng: np.random.Generator, cell: str | N
     p = e.program
     node = p.node(site)
     if node not in cells(p):
-        raise UsageError(
-            "this node is not the matrix after a cell", where=p.path(node), expected=", ".join(map(p.path, cells(p)))
-        )
+        expected = ", ".join(map(p.path, cells(p)))
+        raise UsageError("this node is not the matrix after a cell", where=p.path(node), expected=expected)
     base, inside = p.path(node).removesuffix(".to"), _inside(p, node)
     others = [k for k in CELLS if k != kind_of(p, node)]
     dropped = [p.key(n) for n in inside if p.op(n) == "param"]
@@ -129,7 +125,6 @@ def _put(
 
 
 def _elapsed(p: Program) -> Value | None:
-    """The elapsed times of a program, if it has them."""
     return next((Value(n) for n in p.nodes() if p.path(n) == "elapsed"), None)
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.registry import free_part, in_cell, linears, mutation, parts, rewire_readers
+from graphwright.evolve.mutations import registry
+from graphwright.evolve.mutations.registry import in_cell, linears, mutation, parts
+from graphwright.graph import NodeId
+from graphwright.program import Program, Transaction
 from graphwright.program.kinds import STORED
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Transaction
 
 ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")
 ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -52,13 +51,9 @@ def activations(p: Program) -> list[NodeId]:
 
 @mutation("insert_layer", sites=linears, weight=0.20, refine=0.06, adds=True)
 def insert_layer(
-    e: Transaction,
-    site: Any,
-    rng: np.random.Generator,
-    width: int | None = None,
-    activation: str | None = None,
+    e: Transaction, site: Any, rng: np.random.Generator, width: int | None = None, activation: str | None = None,
     block: str | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Add a branch W₂ f(W₁ x) in parallel to a linear layer, with W₂ = 0."""
     p = e.program
     node = p.node(site)
@@ -66,7 +61,7 @@ def insert_layer(
     old = weight_of(p, node)
     (out, inner), kind = old.shape, old.dtype
     units = width or int(rng.choice([8, 16, 32]))
-    base = block or free_part(p)
+    base = block or registry.free_part(p)
     bound = 1 / np.sqrt(inner)
     w1 = e.param(f"{base}.from.weight", rng.uniform(-bound, bound, (units, inner)).astype(kind))
     b1 = e.param(f"{base}.from.bias", rng.uniform(-bound, bound, units).astype(kind))
@@ -94,8 +89,7 @@ def remove_layer(e: Transaction, site: Any, rng: np.random.Generator) -> None:
                          got=", ".join(p.path(n) for n in p.consumers(node)))  # fmt: skip
     roots = [*p.outputs(), *p.assigns()]
     before = p.reachable(roots)
-    for edge in p.out_edges(node):
-        e.cut(edge)
+    registry.cut_readers(e, node)
     kept = p.reachable(roots)
     e.remove([n for n in before - kept if p.op(n) != "input"])
 
@@ -108,15 +102,13 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     total = output_sum(e, node)
     before = p.reachable([node]) - {node}
     lead = p.spec(node).shape[:-1]
-    values = [n for n in p.order() if n in before and p.op(n) not in STORED and p.specs(n)[0].shape[:-1] == lead]
-    values = [n for n in values if not in_cell(p, n)]
+    values = [n for n in p.order() if n in before and p.op(n) not in STORED and p.specs(n)[0].shape[:-1] == lead
+              and not in_cell(p, n)]  # fmt: skip
     if source is None and not values:
         raise UsageError("no earlier value of this shape", where=p.path(node), expected=f"a value {lead} + units")
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]
-    base = block or free_part(p)
-    width = int(p.spec(src).shape[-1])
-    old = weight_of(p, node)
-    w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], width), old.dtype))
+    base, old = block or registry.free_part(p), weight_of(p, node)
+    w = e.param(f"{base}.to.weight", np.zeros((old.shape[0], int(p.spec(src).shape[-1])), old.dtype))
     e.connect(e.add("linear", src, w, name=f"{base}.to"), total)
 
 
@@ -134,7 +126,7 @@ def replace_activation(e: Transaction, site: Any, rng: np.random.Generator, acti
     others = [a for a in ACTIVATIONS if a != p.op(node)]
     name = p.path(node)
     e.rename(node, p.free_name(f"{name}_before"))
-    rewire_readers(e, node, e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name))
+    registry.rewire_readers(e, node, e.add(activation or str(rng.choice(others)), p.operands(node)[0], name=name))
     e.remove(node)
 
 
@@ -159,7 +151,7 @@ def output_sum(e: Transaction, node: NodeId) -> NodeId:
     if len(readers) == 1 and p.is_junction(readers[0]) and not is_output:
         return readers[0]
     total = e.add("junction", node, name=p.free_name(f"{p.path(node)}_total"))
-    rewire_readers(e, node, total)
+    registry.rewire_readers(e, node, total)
     return total
 
 

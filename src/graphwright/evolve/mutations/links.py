@@ -7,17 +7,18 @@ an activation `n<k>.out` with links `n<k>.l<i>`, so a program of such neurons ca
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.mutations.registry import mutation, remove_unread_states
-from graphwright.program.kinds import STORED
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Transaction
+from graphwright.evolve.mutations import registry
+from graphwright.evolve.mutations.layers import output_sum, readers_of_before, remove_layer, weight_of
+from graphwright.evolve.mutations.registry import cut_readers, mutation, over_time
+from graphwright.graph import NodeId
+from graphwright.ops import traits
+from graphwright.program import Program, Transaction
+from graphwright.program.kinds import ASSIGN, STORED
 
 _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
@@ -47,7 +48,7 @@ def split_link(e: Transaction, site: Any, rng: np.random.Generator, activation: 
     link = _link(p, site)
     total, weight = target(p, link), p.weights.array(p.key(p.operands(link)[1].node)).to_numpy()
     source = p.operands(link)[0]
-    _close(e, link)
+    cut_readers(e, link)
     base = f"n{_free_neuron(p)}"
     # an edge that is removed again gives the junction its spec
     inner = e.add("junction", source, name=f"{base}.sum")
@@ -67,11 +68,8 @@ def add_link(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     if source is None:
         there = links(p)
         linked = {p.operands(n)[0].node for n in there if target(p, n) == total}
-        taken = {*there, *linked, *p.producers(total), *_after(p, total)}
-        values = [n for n in values_like(p, total) if n not in taken]
-        if not values:
-            raise UsageError("all earlier values of this shape have a link", where=p.path(total), got=p.spec(total))
-        source = values[int(rng.integers(len(values)))]
+        taken = {*there, *linked, *p.producers(total), *p.dependents([total])}
+        source = _free_value(p, total, taken, rng, "all earlier values of this shape have a link")
     open_link(e, new_link(e, p.value(source), total, float(weight)), total)
 
 
@@ -80,7 +78,7 @@ def toggle_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     """Close an open link, or open a closed one."""
     link = _link(e.program, site)
     if e.program.consumers(link):
-        _close(e, link)
+        cut_readers(e, link)
     else:
         open_link(e, link, target(e.program, link))
 
@@ -91,69 +89,52 @@ def remove_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
     p = e.program
     link = _link(p, site)
     total, weight, source = target(p, link), p.operands(link)[1].node, p.operands(link)[0].node
-    _close(e, link)
+    cut_readers(e, link)
     e.remove([link, *([] if len(p.consumers(weight)) > 1 else [weight])])
-    source = remove_unread_states(e, source)
-    for base in {_neuron(p, n): None for n in (total, source)}:
-        if base is not None:
-            _drop_lone(e, base)
+    source = registry.remove_unread_states(e, source)
+    for base in {p.path(n).partition(".")[0]: None for n in (total, source)}:
+        _drop_lone(e, base)
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
-def _neuron(p: Program, node: NodeId) -> str | None:
-    """The neuron of a node, `n<k>`; None outside of neurons."""
-    base = p.path(node).partition(".")[0]
-    total = p.select(f"{base}.sum")
-    return base if total.count and p.is_junction(p.node(f"{base}.sum")) else None
-
-
 def _drop_lone(e: Transaction, base: str) -> None:
-    """Remove a neuron that has no links and is no output."""
+    """Remove a neuron `n<k>` that has no links and is no output."""
     p = e.program
-    own = [n for n in p.nodes() if p.path(n).startswith(f"{base}.")]
-    ends = {v.node for v in p.outputs()}
-    if not any(_NAME.match(p.path(n)) or n in ends or not set(p.consumers(n)) <= set(own) for n in own):
-        e.remove(own)
+    if p.select(f"{base}.sum").count and p.is_junction(p.node(f"{base}.sum")):
+        own = [n for n in p.nodes() if p.path(n).startswith(f"{base}.")]
+        ends = {v.node for v in p.outputs()}
+        if not any(_NAME.match(p.path(n)) or n in ends or not set(p.consumers(n)) <= set(own) for n in own):
+            e.remove(own)
 
 
-def values_like(p: Program, like: NodeId) -> list[NodeId]:
-    """The computed values with the spec of a node."""
-    return [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == (p.spec(like),)]
-
-
-def _after(p: Program, node: NodeId) -> set[NodeId]:
-    """The node and all its descendants."""
-    seen, todo = {node}, [node]
-    while todo:
-        for reader in p.consumers(todo.pop()):
-            if reader not in seen:
-                seen.add(reader)
-                todo.append(reader)
-    return seen
+def _free_value(p: Program, like: NodeId, taken: set[NodeId], rng: np.random.Generator, problem: str) -> NodeId:
+    """Draw one of the computed values with the spec of a node that are not taken."""
+    spec = (p.spec(like),)
+    values = [n for n in p.order() if p.op(n) not in STORED and p.specs(n)[:1] == spec and n not in taken]
+    if not values:
+        raise UsageError(problem, where=p.path(like), got=p.spec(like))
+    return values[int(rng.integers(len(values)))]
 
 
 def _link(p: Program, site: Any) -> NodeId:
     node = p.node(site)
     if node not in links(p):
-        raise UsageError(
-            "this is not a link, a value times one weight into a junction", where=p.path(node), got=p.op(node)
-        )
+        problem = "this is not a link, a value times one weight into a junction"
+        raise UsageError(problem, where=p.path(node), got=p.op(node))
     return node
 
 
 def target(p: Program, link: NodeId) -> NodeId:
     """The junction of a link, also of a closed one."""
-    readers = p.consumers(link)
-    if readers:
+    if readers := p.consumers(link):
         return readers[0]
     found = _NAME.match(p.path(link))
     assert found is not None
     for name in (f"{found[1]}.sum", found[1]):
         if p.select(name).count:
             return p.node(name)
-    raise UsageError(
-        "the junction of a closed link no longer exists", where=p.path(link), expected=f"{found[1]} or .sum"
-    )
+    expected = f"{found[1]} or .sum"
+    raise UsageError("the junction of a closed link no longer exists", where=p.path(link), expected=expected)
 
 
 def new_link(e: Transaction, source: Any, total: NodeId, weight: float) -> NodeId:
@@ -171,11 +152,98 @@ def open_link(e: Transaction, link: NodeId, total: NodeId) -> None:
     e.connect(link, total, port=int(found[2]) if e.program.path(total).endswith(".sum") else None)
 
 
-def _close(e: Transaction, link: NodeId) -> None:
-    for edge in e.program.out_edges(link):
-        e.cut(edge)
-
-
 def _free_neuron(p: Program) -> int:
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return max((int(h[1:]) for h in heads if h[0] == "n" and h[1:].isdigit()), default=-1) + 1
+
+
+_NEURON = r"n\d+"  # the head of n5.out and n0.x0: a genome names a state by its neuron alone
+
+
+def delayed(p: Program) -> list[NodeId]:
+    """The links from a state, and the matrices that read the previous step."""
+    held = [n for n in links(p) if p.op(p.operands(n)[0].node) == "state"]
+    return held + readers_of_before(p)
+
+
+@mutation("add_delay_link", sites=over_time, weight=0.08, refine=0.06, adds=True)
+def add_delay_link(
+    e: Transaction, site: Any, rng: np.random.Generator, source: Any = None, weight: float = 0.0,
+    block: str | None = None,
+) -> None:  # fmt: skip
+    """Add a link that carries the value of the previous step, 0 before the first one.
+
+    At a linear layer over [batch, steps, units] it is a matrix, `weight` in all entries, from an earlier value of any
+    width: a part of its own, as with `add_skip`. At a junction, where each run of the program is one step, it is one
+    weight on a state; each value has at most one state, and may depend on the junction.
+    """
+    p = e.program
+    node = p.node(site)
+    if p.is_junction(node):
+        _from_state(e, node, rng, source, weight)
+    elif node in over_time(p):
+        _along_time(e, node, rng, source, weight, block or registry.free_part(p))
+    else:
+        raise UsageError("a delay link cannot end here", where=p.path(node), got=p.op(node),
+                         expected="a junction, or a linear layer on [batch, steps, units]")  # fmt: skip
+
+
+@mutation("remove_delay_link", sites=delayed, weight=0.04)
+def remove_delay_link(e: Transaction, site: Any, rng: np.random.Generator) -> None:
+    """Remove a delay link; a state or neuron is removed with its last link."""
+    p = e.program
+    node = p.node(site)
+    if node not in delayed(p):
+        raise UsageError("this is not a delay link", where=p.path(node), got=p.op(node),
+                         expected=", ".join(map(p.path, delayed(p))) or "one that `add_delay_link` added")  # fmt: skip
+    if traits(p.op(node)).multiplies:
+        remove_link(e, node, rng)
+    else:
+        remove_layer(e, node, rng)
+
+
+def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source: Any, weight: float) -> None:
+    p = e.program
+    if p.spec(total).symbolic:
+        raise UsageError("a state needs a fixed batch size", where=p.path(total),
+                         expected="no symbolic sizes", got=p.spec(total),
+                         fix="a program of a fixed batch: founder(genome, batch=1), or retrace with one")  # fmt: skip
+    if source is None:
+        linked = {_source(p, n) for n in delayed(p) if traits(p.op(n)).multiplies and target(p, n) == total}
+        source = _free_value(p, total, {*links(p), *linked}, rng, "all values of this shape have a delay link")
+    value = p.value(source)
+    path = p.path(value.node)
+    head = path.partition(".")[0]
+    name = f"{head if re.fullmatch(_NEURON, head) else path}.before1"
+    open_link(e, new_link(e, p.value(registry.state_of(e, name, value)), total, weight), total)
+
+
+def _source(p: Program, link: NodeId) -> NodeId:
+    """The node with the value that a delay link carries."""
+    held = p.operands(link)[0].node
+    (write,) = (w for w in p.consumers(held) if p.op(w) == ASSIGN)
+    return p.operands(write)[1].node
+
+
+def _along_time(
+    e: Transaction, node: NodeId, rng: np.random.Generator, source: Any, weight: float, base: str
+) -> None:  # fmt: skip
+    p = e.program
+    lead, steps = p.spec(node).shape[:2], int(p.spec(node).shape[1])
+    if steps < 2:
+        got = p.spec(node)
+        raise UsageError("the sequence has one step", where=p.path(node), expected="two steps or more", got=got)
+    total, old = output_sum(e, node), weight_of(p, node)
+    if source is None:
+        before = p.reachable([node]) - {node}
+        values = [n for n in p.order() if n in before and p.op(n) not in STORED and not registry.in_cell(p, n)]
+        values = [n for n in values if len(p.specs(n)[0].shape) == 3 and p.specs(n)[0].shape[:2] == lead]
+        if not values:
+            raise UsageError("no earlier value over time", where=p.path(node), expected=f"a value {lead} + units")
+        source = values[int(rng.integers(len(values)))]
+    first = e.add("slice", source, name=f"{base}.first", axis=1, start=0, size=1)
+    nothing = e.add("full_like", first, name=f"{base}.nothing", value=0.0)
+    past = e.add("slice", source, name=f"{base}.past", axis=1, start=0, size=steps - 1)
+    held = e.add("concat", nothing, past, name=f"{base}.before", axis=1)
+    matrix = np.full((old.shape[0], int(e.spec(source).shape[2])), weight, old.dtype)
+    e.connect(e.add("linear", held, e.param(f"{base}.to.weight", matrix), name=f"{base}.to"), total)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from graphwright.program.kinds import ASSIGN, STATE
+import numpy as np
 
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Transaction
+from graphwright.files import blake2b_128
+from graphwright.graph import NodeId
+from graphwright.program import Program, Transaction
+from graphwright.program.kinds import ASSIGN, STATE, STORED
 
 Site = Any
 """A node, or the name of an axis."""
@@ -43,28 +44,19 @@ MUTATIONS: dict[str, MutationKind] = {}
 
 
 def mutation(
-    name: str,
-    *,
-    sites: Callable[[Program], Sequence[Site]],
-    weight: float,
-    refine: float | None = None,
-    adds: bool = False,
-    structural: bool = True,
-) -> Callable[[M], M]:
+    name: str, *, sites: Callable[[Program], Sequence[Site]], weight: float, refine: float | None = None,
+    adds: bool = False, structural: bool = True,
+) -> Callable[[M], M]:  # fmt: skip
     """Register a mutation: `m(e, site, rng)` on a site that `sites(program)` lists.
 
     Args:
-        name: name of the mutation.
-        sites: lists the possible sites in a program.
         weight: weight by which it is drawn among the possible mutations; `refine`: the same, later in a run.
-        adds: whether it takes `block=`, the name of the part it adds.
-        structural: whether it changes the structure; others are not drawn while a run stagnates.
+        name, sites, adds, structural: see `MutationKind`.
     """
 
     def enter(function: M) -> M:
-        MUTATIONS[name] = MutationKind(
-            name, sites, function, weight, weight if refine is None else refine, adds, structural
-        )
+        late = weight if refine is None else refine
+        MUTATIONS[name] = MutationKind(name, sites, function, weight, late, adds, structural)
         return function
 
     return enter
@@ -74,6 +66,38 @@ def parts(p: Program) -> set[str]:
     """The names of the parts that mutations added."""
     heads = (p.path(n).partition(".")[0] for n in p.nodes())
     return {head for head in heads if head[0] == "b" and head[1:].isdigit()}
+
+
+def name_parts(e: Transaction, before: Collection[NodeId], named: Callable[[str, set[str]], str]) -> None:
+    """Rename the parts `b<number>` that an edit made.
+
+    Args:
+        before: nodes that existed before the edit.
+        named: chooses the name of a part, given its structure and the names in use.
+    """
+    p = e.program
+    inside = {part: [n for n in p.nodes() if p.path(n).partition(".")[0] == part] for part in sorted(parts(p))}
+    made = [part for part, nodes in inside.items() if not any(n in before for n in nodes)]
+    taken, given = set(inside) - set(made), dict[str, str]()
+    for part in made:
+        given[part] = named(_structure(p, part, inside[part]), taken)
+        taken.add(given[part])
+    changed = [part for part in made if given[part] != part]
+    for ending in (":", ""):  # temporary names avoid collisions
+        for part in changed:
+            for n in inside[part]:
+                path = f"{given[part]}{ending}.{p.path(n).partition('.')[2]}"
+                e.rename(n, path, key=path if p.op(n) in STORED else None)
+
+
+def _structure(p: Program, part: str, nodes: list[NodeId]) -> str:
+    """Digest the ops of a part with their producers and consumers."""
+
+    def name(n: NodeId) -> str:
+        return p.path(n).removeprefix(part)
+
+    lines = [f"{name(n)} {p.op(n)} {[*map(name, p.producers(n))]} {sorted(map(name, p.consumers(n)))}" for n in nodes]
+    return blake2b_128("\n".join(sorted(lines)).encode())
 
 
 CELLS = ("rnn", "gru", "lstm", "cfc")
@@ -89,11 +113,6 @@ def in_cell(p: Program, node: NodeId) -> bool:
 def free_part(p: Program) -> str:
     """The first unused name of a part."""
     return f"b{max((int(head[1:]) for head in parts(p)), default=0) + 1}"
-
-
-def site_name(p: Program, site: Site) -> str:
-    """The path of a site, or the name of an axis."""
-    return site if isinstance(site, str) else p.path(site)
 
 
 def linears(p: Program) -> list[NodeId]:
@@ -117,6 +136,22 @@ def rewire_readers(e: Transaction, node: NodeId, other: Any) -> None:
     outputs = dict(zip(p.output_names(), p.outputs(), strict=True))
     if any(value.node == node for value in outputs.values()):
         e.set_outputs(**{name: other if value.node == node else value for name, value in outputs.items()})
+
+
+def cut_readers(e: Transaction, node: NodeId) -> None:
+    """Cut all edges from a node."""
+    for edge in e.program.out_edges(node):
+        e.cut(edge)
+
+
+def state_of(e: Transaction, name: str, value: Any) -> NodeId:
+    """The state `name`, which holds a value of the previous step, 0 before the first one; one per value."""
+    if e.program.select(name).count:
+        return e.program.node(name)
+    spec = e.spec(value)
+    state = e.state(name, np.zeros([int(d) for d in spec.shape], spec.dtype.numpy))
+    e.assign(state, value)
+    return state
 
 
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:

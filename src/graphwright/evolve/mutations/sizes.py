@@ -5,16 +5,14 @@ Runs draw mutations in the order in which they register, so the order of these f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.evolve.mutations.registry import mutation
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Transaction
+from graphwright.graph import NodeId
+from graphwright.program import Program, Transaction
 
 
 def convolutions(p: Program) -> list[NodeId]:
@@ -49,11 +47,9 @@ def kernel(e: Transaction, site: Any, rng: np.random.Generator, size: int | None
 @mutation("stride", sites=convolutions, weight=0.10, refine=0.06)
 def stride(e: Transaction, site: Any, rng: np.random.Generator, step: int | None = None) -> None:
     """Change the stride, if readers accept any size of the result, as before a global pooling."""
-    p = e.program
-    node = p.node(site)
-    now = _pair(p, node, "stride")[0]
-    wanted = step or int(rng.choice([s for s in (1, 2, 3) if s != now]))
-    e.set_attr(node, stride=wanted)
+    node = e.program.node(site)
+    now = _pair(e.program, node, "stride")[0]
+    e.set_attr(node, stride=step or int(rng.choice([s for s in (1, 2, 3) if s != now])))
 
 
 def _pair(p: Program, node: NodeId, name: str) -> tuple[int, ...]:
@@ -64,10 +60,8 @@ def _pair(p: Program, node: NodeId, name: str) -> tuple[int, ...]:
 
 def widths(p: Program) -> list[str]:
     """The axes of neurons, channels or units that can be resized."""
-    return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in _KINDS]
-
-
-_KINDS = ("neurons", "channels", "units")
+    kinds = ("neurons", "channels", "units")
+    return [name for name, g in p.axes().items() if not g.frozen and len(g.atoms) == 1 and g.kind in kinds]
 
 
 @mutation("widen", sites=widths, weight=0.12, refine=0.10)

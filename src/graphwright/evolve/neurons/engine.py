@@ -5,34 +5,133 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from graphwright.array.population.names import MUTATIONS, founders
 from graphwright.errors import UsageError
-from graphwright.evolve.errors import EvaluationFailed, LimitTooSmall, NoisyFitness, Status, TaskError
+from graphwright.evolve.errors import LimitTooSmall, NoisyFitness, Status, TaskError
 from graphwright.evolve.gradient_paths import blocked_links, warn_of_blocked
-from graphwright.evolve.neurons.genomes import columns_of, genome, minimal, replaced, take
-from graphwright.evolve.neurons.lineage import IndividualKey, Lineage, ManualEdit, birth_text
-from graphwright.evolve.neurons.manual import edited_genome, inherited, numbered, untrained
-from graphwright.evolve.neurons.program import founder
-from graphwright.evolve.neurons.result import Individual, Result
-from graphwright.evolve.neurons.saving import save
+from graphwright.evolve.neurons.genomes import Genome, columns_of, genome, minimal, replaced, take
+from graphwright.evolve.neurons.lineage import Birth, IndividualKey, Lineage, ManualEdit, birth_text
+from graphwright.evolve.neurons.program import edited_genome, founder, inherited, numbered, untrained
 from graphwright.evolve.neurons.species import Breeder, Species, founding
-from graphwright.evolve.run import EvolutionRun
+from graphwright.evolve.run import EvolutionResult, EvolutionRun, cost, same_cases
+from graphwright.evolve.saving import neuron_content
 from graphwright.evolve.settings import NEAT
-from graphwright.evolve.tasks.task import Population
+from graphwright.evolve.tasks.task import Population, Scores, Task
+from graphwright.program import Program, Transaction
+from graphwright.program.cost import flops
 from graphwright.progress import Progress
 
-if TYPE_CHECKING:
-    from graphwright.evolve.neurons.genomes import Genome
-    from graphwright.evolve.tasks.task import Scores
-    from graphwright.files import StrPath
-    from graphwright.program import Transaction
-
 _REDRAW = 6  # purpose of the stream of weights that are not inherited
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Individual:
+    """A genome of a run, with its birth and its scores."""
+
+    evolution: NeuronEvolution
+    birth: Birth
+    genome: Genome
+
+    @property
+    def key(self) -> IndividualKey:
+        """Generation and index of the individual."""
+        return self.birth.key
+
+    @property
+    def fitness(self) -> float:
+        """The fitness at its scoring."""
+        return self.birth.fitness
+
+    @property
+    def metric(self) -> float:
+        """The metric on the validation cases at its scoring."""
+        return self.birth.metric
+
+    @property
+    def program(self) -> Program:
+        """The individual as a Program; the journal is its history, one entry per generation that changed it."""
+        return self.evolution.lineage.replay(self.key)
+
+    def population(self) -> Population:
+        """The individual as a population of one."""
+        return self.evolution.population(self.evolution.lineage.columns(self.key))
+
+    def rescore(self) -> float:
+        """Compute the fitness again from the genes: the same bits on the same machine."""
+        population = replace(self.population(), generation=self.key.generation)
+        return float(self.evolution.task.score(population).fitness[0])
+
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """Compute the answers to inputs [N, inputs] or [N, T, inputs]: float32 [N, outputs] or [N, T, outputs].
+
+        Answers for classes are probabilities, also where the network computes logits; `program` returns logits.
+
+        Args:
+            x: inputs in the units that the task was given; see its `scaled`.
+            head: return the answers of one head; by default of all.
+        """
+        from graphwright.array.population.runner import Cases  # loads numba
+
+        task, population = self.evolution.task, self.population()
+        seen = task.network_inputs(x) if isinstance(task, Task) else np.asarray(x)
+        answers = population.answers(Cases.of(seen))[0]
+        if isinstance(task, Task):
+            answers = task.predictions(answers, population.logits, head)
+        return answers if np.ndim(x) == 3 else answers[:, 0]
+
+
+class Result(EvolutionResult):
+    """The outcome of a run on neurons; see `EvolutionResult` for the attributes."""
+
+    evolution: NeuronEvolution
+
+    @property
+    def best(self) -> Individual:
+        """The individual that solved the task, else the fittest so far. Raises: UsageError before a generation."""
+        run = self.evolution
+        key = run.solution or run.best
+        if key is None:
+            raise self._no_champion()
+        return run.individual(key)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The ancestors of all living individuals and champions."""
+        return self.evolution.lineage
+
+    def test(self) -> float:
+        """The metric of the best on the test cases; the task counts how often they were read."""
+        return self.evolution.task.test(self.best.population())
+
+    def predict(self, x: Any, head: str | None = None) -> np.ndarray:
+        """The answers of the best; see `Individual.predict`."""
+        return self.best.predict(x, head)
+
+    def _champion_facts(self) -> dict[str, Any]:
+        run, best = self.evolution, self.best
+        links = best.genome.open_links
+        return {
+            "fitness": {"best": best.fitness, "median": run.log[-1].median},
+            "metric": {"name": run.task.metric, "valid": best.metric},
+            **{"hidden": best.genome.hidden, "links": links, "parameters": links},
+            "flops": flops(founder(best.genome), {"B": 1}),
+            "species": len(run.log[-1].species),
+            "champion": {"generation": best.key.generation, "index": best.key.index},
+        }
+
+    def _champion_lines(self, report: dict[str, Any]) -> list[str]:
+        r, best = report, self.best
+        return [
+            f"  {r['metric']['name']} {best.metric:.4g}, fitness {best.fitness + 0.0:.4g}{same_cases(r)}",  # no -0
+            f"  champion of generation {best.key.generation}: {r['hidden']} hidden, {r['links']} links",
+            f"  {r['species']} species; {cost(r)}",
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +152,20 @@ class NeuronGeneration:
 class NeuronEvolution(EvolutionRun):
     """Evolution of neurons and links; made by `Evolution(task, scalar(), NEAT(...))`."""
 
+    RESULT = Result
+
     def __init__(self, task: Any, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1) -> None:
-        if not isinstance(settings or NEAT(), NEAT):
-            raise UsageError("wrong settings for the evolution of neurons", got=type(settings).__name__,
+        self.settings = s = settings or NEAT()
+        if not isinstance(s, NEAT):
+            raise UsageError("wrong settings for the evolution of neurons", got=type(s).__name__,
                              expected="NEAT or Hybrid")  # fmt: skip
         super().__init__(task, seed, threads)
-        self.settings = settings or NEAT()
-        s = self.settings
         if s.train is not None and task.lesson is None:
             raise TaskError("the task has no data for gradient steps", where=task.name, fix="NEAT(), without train")
         links = (task.inputs + 1) * task.outputs
         if task.outputs > s.max_nodes or links > s.max_links:
-            raise LimitTooSmall(
-                "the initial genome exceeds the limits",
-                expected=(task.outputs, links),
-                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}",
-            )
+            raise LimitTooSmall("the initial genome exceeds the limits", expected=(task.outputs, links),
+                                got=f"max_nodes {s.max_nodes}, max_links {s.max_links}")  # fmt: skip
         self.genes, self.registry = minimal(task.inputs, task.outputs, s.population, s, seed)
         self.births = founders(s.population)
         self._table: Any = None
@@ -82,7 +179,6 @@ class NeuronEvolution(EvolutionRun):
         self.best: IndividualKey | None = None
         self.solution: IndividualKey | None = None
         self._shown: tuple[IndividualKey, float, int, int] | None = None
-        self._warned = False  # that gradients cannot reach some weights
 
     # -- running -----------------------------------------------------------------------------------------------------
     def _advance(self, aim: float | None, generations: int | None, evaluations: int | None) -> None:
@@ -101,12 +197,8 @@ class NeuronEvolution(EvolutionRun):
     def _stuck(self) -> Status | None:
         return Status.NO_MUTATION if self.log and self.settings.unchanging else None
 
-    def _result(self, status: Status, aim: float | None) -> Result:
-        return Result(self, status, aim)
-
-    def save(self, directory: StrPath) -> None:
-        """Write the whole run atomically; see `EvolutionRun.save`."""
-        save(self, directory)
+    def _content(self, folder: Path) -> dict[str, Any]:
+        return neuron_content(self, folder)
 
     def restore_log(self, lines: list[dict[str, Any]]) -> None:
         """Restore the log and the weights before training, after everything else was restored."""
@@ -120,18 +212,18 @@ class NeuronEvolution(EvolutionRun):
     @property
     def table(self) -> Any:
         """The compiled genomes of this generation; see `array.population.table`."""
+        if self._table is None:
+            self._table = self._tabulate(self.genes)
+        return self._table
+
+    def _tabulate(self, genes: Any, *past: Any) -> Any:
         from graphwright.array.population.table import tabulate
 
-        if self._table is None:
-            self._table = tabulate(self.genes, self.task.inputs, self.task.outputs)
-        return self._table
+        return tabulate(genes, self.task.inputs, self.task.outputs, *past)
 
     def population(self, genes: Any = None) -> Population:
         """Genomes as tasks see them; by default those of this generation, as they are scored."""
-        from graphwright.array.population.table import tabulate
-
-        table = self.table if genes is None else tabulate(genes, self.task.inputs, self.task.outputs)
-        genes = self.scored if genes is None else genes
+        table, genes = (self.table, self.scored) if genes is None else (self._tabulate(genes), genes)
         return Population(
             genes, table, self.task.outputs, self.settings.output == "identity", self.seed, self.generation,
             self.threads, lambda g: self.program(genes, g),
@@ -185,18 +277,14 @@ class NeuronEvolution(EvolutionRun):
                          fix="run.alive(index); or edit its program apart from the run")  # fmt: skip
 
     def _replace(self, key: IndividualKey, why: str, after: Genome) -> None:
-        """Score a genome, and replace a living individual by it."""
         assert self.fitness is not None
         old, one, index = self.lineage.columns(key), columns_of([after]), key.index
         inherited(one, old)
-        population = self.population(one)
-        scores, c = self.task.score(population), self.counters
+        scores = self.task.score(self.population(one))
         fitness, metric = float(scores.fitness[0]), float(scores.metric[0])
-        c.evaluations += 1
-        c.forward += scores.passes
-        c.environment += scores.seconds
+        self.counters.add(scores, 1)
         if not np.isfinite(fitness):
-            c.failed += 1
+            self.counters.failed += 1
             self.failures.append(f"{key}, {why}: {scores.failures.get(0, f'fitness is {fitness}')}")
             fitness = metric = -np.inf
         heir = one
@@ -224,10 +312,7 @@ class NeuronEvolution(EvolutionRun):
             self._record_failures(scores, fitness)
         if not self.generation and (getattr(self.task, "fitness", None) or getattr(self.task, "fitness_batch", None)):
             self._warn_if_noisy(fitness)
-        c = self.counters
-        c.evaluations += count
-        c.forward += scores.passes
-        c.environment += scores.seconds
+        self.counters.add(scores, count)
         self.fitness, self.metric = fitness, metric
         self.species.note(fitness, self.generation)
         self.lineage.add(self.scored, self.births, self.species.ids[self.species.of], fitness, metric)
@@ -240,19 +325,10 @@ class NeuronEvolution(EvolutionRun):
             self._shown = (shown, self.lineage.birth(shown).metric, *self.lineage.size(shown))
         _, reached, hidden, links = self._shown
         numbers, sizes = self.species.ids.tolist(), self.species.sizes.tolist()
-        self.log.append(
-            NeuronGeneration(
-                self.generation,
-                float(fitness[top]),
-                _median(scored),
-                reached,
-                hidden,
-                links,
-                dict(zip(numbers, sizes, strict=True)),
-                count - len(scored),
-                float(self.species.threshold),
-            )
-        )
+        self.log.append(NeuronGeneration(
+            self.generation, float(fitness[top]), _median(scored), reached, hidden, links,
+            dict(zip(numbers, sizes, strict=True)), count - len(scored), float(self.species.threshold),
+        ))  # fmt: skip
 
     def _record_best(self, key: IndividualKey, fitness: float) -> IndividualKey:
         """Update the fittest individual so far, and return it."""
@@ -276,8 +352,7 @@ class NeuronEvolution(EvolutionRun):
         reached = np.flatnonzero(metric >= aim)
         for g in reached[np.argsort(-fitness[reached], kind="stable")][:3].tolist():
             trial = self.task.confirm(self.population(take(self.scored, np.array([g]))))
-            self.counters.forward += trial.passes
-            self.counters.environment += trial.seconds
+            self.counters.add(trial)
             if trial.passed:
                 self.solution = self.lineage.latest(self.generation, g)
                 self.lineage.pinned.add(self.solution)
@@ -290,8 +365,11 @@ class NeuronEvolution(EvolutionRun):
         s, count = self.settings, self.settings.population
         assert s.train is not None
         genes = self.genes
-        if not self._warned:
-            self._warn_of_blocked()
+        if not self.warned and len(blocked := blocked_links(genes, self.task.inputs, self.task.outputs)):
+            self.warned = True
+            of = np.searchsorted(genes.link_off, blocked, "right") - 1
+            names = [f"link {genes.link_id[e]} of genome {g}" for e, g in zip(blocked, of, strict=True)]
+            warn_of_blocked(f"{self.task.name}, generation {self.generation}", names, stacklevel=5)
         if s.inherit == "baldwin":
             genes = type(genes)(*(column.copy() for column in genes))
             self._trained = genes
@@ -303,19 +381,8 @@ class NeuronEvolution(EvolutionRun):
                 moments[:] = 0
         lesson = self.task.lesson()
         steps = np.full(count, s.train.steps, np.int64)
-        fit(self.table, genes, lesson, steps, np.full(count, s.train.lr),
-            s.train.clip, self.threads)  # fmt: skip
+        fit(self.table, genes, lesson, steps, np.full(count, s.train.lr), s.train.clip, self.threads)
         self.counters.backward += count * s.train.steps * lesson.cases.count * lesson.cases.steps
-
-    def _warn_of_blocked(self) -> None:
-        """Warn once that gradients cannot reach some links."""
-        genes = self.genes
-        blocked = blocked_links(genes, self.task.inputs, self.task.outputs)
-        if len(blocked):
-            self._warned = True
-            of = np.searchsorted(genes.link_off, blocked, "right") - 1
-            names = [f"link {genes.link_id[e]} of genome {g}" for e, g in zip(blocked, of, strict=True)]
-            warn_of_blocked(f"{self.task.name}, generation {self.generation}", names, stacklevel=6)
 
     @property
     def scored(self) -> Any:
@@ -325,7 +392,7 @@ class NeuronEvolution(EvolutionRun):
 
     def _reproduce(self) -> None:
         from graphwright.array.population.species import representatives
-        from graphwright.array.population.table import Past, tabulate
+        from graphwright.array.population.table import Past
 
         assert self.fitness is not None
         s, silent, table = self.settings, self.generation - self.gained, self.table
@@ -334,9 +401,7 @@ class NeuronEvolution(EvolutionRun):
         self.genes, self.births, self.registry = self._nursery.children(
             old, self.fitness, self.species, self.registry, self.generation + 1, silent
         )
-        self._table = tabulate(
-            self.genes, self.task.inputs, self.task.outputs, Past(old, table, self.births.fitter_parent)
-        )
+        self._table = self._tabulate(self.genes, Past(old, table, self.births.fitter_parent))
         for name, count in zip(MUTATIONS, self.births.refused.tolist(), strict=True):
             if count:
                 self.counters.refuse(name, count)
@@ -345,45 +410,30 @@ class NeuronEvolution(EvolutionRun):
         self.fitness = None
 
     def _burst(self, nursery: Breeder) -> None:
-        """Mutate each founder several times."""
         from graphwright.array.population.species import Parents
 
         count = self.settings.population
         each = np.arange(count)
         alone = Parents(np.full(count, -1), each, np.arange(count + 1), each)
         for k in range(self.settings.burst):
-            self.genes, _, self.registry = nursery.breed(
-                self.genes, np.zeros(count), alone, self.registry, (1 << 30) + k
-            )
+            stream = (1 << 30) + k
+            self.genes, _, self.registry = nursery.breed(self.genes, np.zeros(count), alone, self.registry, stream)
 
     # -- bookkeeping -------------------------------------------------------------------------------------------------
     def _record_failures(self, scores: Scores, fitness: np.ndarray) -> None:
         """Record genomes without fitness. Raises: EvaluationFailed if they are more than half."""
         failed = np.flatnonzero(~np.isfinite(fitness))
-        texts = [
-            f"generation {self.generation}, genome {g} ({birth_text(self.births, g)}): "
-            f"{scores.failures.get(g, f'fitness is {scores.fitness[g]}')}"
-            for g in failed.tolist()
-        ]
+        here, given = f"generation {self.generation}, genome", scores.failures
+        texts = [f"{here} {g} ({birth_text(self.births, g)}): {given.get(g, f'fitness is {scores.fitness[g]}')}"
+                 for g in failed.tolist()]  # fmt: skip
         self.counters.failed += len(failed)
         self.failures += texts[: max(0, 100 - len(self.failures))]
-        if 2 * len(failed) > len(fitness):
-            raise EvaluationFailed(
-                "more than half of the generation has no fitness",
-                where=f"{self.task.name}, generation {self.generation}",
-                expected=f"at most {len(fitness) // 2} of {len(fitness)}",
-                got="; ".join(texts[:3]),
-            )
+        self._check_failures(len(fitness), texts, "fitness")
 
     def _progress(self, generations: int | None, evaluations: int | None) -> Progress:
         line, c = self.log[-1], self.counters
-        facts = {
-            "best": line.best,
-            self.task.metric: line.metric,
-            "species": float(len(line.species)),
-            "hidden": float(line.hidden),
-            "evaluations/s": c.evaluations / max(c.seconds, 1e-9),
-        }
+        facts = {"best": line.best, self.task.metric: line.metric, "species": float(len(line.species)),
+                 "hidden": float(line.hidden), "evaluations/s": c.evaluations / max(c.seconds, 1e-9)}  # fmt: skip
         return Progress("evolve", len(self.log), generations or len(self.log), facts)
 
 

@@ -5,17 +5,14 @@ The columns are `Genes` of `array.population`; this module is numpy on them. A s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array.population.names import ACTIVATIONS, LINK_COLUMNS, NODE_COLUMNS
 from graphwright.evolve.errors import RegistryConflict
-
-if TYPE_CHECKING:
-    from graphwright.evolve.settings import NEAT
+from graphwright.evolve.settings import NEAT
 
 IN, BIAS, OUT, LINK, SPLIT, UNIT, MANUAL = range(7)
 """Kinds of registry keys: those of `array.population.genes`, and (MANUAL, digest of links, k) for manual neurons."""
@@ -75,12 +72,8 @@ def genome(genes: Any, g: int, inputs: int, outputs: int) -> Genome:
     nodes = zip(genes.node_id[n].tolist(), genes.node_act[n].tolist(), strict=True)
     columns = (genes.link_id, genes.link_src, genes.link_dst, genes.link_delay, genes.link_open, genes.weight)
     links = zip(*(c[e].tolist() for c in columns), strict=True)
-    return Genome(
-        inputs,
-        outputs,
-        tuple(NodeGene(i, ACTIVATIONS[a]) for i, a in nodes),
-        tuple(LinkGene(i, s, d, k, bool(o), w) for i, s, d, k, o, w in links),
-    )
+    there = tuple(LinkGene(i, s, d, k, bool(o), w) for i, s, d, k, o, w in links)
+    return Genome(inputs, outputs, tuple(NodeGene(i, ACTIVATIONS[a]) for i, a in nodes), there)
 
 
 def columns_of(genomes: list[Genome]) -> Any:
@@ -89,74 +82,41 @@ def columns_of(genomes: list[Genome]) -> Any:
 
     nodes, links = [n for g in genomes for n in g.nodes], [e for g in genomes for e in g.links]
 
-    def ints(values: Iterator[int]) -> np.ndarray:
-        return np.fromiter(values, np.int32)
-
-    def offsets(counts: list[int]) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-
-    zeros = [np.zeros(len(links), np.float32) for _ in range(3)]
-    columns: list[Any] = [
-        offsets([len(g.nodes) for g in genomes]),
-        ints(n.id for n in nodes),
-        ints(ACTIVATIONS.index(n.activation) for n in nodes),
-        offsets([len(g.links) for g in genomes]),
-        *(ints(getattr(e, name) for e in links) for name in ("id", "src", "dst", "delay", "open")),
-        np.array([e.weight for e in links], np.float32),
-        *zeros,
-    ]
-    return Genes._make(columns)
+    ends = np.cumsum([0, *(len(g.nodes) for g in genomes)]), np.cumsum([0, *(len(g.links) for g in genomes)])
+    acts = [ACTIVATIONS.index(n.activation) for n in nodes]
+    node_columns = np.array([[n.id for n in nodes], acts], np.int32)
+    whole = np.array([e[:5] for e in links], np.int32).reshape(-1, 5).T.copy()
+    real = np.zeros((4, len(links)), np.float32)
+    real[0] = [e.weight for e in links]
+    return Genes._make((ends[0], *node_columns, ends[1], *whole, *real))
 
 
 def minimal(inputs: int, outputs: int, count: int, settings: NEAT, seed: int) -> tuple[Any, Any]:
     """Make founders and their registry: inputs and bias connected to all outputs with weights N(0, power²)."""
-    from graphwright.array.population.genes import Genes
-
+    registry, first = new_registry(inputs, outputs), inputs + 1
+    ends = [(src, first + out) for out in range(outputs) for src in range(first)]
+    links = tuple(LinkGene(number(registry, LINK, *both, 0), *both, 0, True, 0.0) for both in ends)
+    nodes = tuple(NodeGene(first + out, settings.output) for out in range(outputs))
+    genes = take(columns_of([Genome(inputs, outputs, nodes, links)]), np.zeros(count, np.int64))
     rng = np.random.Generator(np.random.Philox(key=[seed, 0]))
-    per = (inputs + 1) * outputs
-    registry = new_registry(inputs, outputs)
-    src = np.tile(np.arange(inputs + 1), outputs)
-    dst = np.repeat(np.arange(outputs) + inputs + 1, inputs + 1)
-    ids = [number(registry, LINK, s, d, 0) for s, d in zip(src.tolist(), dst.tolist(), strict=True)]
     scale = settings.power if settings.train is None else 1.0 / np.sqrt(max(inputs, 1))
-    weight = np.clip(rng.normal(size=count * per) * scale, -settings.most, settings.most).astype(np.float32)
-
-    def tiled(values: Any) -> np.ndarray:
-        return np.tile(np.asarray(values, np.int32), count)
-
-    return Genes(
-        np.arange(count + 1, dtype=np.int64) * outputs,
-        tiled(np.arange(outputs) + inputs + 1),
-        np.full(count * outputs, ACTIVATIONS.index(settings.output), np.int32),
-        np.arange(count + 1, dtype=np.int64) * per,
-        tiled(ids),
-        tiled(src),
-        tiled(dst),
-        np.zeros(count * per, np.int32),
-        np.ones(count * per, np.int32),
-        weight,
-        *(np.zeros(count * per, np.float32) for _ in range(3)),
-    ), registry
+    genes.weight[:] = np.clip(rng.normal(size=count * len(links)) * scale, -settings.most, settings.most)
+    return genes, registry
 
 
 def empty_registry(keys: int = 0) -> Any:
     """Make an empty registry with room for at least so many keys."""
     from graphwright.array.population.genes import Registry
 
-    capacity = 1024
-    while capacity < keys:
-        capacity *= 2
+    capacity = max(1024, 1 << max(keys - 1, 0).bit_length())
     return Registry(np.zeros((capacity, 4), np.int64), np.full(2 * capacity, -1, np.int64), np.zeros(1, np.int64))
 
 
 def new_registry(inputs: int, outputs: int) -> Any:
     """Make a registry with inputs, bias and outputs, in this order."""
     registry = empty_registry(inputs + outputs + 1)
-    for i in range(inputs):
-        number(registry, IN, i)
-    number(registry, BIAS)
-    for i in range(outputs):
-        number(registry, OUT, i)
+    for key in (*((IN, i) for i in range(inputs)), (BIAS,), *((OUT, i) for i in range(outputs))):
+        number(registry, *key)
     return registry
 
 
@@ -261,5 +221,4 @@ def _ends(registry: Any) -> tuple[int, int]:
 
 def _unused(registry: Any, digest: int) -> int:
     """The next unused count of manual neurons with this digest."""
-    keys = registry.keys[: int(registry.count[0])]
-    return int(((keys[:, 0] == MANUAL) & (keys[:, 1] == digest)).sum())
+    return int((registry.keys[: int(registry.count[0]), :2] == (MANUAL, digest)).all(1).sum())

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.names import MUTATIONS
-from graphwright.evolve.neurons.genomes import genome, replaced, take
+from graphwright.array.population.names import MUTATIONS, Births
+from graphwright.evolve.neurons.genomes import Genome, genome, replaced, take
 from graphwright.evolve.neurons.program import apply, founder
 from graphwright.evolve.pictures import lineage_page
+from graphwright.files import StrPath
+from graphwright.program import Program
 from graphwright.program.draw import written
-
-if TYPE_CHECKING:
-    from graphwright.array.population.names import Births
-    from graphwright.evolve.neurons.genomes import Genome
-    from graphwright.files import StrPath
-    from graphwright.program import Program
 
 _EVERY = 64  # generations between two sweeps of genomes without descendants
 
@@ -61,12 +57,10 @@ class Birth:
     why: str = ""
 
     def __str__(self) -> str:
-        if self.author == "human":
-            return f"generation {self.key.generation}: manual edit, {self.why}"
-        if self.fitter_parent is None:
-            return f"generation {self.key.generation}: founder"
+        what = "founder" if self.fitter_parent is None else _mutation_text(self.mutation, self.site)
         crossed = f", crossed with {self.other_parent.index}" if self.other_parent is not None else ""
-        return f"generation {self.key.generation}: {_mutation_text(self.mutation, self.site)}{crossed}"
+        made = f"manual edit, {self.why}" if self.author == "human" else f"{what}{crossed}"
+        return f"generation {self.key.generation}: {made}"
 
 
 def birth_text(births: Births, index: int) -> str:
@@ -173,17 +167,11 @@ class Lineage:
             e = past.edited(i)[key.edit - 1]
             edited, species = IndividualKey(g, i, key.edit - 1), int(past.species[i])
             return Birth(key, edited, None, "edit", -1, species, e.fitness, e.metric, "human", e.why)
-        fitter, other = int(past.births.fitter_parent[i]), int(past.births.other_parent[i])
-        return Birth(
-            key,
-            self.latest(g - 1, fitter) if fitter >= 0 else None,
-            self.latest(g - 1, other) if other >= 0 else None,
-            MUTATIONS[past.births.mutation[i]],
-            int(past.births.site[i]),
-            int(past.species[i]),
-            float(past.fitness[i]),
-            float(past.metric[i]),
-        )
+        b = past.births
+        parents = (int(b.fitter_parent[i]), int(b.other_parent[i]))
+        fitter, other = (self.latest(g - 1, parent) if parent >= 0 else None for parent in parents)
+        mutation, scores = MUTATIONS[b.mutation[i]], (float(past.fitness[i]), float(past.metric[i]))
+        return Birth(key, fitter, other, mutation, int(b.site[i]), int(past.species[i]), *scores)
 
     def path(self, key: IndividualKey) -> list[Birth]:
         """The births from the founder to an individual, along fitter parents."""
@@ -194,8 +182,7 @@ class Lineage:
 
     def genome(self, key: IndividualKey) -> Genome:
         """The genes of an individual. Raises: KeyError if they were dropped, since it has no living descendants."""
-        genes, at = self._kept(key)
-        return genome(genes, at, self.inputs, self.outputs)
+        return genome(*self._kept(key), self.inputs, self.outputs)
 
     def columns(self, key: IndividualKey) -> Any:
         """The genes of an individual as a population of one. Raises: KeyError, as `genome`."""
@@ -209,7 +196,6 @@ class Lineage:
         return int(nodes) - self.outputs, int(genes.link_open[links].sum())
 
     def _of(self, key: IndividualKey) -> PastGeneration:
-        """The generation of an individual. Raises: KeyError for an unknown key."""
         g, i = key.generation, key.index
         if 0 <= g < len(self.past) and 0 <= i < len(self.past[g].fitness):
             past = self.past[g]

@@ -9,24 +9,29 @@ the junction. A neuron is one cluster of the picture.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from graphwright.evolve.errors import TaskError
-from graphwright.evolve.mutations.registry import remove_unread_states, rewire_readers
-from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene, columns_of
-from graphwright.program.errors import UnknownNode
+from graphwright.evolve.errors import TaskError, need
+from graphwright.evolve.mutations.registry import cut_readers, remove_unread_states, rewire_readers, state_of
+from graphwright.evolve.neurons import genomes
+from graphwright.evolve.neurons.genomes import Genome, LinkGene, NodeGene
+from graphwright.evolve.settings import NEAT
+from graphwright.files import blake2b_128
+from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import ASSIGN
-from graphwright.program.program import Program
 
-if TYPE_CHECKING:
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-
-# activations of genomes that are one op of the same name
-_DIRECT = ("sigmoid", "tanh", "relu", "leaky_relu", "gelu", "silu", "softplus", "sech", "sin", "abs", "sign")
+_RECIPES = {
+    "identity": (("out", "copy"),),
+    "sigmoid49": (("steep", "mul"), ("out", "sigmoid")),
+    "gauss": (("square", "mul"), ("minus", "neg"), ("out", "exp")),
+    "step": (("side", "sign"), ("out", "relu")),
+}
+"""Activation -> names and ops of its nodes, each on the one before; any other is the op of its name."""
 _LINK = re.compile(r"^n(\d+)\.l(\d+)$")
 _STEEP = 4.9
 
@@ -46,8 +51,9 @@ def founder(genome: Genome, names: Iterable[str] = (), batch: int | str = "B", n
     with p.edit("found a genome", author="evolution") as e:
         x = e.input("x", (batch, genome.inputs))
         labels = list(names) or [f"x{i}" for i in range(genome.inputs)]
-        for i in range(genome.inputs):
-            e.add("slice", x, name=f"n{i}.{_clean(labels[i])}", axis=1, start=i, size=1)
+        for i, label in enumerate(labels[: genome.inputs]):
+            segment = re.sub(r"[^0-9A-Za-z_]+", "_", label).strip("_") or "x"
+            e.add("slice", x, name=f"n{i}.{segment}", axis=1, start=i, size=1)
         first = e.add("slice", x, name=f"n{genome.inputs}.like", axis=1, start=0, size=1)
         e.add("full_like", first, name=f"n{genome.inputs}.bias", value=1.0)
         _grow(e, genome, genome.nodes, genome.links)
@@ -61,9 +67,11 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
     old_nodes, new_nodes = {n.id: n for n in before.nodes}, {n.id: n for n in after.nodes}
     old_links, new_links = {e.id: e for e in before.links}, {e.id: e for e in after.links}
     with p.edit(why, author=author, tool="graphwright.evolve") as e:
-        gone = [link for i, link in old_links.items() if i not in new_links]
-        for link in gone:
-            _drop(e, link)
+        for name in [f"n{link.dst}.l{i}" for i, link in old_links.items() if i not in new_links]:
+            cut_readers(e, p.node(name))
+            source = p.operands(p.node(name))[0].node
+            e.remove([name, f"{name}.weight"])
+            remove_unread_states(e, source)
         for node in (n for i, n in old_nodes.items() if i not in new_nodes):
             e.remove([n for n in p.nodes() if p.path(n).startswith(f"n{node.id}.")])
         added_nodes = [n for i, n in new_nodes.items() if i not in old_nodes]
@@ -71,8 +79,10 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
         for i, link in new_links.items():
             if (old := old_links.get(i)) is None:
                 continue
-            if old.open != link.open:
-                (_open if link.open else _close)(e, link)
+            if link.open and not old.open:
+                _open(e, link)
+            elif old.open and not link.open:
+                cut_readers(e, p.node(f"n{link.dst}.l{i}"))
             if np.float32(old.weight) != np.float32(link.weight):
                 e.set_weight(f"n{link.dst}.l{i}.weight", np.float32(link.weight))
         for i, node in new_nodes.items():
@@ -82,8 +92,8 @@ def apply(p: Program, before: Genome, after: Genome, why: str, author: str = "ev
 
 def read(p: Program) -> Genome:
     """Read the genome of a program of this form. Raises: TaskError naming the node that a genome cannot express."""
-    if "x" not in p.input_names() or not p.outputs():
-        raise _no_genome(p)
+    what, fix = "the program is not a genome of neurons and links", "evolve.blocks(program) for a network of layers"
+    need("x" in p.input_names() and p.outputs(), what, where=p.name, fix=fix)
     inputs = int(p.spec("x").shape[1])
     outputs, nodes, links = int(p.specs(p.outputs()[0].node)[0].shape[1]), [], []
     for node in p.nodes():
@@ -97,31 +107,23 @@ def read(p: Program) -> Genome:
                 write = next(w for w in p.consumers(source) if p.op(w) == ASSIGN)
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
-            if not re.match(r"^n\d+$", src):
-                raise TaskError("a link does not start at a neuron", where=path, expected="n<k>....",
-                                got=p.path(source))  # fmt: skip
+            need(re.match(r"^n\d+$", src), "a link does not start at a neuron", where=path, expected="n<k>....",
+                 got=p.path(source))  # fmt: skip
             junction = p.node(f"n{dst}.sum")
             is_open = any(p.graph.source(e) == node for e in p.in_edges(junction))
             weight = p.weights.array(f"{path}.weight").to_numpy()
-            if weight.size != 1:
-                raise TaskError("the weight of a link is not a scalar", where=f"{path}.weight", got=weight.shape)
+            scalar = "the weight of a link is not a scalar"
+            need(weight.size == 1, scalar, where=f"{path}.weight", got=weight.shape)
             links.append(LinkGene(number, int(src[1:]), dst, delay, is_open, float(weight.reshape(()))))
-    if not nodes:
-        raise _no_genome(p)
+    need(nodes, what, where=p.name, fix=fix)
     return Genome(inputs, outputs, tuple(sorted(nodes)), tuple(sorted(links)))
-
-
-def _no_genome(p: Program) -> TaskError:
-    return TaskError("the program is not a genome of neurons and links", where=p.name,
-                     fix="evolve.blocks(program) for a network of layers")  # fmt: skip
 
 
 # -- parts -------------------------------------------------------------------------------------------------------------
 def _grow(e: Transaction, genome: Genome, nodes: Iterable[NodeGene], links: Iterable[LinkGene]) -> None:
     """Add nodes and links. A junction takes its spec from its first edge."""
-    new = list(nodes)
     p = e.program
-    for node in new:
+    for node in nodes:
         # an edge from the bias gives the junction its spec, and is removed
         junction = e.add("junction", _value(p, genome.inputs, genome.inputs), name=f"n{node.id}.sum")
         e.cut(p.in_edges(junction)[0])
@@ -129,25 +131,14 @@ def _grow(e: Transaction, genome: Genome, nodes: Iterable[NodeGene], links: Iter
     for link in links:
         source: Any = _value(p, link.src, genome.inputs)
         for k in range(1, link.delay + 1):
-            source = _delayed(e, source, f"n{link.src}.before{k}")
+            source = state_of(e, f"n{link.src}.before{k}", source)
         weight = e.param(f"n{link.dst}.l{link.id}.weight", np.float32(link.weight))
         e.add("mul", source, weight, name=f"n{link.dst}.l{link.id}")
         if link.open:
             _open(e, link)
 
 
-def _delayed(e: Transaction, source: Any, name: str) -> Any:
-    """The state that holds a value of the previous step; one per source."""
-    p = e.program
-    if _has(p, name):
-        return p.node(name)
-    state = e.state(name, np.zeros([int(d) for d in e.spec(source).shape], np.float32))
-    e.assign(state, source)
-    return state
-
-
 def _value(p: Program, number: int, inputs: int) -> Any:
-    """The node with the value of a neuron."""
     if number == inputs:
         return p.node(f"n{number}.bias")
     if number > inputs:
@@ -159,47 +150,15 @@ def _open(e: Transaction, link: LinkGene) -> None:
     e.connect(f"n{link.dst}.l{link.id}", f"n{link.dst}.sum", port=link.id)
 
 
-def _close(e: Transaction, link: LinkGene) -> None:
-    p = e.program
-    node = p.node(f"n{link.dst}.l{link.id}")
-    for edge in p.out_edges(node):
-        e.cut(edge)
-
-
-def _drop(e: Transaction, link: LinkGene) -> None:
-    """Remove a link with all its nodes, and states without other readers."""
-    p = e.program
-    _close(e, link)
-    source = p.operands(p.node(f"n{link.dst}.l{link.id}"))[0].node
-    e.remove([f"n{link.dst}.l{link.id}", f"n{link.dst}.l{link.id}.weight"])
-    remove_unread_states(e, source)
-
-
-def _has(p: Program, name: str) -> bool:
-    try:
-        p.node(name)
-    except UnknownNode:
-        return False
-    return True
-
-
 def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
     """Make `n.out` the activation of `n.sum`, and rewire readers of the old activation to it."""
     p, base = e.program, f"n{node.id}"
     if not fresh:
         e.rename(f"{base}.out", f"{base}.old")
-    total = f"{base}.sum"
-    if node.activation in _DIRECT:
-        e.add(node.activation, total, name=f"{base}.out")
-    elif node.activation == "sigmoid49":
-        e.add("sigmoid", _scaled(e, total, f"{base}.steep", _STEEP), name=f"{base}.out")
-    elif node.activation == "gauss":
-        e.add("exp", e.add("neg", e.add("mul", total, total, name=f"{base}.square"), name=f"{base}.minus"),
-              name=f"{base}.out")  # fmt: skip
-    elif node.activation == "step":
-        e.add("relu", e.add("sign", total, name=f"{base}.side"), name=f"{base}.out")
-    else:
-        e.add("copy", total, name=f"{base}.out")
+    value: Any = f"{base}.sum"
+    for name, op in _RECIPES.get(node.activation, (("out", node.activation),)):
+        steep = [e.const(f"{base}.steep.factor", np.float32(_STEEP))] if name == "steep" else []
+        value = e.add(op, value, *steep, *([value] if name == "square" else []), name=f"{base}.{name}")
     if not fresh:
         rewire_readers(e, p.node(f"{base}.old"), f"{base}.out")
         kept = {f"{base}.sum", f"{base}.out"}
@@ -211,22 +170,11 @@ def _activation(e: Transaction, node: NodeGene, fresh: bool = False) -> None:
             above += [n for n in before if not p.consumers(n)]
 
 
-def _scaled(e: Transaction, source: str, name: str, factor: float) -> Any:
-    return e.add("mul", source, e.const(f"{name}.factor", np.float32(factor)), name=name)
-
-
 def _activation_of(p: Program, base: str) -> str:
-    op = p.op(p.node(f"{base}.out"))
-    if _has(p, f"{base}.steep"):
-        return "sigmoid49"
-    if _has(p, f"{base}.side"):
-        return "step"
-    return {"exp": "gauss", "copy": "identity"}.get(op, op)  # names of genomes that differ from the op's
-
-
-def _clean(name: str) -> str:
-    """Make a name one segment of a path."""
-    return re.sub(r"[^0-9A-Za-z_]+", "_", name).strip("_") or "x"
+    for activation, ((name, op), *_) in _RECIPES.items():
+        if p.select(f"{base}.{name}").count and p.op(p.node(f"{base}.{name}")) == op:
+            return activation
+    return p.op(p.node(f"{base}.out"))
 
 
 class PopulationPlan:
@@ -246,15 +194,14 @@ class PopulationPlan:
     def __init__(self, programs: Sequence[Program], threads: int = 1) -> None:
         from graphwright.array.population.table import tabulate
 
-        genomes = [read(p) for p in programs]
-        if not genomes:
-            raise TaskError("a population needs at least one program", got="no programs")
-        self.inputs, self.outputs, self.threads = genomes[0].inputs, genomes[0].outputs, threads
-        for p, g in zip(programs, genomes, strict=True):
-            if (g.inputs, g.outputs) != (self.inputs, self.outputs):
-                raise TaskError("the program has other inputs or outputs than the first", where=p.name,
-                                expected=(self.inputs, self.outputs), got=(g.inputs, g.outputs))  # fmt: skip
-        self.genes = columns_of(genomes)
+        found = [read(p) for p in programs]
+        need(found, "a population needs at least one program", got="no programs")
+        self.inputs, self.outputs, self.threads = found[0].inputs, found[0].outputs, threads
+        for p, g in zip(programs, found, strict=True):
+            sizes, expected = (g.inputs, g.outputs), (self.inputs, self.outputs)
+            what = "the program has other inputs or outputs than the first"
+            need(sizes == expected, what, where=p.name, expected=expected, got=sizes)
+        self.genes = genomes.columns_of(found)
         self.table = tabulate(self.genes, self.inputs, self.outputs)
 
     def __len__(self) -> int:
@@ -273,15 +220,115 @@ class PopulationPlan:
         from graphwright.array.population.runner import Session
 
         values = self._checked(x, (3,))
-        if len(values) != len(self):
-            raise TaskError("the first axis must have one entry per genome", expected=len(self), got=len(values))
+        what = "the first axis must have one entry per genome"
+        need(len(values) == len(self), what, expected=len(self), got=len(values))
         session = Session(self.table, self.genes, values.shape[1], self.inputs, self.threads)
         return np.ascontiguousarray(session.step(values))
 
     def _checked(self, x: np.ndarray, ranks: tuple[int, ...]) -> np.ndarray:
         values = np.asarray(x, np.float32)
-        if values.ndim not in ranks or values.shape[-1] != self.inputs:
-            raise TaskError(
-                "inputs have the wrong shape", expected=f"[..., {self.inputs}] of rank {ranks}", got=values.shape
-            )
+        fits = values.ndim in ranks and values.shape[-1] == self.inputs
+        need(fits, "inputs have the wrong shape", expected=f"[..., {self.inputs}] of rank {ranks}", got=values.shape)
         return values
+
+
+def edited_genome(p: Program, before: Genome, names: tuple[str, ...], settings: NEAT) -> Genome:
+    """Read the genome of an edited program; new genes have the numbers in their names.
+
+    Raises: TaskError for a program that genes cannot express.
+    """
+    after = read(p)
+    twin = founder(after, names, batch=1)
+    if twin.structure_hash() != p.structure_hash():
+        odd = _differing_paths(p, twin) or _differing_paths(twin, p)
+        raise TaskError(
+            "the edited program is no longer a genome of neurons and links", where=", ".join(odd[:3]) or p.name,
+            expected="junctions n<k>.sum, activations n<k>.out, links n<k>.l<i> with one weight",
+            fix="edit by evolve.mutations; edit champion.program apart from the run; or evolve.blocks(program)",
+        )  # fmt: skip
+    sizes, expected = (after.inputs, after.outputs), (before.inputs, before.outputs)
+    need(sizes == expected, "the edit changed the inputs or outputs", where=p.name, expected=expected, got=sizes)
+    need(len(after.nodes) <= settings.max_nodes and len(after.links) <= settings.max_links,
+         "the edited genome exceeds the limits of the run", where=p.name,
+         expected=f"at most {settings.max_nodes} nodes, {settings.max_links} links",
+         got=f"{len(after.nodes)}, {len(after.links)}", fix="NEAT(max_nodes=, max_links=)")  # fmt: skip
+    ends: set[tuple[int, int, int]] = set()
+    for e in after.links:  # sorted by number
+        need(np.isfinite(e.weight), "a weight is not finite", where=f"n{e.dst}.l{e.id}.weight", got=e.weight)
+        need((e.src, e.dst, e.delay) not in ends, "two links have the same ends and delay", where=f"n{e.dst}.l{e.id}",
+             fix="set the weight of one of them to the sum, and remove the other")  # fmt: skip
+        ends.add((e.src, e.dst, e.delay))
+    _acyclic(after)
+    return after
+
+
+def numbered(before: Genome, after: Genome, kept: Collection[int], registry: Any) -> tuple[Genome, Any]:
+    """Renumber an edited genome by the registry of the run; also return the registry.
+
+    Args:
+        before: the genome before the edit; kept: numbers of its neurons that still exist.
+    """
+    registry = genomes.with_room(registry, len(after.nodes) + len(after.links))
+    mine = {i: i for i in range(before.inputs + 1)} | {n: n for n in kept}
+    still = {e.id: e for e in after.links}
+    closed = [e for e in before.links if e.open and not (e.id in still and still[e.id].open)]
+    for node in after.nodes:
+        if node.id not in mine:
+            kind, what = _key(node.id, after, closed, mine)
+            k = 0
+            while (given := genomes.number(registry, kind, what, k)) in mine.values():
+                k += 1
+            mine[node.id] = given
+    nodes, links = [NodeGene(mine[n.id], n.activation) for n in after.nodes], []
+    for e in after.links:
+        src, dst = mine[e.src], mine[e.dst]
+        links.append(e._replace(id=genomes.number(registry, genomes.LINK, src, dst, e.delay), src=src, dst=dst))
+    return replace(after, nodes=tuple(sorted(nodes)), links=tuple(sorted(links))), registry
+
+
+def _key(node: int, after: Genome, closed: list[LinkGene], mine: dict[int, int]) -> tuple[int, int]:
+    """The registry key of a new neuron: (SPLIT, the link it is in the middle of), or (MANUAL, digest of its links)."""
+    ends = {(mine.get(e.src, -1), mine.get(e.dst, -1), e.delay) for e in after.links if node in (e.src, e.dst)}
+    for e in closed:
+        if {(e.src, -1, e.delay), (-1, e.dst, 0)} <= ends:
+            return genomes.SPLIT, e.id
+    return genomes.MANUAL, int(blake2b_128(repr(sorted(ends)).encode())[:14], 16)
+
+
+def inherited(one: Any, row: Any) -> None:
+    """Copy the optimizer moments of common links from another population of one, in place."""
+    here, there = _common(one, row)
+    for name in ("first", "second", "steps"):
+        getattr(one, name)[here] = getattr(row, name)[there]
+
+
+def untrained(one: Any, trained: Any, seeds: Any) -> Any:
+    """Copy a population of one, with the weights of `seeds` where its own are unchanged since training."""
+    heir = type(one)(*(column.copy() for column in one))
+    here, there = _common(one, trained)
+    same = one.weight[here] == trained.weight[there]
+    for name in ("weight", "first", "second", "steps"):
+        getattr(heir, name)[here[same]] = getattr(seeds, name)[there[same]]
+    return heir
+
+
+def _common(one: Any, other: Any) -> np.ndarray:
+    """Indices, in each population of one, of the links that both have."""
+    index = {i: k for k, i in enumerate(other.link_id.tolist())}
+    pairs = [(k, index[i]) for k, i in enumerate(one.link_id.tolist()) if i in index]
+    return np.array(pairs, np.int64).reshape(-1, 2).T
+
+
+def _differing_paths(p: Program, other: Program) -> list[str]:
+    theirs = {other.path(n): other.node_digest(n) for n in other.nodes()}
+    return [p.path(n) for n in p.nodes() if theirs.get(p.path(n)) != p.node_digest(n)]
+
+
+def _acyclic(genome: Genome) -> None:
+    """Check that links without delay form no cycle; closed links count too, since they can open. Raises: TaskError."""
+    into = {n.id: {e.src for e in genome.links if e.dst == n.id and not e.delay} for n in genome.nodes}
+    while ready := [n for n, before in into.items() if not before & into.keys()]:
+        for n in ready:
+            del into[n]
+    need(not into, "links without delay form a cycle", where=", ".join(f"n{n}" for n in sorted(into)),
+         fix="remove one of the links, or give it a delay")  # fmt: skip

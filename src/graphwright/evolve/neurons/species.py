@@ -6,17 +6,13 @@ Source: Stanley and Miikkulainen 2002, sections 3.3 and 4.1. All of it is numpy 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.names import ACTIVATIONS, founders
+from graphwright.array.population.names import ACTIVATIONS, Births, founders
 from graphwright.evolve.neurons.genomes import with_room
-from graphwright.evolve.settings import STRUCTURAL
-
-if TYPE_CHECKING:
-    from graphwright.array.population.names import Births
-    from graphwright.evolve.settings import NEAT
+from graphwright.evolve.settings import NEAT, STRUCTURAL
 
 _STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound
 
@@ -66,20 +62,16 @@ class Species:
 
         Args:
             old, representatives: per species of this generation, a genome of `old`.
-            genes: the next generation.
-            settings: settings of the run.
-            generation: number of the next generation.
+            genes, generation: the next generation and its number.
         """
         from graphwright.array.population.species import survivors
 
-        count = len(genes.node_off) - 1
         if settings.species:
-            from graphwright.array.population.species import Coefficients, speciate
+            from graphwright.array.population.species import speciate
 
-            c = Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
-            of, made = speciate(old, representatives, genes, self.threshold, c)
+            of, made = speciate(old, representatives, genes, self.threshold, coefficients(settings))
         else:
-            of, made = np.zeros(count, np.int64), 0 if len(self) else 1
+            of, made = np.zeros(len(genes.node_off) - 1, np.int64), 0 if len(self) else 1
         ids, best, gained = survivors(of, made, self.ids, self.best, self.gained, self.next_id, generation)
         threshold = self.threshold
         if settings.target_species is not None:
@@ -88,11 +80,18 @@ class Species:
         return Species(of, ids, best, gained, threshold, self.next_id + made)
 
 
+def coefficients(settings: NEAT) -> Any:
+    """The coefficients of the distance δ in the form that native loops take."""
+    from graphwright.array.population.species import Coefficients
+
+    return Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
+
+
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
     """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
-    from graphwright.array.population.species import Coefficients, distances
+    from graphwright.array.population.species import distances
 
-    return distances(a, b, Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4)))
+    return distances(a, b, coefficients(settings))
 
 
 def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
@@ -106,10 +105,9 @@ def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> 
     breeds = generation - species.gained < settings.stagnation
     breeds[np.argmax(species.best)] = True
     if silent == settings.silence + 1:
-        order = np.argsort(-species.best, kind="stable")
-        breeds[:] = False
-        breeds[order[:2]] = True
-        species.gained[order[:2]] = generation
+        best = np.argsort(-species.best, kind="stable")[:2]
+        breeds[:], breeds[best] = False, True
+        species.gained[best] = generation
     return breeds
 
 
@@ -161,11 +159,8 @@ class Breeder:
         """Breed the next generation: its genes, their births, and the registry with the new numbers.
 
         Args:
-            genes: the present generation; species: its species.
-            fitness: float64 [G]; -inf for failed genomes.
-            registry: innovation numbers.
-            generation: number of the next generation.
-            silent: generations without gain.
+            genes, species: the present generation; fitness: float64 [G], -inf for failed genomes.
+            registry: innovation numbers; generation: number of the next one; silent: generations without gain.
         """
         from graphwright.array.population.species import offspring, parents
 
@@ -206,5 +201,4 @@ class Breeder:
 
 
 def _space(nodes: int, links: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Allocate columns: nodes, and links as integers and floats."""
     return np.empty((2, nodes), np.int32), np.empty((5, links), np.int32), np.empty((4, links), np.float32)

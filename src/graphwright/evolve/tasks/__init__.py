@@ -19,20 +19,10 @@ from graphwright.evolve.tasks.data import (
     xor,
 )
 from graphwright.evolve.tasks.environment import CartPole, DoublePole, Episodes, cartpole, double_pole, gym
-from graphwright.evolve.tasks.heads import Head
-from graphwright.evolve.tasks.task import Population, Scores, Task
+from graphwright.evolve.tasks.task import Head, Population, Scores, Task
 
-TASKS: dict[str, Callable[..., Any]] = {
-    "xor": xor,
-    "parity": parity,
-    "event-xor": event_xor,
-    "irregular-sine": irregular_sine,
-    "two-moons": two_moons,
-    "iris": iris,
-    "digits": digits,
-    "cartpole": cartpole,
-    "double-pole": double_pole,
-}
+_KNOWN = (xor, parity, event_xor, irregular_sine, two_moons, iris, digits, cartpole, double_pole)
+TASKS: dict[str, Callable[..., Any]] = {task.__name__.replace("_", "-"): task for task in _KNOWN}
 """Tasks without arguments by their names on the command line."""
 
 
@@ -44,26 +34,7 @@ def named(name: str) -> Any:
 
 
 __all__ = [
-    "TASKS",
-    "CartPole",
-    "DoublePole",
-    "Episodes",
-    "Head",
-    "Population",
-    "Scores",
-    "Task",
-    "blobs",
-    "cartpole",
-    "csv",
-    "digits",
-    "double_pole",
-    "event_xor",
-    "gym",
-    "iris",
-    "irregular_sine",
-    "mnist",
-    "named",
-    "parity",
-    "two_moons",
-    "xor",
-]
+    "TASKS", "CartPole", "DoublePole", "Episodes", "Head", "Population", "Scores", "Task", "blobs", "cartpole",
+    "csv", "digits", "double_pole", "event_xor", "gym", "iris", "irregular_sine", "mnist", "named", "parity",
+    "two_moons", "xor",
+]  # fmt: skip

@@ -5,17 +5,13 @@ from __future__ import annotations
 import csv as csv_format
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.errors import MissingExtra
-from graphwright.evolve.errors import TaskError
+from graphwright.evolve.errors import TaskError, need
 from graphwright.evolve.tasks.task import Task
-from graphwright.files import UnreadableFile
-
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
+from graphwright.files import StrPath, UnreadableFile
 
 
 def xor() -> Task:
@@ -37,8 +33,7 @@ def parity(bits: int = 8, seed: int = 0) -> Task:
 
     The network needs memory, such as delay links. The metric is the accuracy at the last step.
     """
-    if not 1 <= bits <= 12:
-        raise TaskError("parity has 1 to 12 bits", where="bits", got=bits)
+    need(1 <= bits <= 12, "parity has 1 to 12 bits", where="bits", got=bits)
     x = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
     y = np.cumsum(x, 1) % 2
     return Task(x[..., None], y[..., None], "bce", split=(0.5, 0.25, 0.25), target=1.0, name="parity", seed=seed)
@@ -62,8 +57,7 @@ def event_xor(bits: int = 8, count: int = 1000, seed: int = 0) -> Task:
 
     The answer counts at the last run; it depends on the lengths.
     """
-    if not 1 <= bits <= 64:
-        raise TaskError("event_xor has 1 to 64 bits", where="bits", got=bits)
+    need(1 <= bits <= 64, "event_xor has 1 to 64 bits", where="bits", got=bits)
     rng = np.random.default_rng(seed)
     strings = rng.integers(0, 2, (count, bits))
     begins = np.c_[np.ones(count, bool), strings[:, 1:] != strings[:, :-1]]
@@ -114,32 +108,20 @@ def mnist(directory: StrPath, limit: int | None = None, seed: int = 0) -> Task:
     """
     from graphwright.data import read_idx
 
-    folder = Path(directory)
-    arrays = []
-    for stem in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
+    folder, arrays = Path(directory), []
+    for stem in (f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")):
         found = [p for name in (stem, f"{stem}.gz", stem.replace("-idx", ".idx")) if (p := folder / name).is_file()]
-        if not found:
-            raise TaskError("a file of the data set is missing", where=folder / stem, fix="download it, .gz or not")
+        need(found, "a file of the data set is missing", where=folder / stem, fix="download it, .gz or not")
         arrays.append(read_idx(found[0])[:limit])
     x, y, tx, ty = arrays
-    task = Task(_pixels(x), y, "cross_entropy", split=(0.75, 0.15, 0.1), target=0.98, name="mnist", seed=seed)
+    x, tx = (part.reshape(len(part), -1).astype(np.float32) / 255.0 for part in (x, tx))
+    task = Task(x, y, "cross_entropy", split=(0.75, 0.15, 0.1), target=0.98, name="mnist", seed=seed)
     rows = np.random.default_rng(seed).permutation(len(x))
-    whole = Task(
-        np.concatenate([_pixels(x), _pixels(tx)]), np.concatenate([y, ty]), "cross_entropy", split="same"
-    ).train
+    whole = Task(np.concatenate([x, tx]), np.concatenate([y, ty]), "cross_entropy", split="same").train
     cut = max(1, len(x) // 6)
     task.train, task.valid = whole.take(rows[cut:]), whole.take(rows[:cut])
     task._test = whole.take(np.arange(len(x), len(x) + len(tx)))
     return task
-
-
-def _pixels(x: np.ndarray) -> np.ndarray:
-    return x.reshape(len(x), -1).astype(np.float32) / 255.0
 
 
 def _sklearn(loader: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -165,28 +147,25 @@ def csv(path: StrPath, target: str, seed: int = 0) -> Task:
     Raises: TaskError naming the invalid column, or line and column; UnreadableFile.
     """
     head, body = _cells(path)
-    if target not in head:
-        raise TaskError("the file has no such column", where=path, got=target, expected=", ".join(head))
+    need(target in head, "the file has no such column", where=path, got=target, expected=", ".join(head))
     columns = {name: _column(path, name, [(line, row[j]) for line, row in body]) for j, name in enumerate(head)}
     wanted = columns.pop(target)
-    if not columns:
-        raise TaskError("the file has no column besides the target", where=path, got=target)
+    need(columns, "the file has no column besides the target", where=path, got=target)
     kinds, classes = np.unique(wanted, return_inverse=True)
-    if len(kinds) < 2:
-        raise TaskError("the target is the same in all rows", where=f"{path}, column {target}", got=str(kinds[0]))
-    names, inputs, scaled = [], [], []
+    one = f"{path}, column {target}"
+    need(len(kinds) > 1, "the target is the same in all rows", where=one, got=str(kinds[0]))
+    inputs: list[tuple[str, np.ndarray, bool]] = []  # name, values, whether to standardise
     for name, column in columns.items():
         if column.dtype.kind != "U":
-            names, inputs, scaled = [*names, name], [*inputs, column], [*scaled, True]
+            inputs.append((name, column, True))
             continue
         words = sorted(set(column.tolist()))
-        if len(words) > WORDS:
-            raise TaskError("a column has too many different words", where=f"{path}, column {name}", got=len(words),
-                            expected=f"at most {WORDS}", fix="remove the column, or encode it as numbers")  # fmt: skip
-        for word in words:
-            names, inputs, scaled = [*names, f"{name}={word}"], [*inputs, column == word], [*scaled, False]
-    x, stem = np.array(inputs, float).T, Path(path).stem
-    options = {"names": tuple(names), "name": stem, "seed": seed, "scaled": np.array(scaled)}
+        need(len(words) <= WORDS, "a column has too many different words", where=f"{path}, column {name}",
+             got=len(words), expected=f"at most {WORDS}", fix="remove the column, or encode it as numbers")  # fmt: skip
+        inputs += [(f"{name}={word}", column == word, False) for word in words]
+    names, values, scaled = zip(*inputs, strict=True)
+    x = np.array(values, float).T
+    options = {"names": names, "name": Path(path).stem, "seed": seed, "scaled": np.array(scaled)}
     if wanted.dtype.kind == "U" or (len(kinds) <= 10 and np.equal(kinds, np.round(kinds)).all()):
         meaning = {target: [str(kind) if wanted.dtype.kind == "U" else int(kind) for kind in kinds]}
         return Task(x, classes, "bce" if len(kinds) == 2 else "cross_entropy", meaning=meaning, **options)
@@ -208,19 +187,14 @@ def _cells(path: StrPath) -> tuple[list[str], list[tuple[int, list[str]]]]:
         raise TaskError("the file is not a CSV", where=path, got=str(error)) from None
     except OSError as error:
         raise UnreadableFile("cannot read the file", where=path, cause=error) from error
-    if len(rows) < 2:
-        raise TaskError("the file has no rows", where=path, expected="a header line and lines of values")
+    need(len(rows) > 1, "the file has no rows", where=path, expected="a header line and lines of values")
     (_, head), body = rows[0], rows[1:]
     for k, name in enumerate(head):
-        if not name or name in head[:k]:
-            raise TaskError(
-                "a column has no name, or the name of another", where=f"{path}, column {k + 1}", got=repr(name)
-            )
+        need(name and name not in head[:k], "a column has no name, or the name of another",
+             where=f"{path}, column {k + 1}", got=repr(name))  # fmt: skip
     for line, row in body:
-        if len(row) != len(head):
-            raise TaskError(
-                "a row has another length than the header", where=f"{path}:{line}", expected=len(head), got=len(row)
-            )
+        need(len(row) == len(head), "a row has another length than the header", where=f"{path}:{line}",
+             expected=len(head), got=len(row))  # fmt: skip
     return head, body
 
 

@@ -6,21 +6,20 @@ Fitness is the mean return over starts that change every generation. A genome th
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from importlib import import_module
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from graphwright.errors import MissingExtra
-from graphwright.evolve.errors import TaskError
-from graphwright.evolve.tasks.task import Scores, Trial
+from graphwright.evolve.errors import TaskError, need
+from graphwright.evolve.tasks.task import Population, Scores, Trial
 from graphwright.files import blake2b_128
 
-if TYPE_CHECKING:
-    from graphwright.evolve.tasks.task import Population
-
 _FITNESS, _CONFIRM, _TEST = 3, 4, 5  # purposes of random streams
+Step = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Environment(Protocol):
@@ -35,7 +34,7 @@ class Environment(Protocol):
         """Start episodes of a shape; return observations [..., inputs]."""
         ...
 
-    def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, answers: np.ndarray) -> Step:
         """Step with the networks' answers [..., outputs]; return observations, rewards [...] and ended [...]."""
         ...
 
@@ -68,8 +67,7 @@ class Episodes:
     def score(self, population: Population) -> Scores:
         """Compute the mean return over the starts of this generation, which are the same for all genomes."""
         returns, steps, seconds = self.play(population, self.episodes, (_FITNESS, population.generation))
-        mean = returns.mean(1)
-        return Scores(mean, mean, steps, seconds)
+        return Scores(returns.mean(1), returns.mean(1), steps, seconds)
 
     def confirm(self, population: Population) -> Trial:
         """Accept a population of one if its mean return on 100 starts is two standard errors above the target."""
@@ -88,8 +86,7 @@ class Episodes:
         """Play episodes: returns float64 [G, episodes], number of steps, and seconds in the environment."""
         rng = np.random.Generator(np.random.Philox(key=[population.seed, (purpose[0] << 32) | purpose[1]]))
         count, began = len(population), perf_counter()
-        start = self.environment.reset(rng, (episodes,))
-        seen = self._spread(start, count)
+        seen = self._spread(self.environment.reset(rng, (episodes,)), count)
         seconds, steps = perf_counter() - began, 0
         returns, running = np.zeros((count, episodes)), np.ones((count, episodes), bool)
         session = population.session(episodes, self.inputs)
@@ -106,7 +103,6 @@ class Episodes:
         return returns, steps, seconds
 
     def _spread(self, start: Any, count: int) -> np.ndarray:
-        """Copy the starts for all genomes."""
         self.environment.state = np.repeat(self.environment.state[None], count, 0)
         return np.repeat(start[None], count, 0)
 
@@ -126,28 +122,21 @@ class Gymnasium:
             raise TaskError("gymnasium cannot make this environment", where=name,
                             got=f"{type(error).__name__}: {error}") from error  # fmt: skip
         space = probe.action_space
-        if len(probe.observation_space.shape) != 1:
-            raise TaskError("observations of the environment are not vectors", where=name, got=probe.observation_space)
-        self.discrete = hasattr(space, "n")
-        self.inputs = int(probe.observation_space.shape[0])
-        self.outputs = int(space.n) if self.discrete else int(np.prod(space.shape))
-        self.outputs = 1 if self.discrete and self.outputs == 2 else self.outputs
-        self.low: Any
-        self.high: Any
-        self.low, self.high = (0, 0) if self.discrete else (space.low, space.high)
+        seen = probe.observation_space
+        need(len(seen.shape) == 1, "observations of the environment are not vectors", where=name, got=seen)
+        self.discrete, self.inputs = hasattr(space, "n"), int(seen.shape[0])
+        self.outputs = int(space.n if self.discrete else np.prod(space.shape))
+        if self.discrete and self.outputs == 2:
+            self.outputs = 1
         self.name, self.limit = name, probe.spec.max_episode_steps or 1000
-        self._pool: list[Any] = [probe]
+        self._space, self._pool = space, [probe]
 
     def __repr__(self) -> str:
         return f"Gymnasium({self.name})"
 
-    def __deepcopy__(self, memo: Any) -> Gymnasium:
-        return self
-
     def begin(self, seeds: np.ndarray, genomes: int) -> np.ndarray:
         """Start episodes by their seeds; return observations [genomes, episodes, inputs]."""
-        while len(self._pool) < genomes * len(seeds):
-            self._pool.append(self._make())
+        self._pool += [self._make() for _ in range(len(self._pool), genomes * len(seeds))]
         self.ended = np.zeros((genomes, len(seeds)), bool)
         self.seen = np.zeros((genomes, len(seeds), self.inputs))
         for i in range(genomes * len(seeds)):
@@ -155,7 +144,7 @@ class Gymnasium:
             self.seen[g, k] = self._pool[i].reset(seed=int(seeds[k]))[0]
         return self.seen
 
-    def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, answers: np.ndarray) -> Step:
         """Step all episodes that have not ended."""
         reward = np.zeros(self.ended.shape)
         for g, k in np.argwhere(~self.ended):
@@ -163,9 +152,8 @@ class Gymnasium:
             if self.discrete:
                 action: Any = int(answer[0] > 0.5) if len(answer) == 1 else int(answer.argmax())
             else:
-                action = np.clip(
-                    self.low + (self.high - self.low) * answer.reshape(self.low.shape), self.low, self.high
-                )
+                low, high = self._space.low, self._space.high
+                action = np.clip(low + (high - low) * answer.reshape(low.shape), low, high)
             at = self._pool[g * self.ended.shape[1] + k]
             self.seen[g, k], reward[g, k], over, cut, _ = at.step(action)
             self.ended[g, k] = over or cut
@@ -199,8 +187,7 @@ def gym(name: str, target: float | None = None, episodes: int = 3) -> Episodes:
     Raises: MissingExtra if gymnasium is not installed, TaskError for other observations and unknown names.
     """
     environment = Gymnasium(name)
-    registered = environment._pool[0].spec.reward_threshold
-    aim = target if target is not None else registered
+    aim = target if target is not None else environment._pool[0].spec.reward_threshold
     return _Gym(environment, name, episodes, float("inf") if aim is None else float(aim))
 
 
@@ -209,6 +196,7 @@ TOTAL, MOMENT = CART + POLE, POLE * HALF
 X_LIMIT, ANGLE_LIMIT = 2.4, 12 * 2 * np.pi / 360
 
 
+@dataclass(eq=False)
 class CartPole:
     """CartPole with state [..., 4]: position, speed, angle, angular speed. Larger answers push to the right.
 
@@ -218,20 +206,16 @@ class CartPole:
     """
 
     inputs, outputs = 4, 1
-
-    def __init__(self, limit: int = 500, middle: float = 0.5) -> None:
-        self.limit, self.middle = limit, middle
-        self.state = np.zeros((0, 4))
-
-    def __repr__(self) -> str:
-        return f"CartPole({self.limit}, {self.middle})"
+    limit: int = 500
+    middle: float = 0.5
+    state: np.ndarray = field(init=False, repr=False)
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Draw states from U(-0.05, 0.05)."""
         self.state = rng.uniform(-0.05, 0.05, (*shape, 4))
         return self.state
 
-    def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, answers: np.ndarray) -> Step:
         """Step by 0.02 s, with reward 1 for each step including the last one."""
         x, dx, angle, spin = np.moveaxis(self.state, -1, 0)
         force = np.where(answers[..., 0] > self.middle, FORCE, -FORCE)
@@ -246,24 +230,20 @@ class CartPole:
 
 def cartpole(episodes: int = 5, limit: int = 500) -> Episodes:
     """Balance a pole on a cart; a mean of 475 of 500 steps solves it."""
-    names = ("position", "speed", "angle", "spin")
-    return Episodes(CartPole(limit), "cartpole", episodes, 475.0, names)
+    return Episodes(CartPole(limit), "cartpole", episodes, 475.0, ("position", "speed", "angle", "spin"))
 
 
 SCALE = np.array([4.8, 2.0, 0.52, 2.0, 0.52, 2.0])
 
 
+@dataclass(eq=False)
 class DoublePole:
     """State [..., 6]: position and speed, then angle and angular speed of the long and the short pole; answers 0..1."""
 
     inputs, outputs = 6, 1
-
-    def __init__(self, limit: int = 1000, friction: float = 0.0) -> None:
-        self.limit, self.friction = limit, friction
-        self.state = np.zeros((0, 6))
-
-    def __repr__(self) -> str:
-        return f"DoublePole({self.limit}, {self.friction})"
+    limit: int = 1000
+    friction: float = 0.0
+    state: np.ndarray = field(init=False, repr=False)
 
     def reset(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         """Start at rest with the long pole at 0.07 rad."""
@@ -271,7 +251,7 @@ class DoublePole:
         self.state[..., 2] = 0.07
         return self.state / SCALE
 
-    def step(self, answers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, answers: np.ndarray) -> Step:
         """Step twice by 0.01 s with one answer, with reward 1."""
         from graphwright.array.population.poles import act
 

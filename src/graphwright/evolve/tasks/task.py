@@ -16,9 +16,97 @@ from typing import Any, Literal
 
 import numpy as np
 
-from graphwright.evolve.errors import TaskError
-from graphwright.evolve.tasks.heads import Head, HeadSpec, probabilities
+from graphwright.evolve.errors import TaskError, need
 from graphwright.files import blake2b_128
+
+METRICS = ("accuracy", "r2")
+LOSSES = ("mse", "bce", "cross_entropy")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """One of several targets of a task.
+
+    Attributes:
+        targets: [N] or [N, outputs] or [N, T, outputs]; integers 0, 1, ... for cross entropy.
+        loss: "mse", "bce" or "cross_entropy"; weight: weight in the loss of the task.
+        metric: "accuracy" or "r2"; None chooses by the loss.
+    """
+
+    targets: Any
+    loss: Literal["mse", "bce", "cross_entropy"] = "bce"
+    weight: float = 1.0
+    metric: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec:
+    """A head as a range of outputs.
+
+    Attributes:
+        name, loss, metric, weight: see `Head`; start, stop: its range of outputs.
+    """
+
+    name: str
+    loss: str
+    metric: str
+    weight: float
+    start: int
+    stop: int
+
+    @staticmethod
+    def of(name: str, head: Head, start: int, width: int) -> HeadSpec:
+        """Check a head and assign its outputs. Raises: TaskError."""
+        metric, valid = head.metric or ("r2" if head.loss == "mse" else "accuracy"), 0 < head.weight < float("inf")
+        need(head.loss in LOSSES, "unknown loss", where=name, expected=", ".join(LOSSES), got=head.loss)
+        need(metric in METRICS, "unknown metric", where=name, expected=", ".join(METRICS), got=metric)
+        need(valid, "the weight of a head must be above 0", where=name, got=head.weight)
+        return HeadSpec(name, head.loss, metric, float(head.weight), start, start + width)
+
+    @property
+    def outputs(self) -> slice:
+        """The outputs of the head."""
+        return slice(self.start, self.stop)
+
+    def cost(self, y: np.ndarray, wanted: np.ndarray, share: np.ndarray, logits: bool) -> np.ndarray:
+        """Compute the unweighted loss from the answers [G, N, T, outputs] of all heads, float64 [G].
+
+        `share` [N, T] are weights of steps that sum to 1.
+        """
+        y, wanted = y[..., self.outputs], wanted[..., self.outputs].astype(np.float64)
+        if self.loss == "mse":
+            each = ((y - wanted) ** 2).mean(-1)
+        else:
+            p = probabilities(y, self.loss) if logits else np.clip(y, 1e-7, 1 - 1e-7)
+            if self.loss == "cross_entropy":
+                p = p if logits else p / p.sum(-1, keepdims=True)
+                each = -(wanted * np.log(np.maximum(p, 1e-30))).sum(-1)
+            else:
+                p = np.clip(p, 1e-30, None), np.clip(1 - p, 1e-30, None)
+                each = -(wanted * np.log(p[0]) + (1 - wanted) * np.log(p[1])).mean(-1)
+        return np.ascontiguousarray((each * share).reshape(len(y), -1)).sum(1)
+
+    def measure(self, final: np.ndarray, right: np.ndarray, logits: bool) -> np.ndarray:
+        """Compute the metric from the last answers [G, N, outputs] of all heads; float64 [G]."""
+        if self.stop - self.start < final.shape[-1]:
+            final, right = np.ascontiguousarray(final[..., self.outputs]), right[..., self.outputs]
+        if self.metric == "r2":
+            spread = ((right - right.mean(0)) ** 2).sum()
+            return 1 - np.ascontiguousarray(((final - right) ** 2).reshape(len(final), -1)).sum(1) / max(spread, 1e-30)
+        if self.loss == "cross_entropy":
+            hit = final.argmax(-1) == right.argmax(-1)
+        else:
+            hit = (final > (0.0 if logits else 0.5)) == (right > 0.5)
+            hit = hit[..., 0] if hit.shape[-1] == 1 else hit.all(-1)
+        return np.add.reduce(hit, -1) / hit.shape[-1]
+
+
+def probabilities(logits: np.ndarray, loss: str) -> np.ndarray:
+    """Softmax over the last axis for cross entropy, else σ(x), elementwise."""
+    if loss == "cross_entropy":
+        grown = np.exp(logits - logits.max(-1, keepdims=True))
+        return grown / grown.sum(-1, keepdims=True)
+    return 0.5 * (1 + np.tanh(0.5 * logits))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,30 +226,24 @@ class Task:
     """
 
     def __init__(
-        self,
-        inputs: Any,
-        targets: Any,
-        loss: Literal["mse", "bce", "cross_entropy"] = "bce",
-        metric: str | None = None,
-        *,
-        fitness: Callable[[Any], float] | None = None,
+        self, inputs: Any, targets: Any, loss: Literal["mse", "bce", "cross_entropy"] = "bce",
+        metric: str | None = None, *, fitness: Callable[[Any], float] | None = None,
         fitness_batch: Callable[[np.ndarray], np.ndarray] | None = None,
-        split: tuple[float, float, float] | Literal["same"] = (0.6, 0.2, 0.2),
-        target: float | None = None,
-        lengths: Any = None,
-        skip: int = 0,
-        runs: int = 1,
-        scaled: Any = False,
-        names: tuple[str, ...] = (),
-        meaning: Mapping[str, Any] | None = None,
-        name: str = "task",
-        seed: int = 0,
-    ) -> None:
-        _options(name, fitness, fitness_batch, target, seed)
+        split: tuple[float, float, float] | Literal["same"] = (0.6, 0.2, 0.2), target: float | None = None,
+        lengths: Any = None, skip: int = 0, runs: int = 1, scaled: Any = False, names: tuple[str, ...] = (),
+        meaning: Mapping[str, Any] | None = None, name: str = "task", seed: int = 0,
+    ) -> None:  # fmt: skip
+        for function in (fitness, fitness_batch):
+            need(function is None or callable(function), "fitness must be a function", where=name,
+                 got=repr(function)[:80])  # fmt: skip
+        need(fitness is None or fitness_batch is None, "fitness and fitness_batch are both given", where=name,
+             fix="give one of them")  # fmt: skip
+        need(target is None or isinstance(target, Real), "target must be a number", where=name, got=repr(target)[:80])
+        need(isinstance(seed, Integral) and seed >= 0, "seed must be a whole number >= 0", where=name, got=repr(seed))
         several = isinstance(targets, Mapping)
         given = dict(targets) if several else {"": Head(targets, loss, 1.0, metric)}
-        if not given or not all(isinstance(h, Head) for h in given.values()):
-            raise TaskError("several targets must be Head objects by name", where=name, got=list(given))
+        need(given and all(isinstance(h, Head) for h in given.values()),
+             "several targets must be Head objects by name", where=name, got=list(given))  # fmt: skip
         heads, parts, width, x = [], [], 0, np.zeros((0, 1, 0), np.float32)
         for key, head in given.items():
             where = f"{name}, head {key}" if several else name
@@ -179,24 +261,18 @@ class Task:
         self.loss: str = "heads" if several else loss
         self.inputs, self.outputs = x.shape[2], width
         self.names = tuple(names) or tuple(f"x{i}" for i in range(self.inputs))
-        if len(self.names) != self.inputs or np.ndim(scaled) > 1 or np.size(scaled) not in (1, self.inputs):
-            raise TaskError("`names` or `scaled` do not match the inputs", where=name, expected=self.inputs,
-                            got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
-        if type(runs) is not int or runs < 1:
-            raise TaskError("runs must be a whole number >= 1", where=name, got=repr(runs))
+        need(len(self.names) == self.inputs and np.ndim(scaled) <= 1 and np.size(scaled) in (1, self.inputs),
+             "`names` or `scaled` do not match the inputs", where=name, expected=self.inputs,
+             got=f"{len(self.names)} names, scaled {np.shape(scaled)}")  # fmt: skip
+        need(type(runs) is int and runs >= 1, "runs must be a whole number >= 1", where=name, got=repr(runs))
         self.fitness, self.fitness_batch, self.runs = fitness, fitness_batch, runs
         steps = np.full(len(x), x.shape[1]) if lengths is None else np.asarray(lengths, np.int64)
-        if steps.shape != (len(x),) or (len(x) and (steps.min() < 1 or steps.max() > x.shape[1])):
-            raise TaskError(
-                "`lengths` do not match the sequences",
-                where=name,
-                expected=f"[{len(x)}] of 1 to {x.shape[1]}",
-                got=steps.shape,
-            )
-        if not 0 <= skip < steps.min(initial=x.shape[1]):
-            raise TaskError(
-                "skip leaves no step of the shortest sequence", where=name, expected=f"below {steps.min()}", got=skip
-            )
+        need(steps.shape == (len(x),) and steps.min(initial=1) >= 1 and steps.max(initial=1) <= x.shape[1],
+             "`lengths` do not match the sequences", where=name, expected=f"[{len(x)}] of 1 to {x.shape[1]}",
+             got=steps.shape)  # fmt: skip
+        least = steps.min(initial=x.shape[1])
+        need(0 <= skip < least, "skip leaves no step of the shortest sequence", where=name, expected=f"below {least}",
+             got=skip)  # fmt: skip
         counts = (np.arange(x.shape[1]) < steps[:, None]) & (np.arange(x.shape[1]) >= skip)
         if all(part[2] for part in parts):  # one target per sequence, at its end
             counts = np.arange(x.shape[1]) == steps[:, None] - 1
@@ -210,10 +286,8 @@ class Task:
                 _varies(head, whole, {"validation": self.valid, "test": self._test})
         self.scale = _scale(self.train.x, np.broadcast_to(np.asarray(scaled, bool), self.inputs))
         if np.any(scaled):
-            self.train, self.valid, self._test = (
-                replace(part, x=self._finite(self.network_inputs(part.x)))
-                for part in (self.train, self.valid, self._test)
-            )
+            parts = (self.train, self.valid, self._test)
+            self.train, self.valid, self._test = (replace(p, x=self._finite(self.network_inputs(p.x))) for p in parts)
         self.test_reads = 0
         self._cases: dict[str, Any] = {}
 
@@ -229,8 +303,7 @@ class Task:
 
     def head(self, name: str) -> HeadSpec:
         """Return a head by name. Raises: TaskError listing the names."""
-        if name not in self.heads:
-            raise TaskError("the task has no such head", where=self.name, expected=", ".join(self.heads), got=name)
+        need(name in self.heads, "the task has no such head", where=self.name, expected=", ".join(self.heads), got=name)
         return self.heads[name]
 
     def network_inputs(self, x: Any) -> np.ndarray:
@@ -239,18 +312,16 @@ class Task:
         Raises: TaskError for another number of inputs.
         """
         values = np.asarray(x, np.float32)
-        if values.ndim < 2 or values.shape[-1] != self.inputs:
-            raise TaskError("inputs have the wrong shape", where=self.name, expected=f"cases of {self.inputs} inputs",
-                            got=values.shape)  # fmt: skip
+        need(values.ndim >= 2 and values.shape[-1] == self.inputs, "inputs have the wrong shape", where=self.name,
+             expected=f"cases of {self.inputs} inputs", got=values.shape)  # fmt: skip
         with np.errstate(over="ignore"):
             return (values - self.scale[0]) / self.scale[1]
 
     def _finite(self, x: np.ndarray) -> np.ndarray:
         """Check scaled inputs. Raises: TaskError for infinite ones."""
         odd = ~np.isfinite(x).all((0, 1))
-        if odd.any():
-            raise TaskError("a scaled input exceeds float32, since it is far from all training cases",
-                            where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="remove the case")  # fmt: skip
+        need(not odd.any(), "a scaled input exceeds float32, since it is far from all training cases",
+             where=f"{self.name}, {self.names[int(odd.argmax())]}", fix="remove the case")  # fmt: skip
         return x
 
     def predictions(self, answers: np.ndarray, logits: bool, head: str | None = None) -> np.ndarray:
@@ -275,8 +346,8 @@ class Task:
         from graphwright.array.population.runner import Lesson
 
         if "lesson" not in self._cases:
-            part = self.train
-            self._cases["lesson"] = Lesson.of(part.x, part.y, self._losses(), part.counts)
+            part, heads = self.train, [(h.loss, h.start, h.stop, h.weight) for h in self.heads.values()]
+            self._cases["lesson"] = Lesson.of(part.x, part.y, heads, part.counts)
         return self._cases["lesson"]
 
     def score(self, population: Population) -> Scores:
@@ -311,15 +382,13 @@ class Task:
                 except Exception as error:  # a candidate that crashes does not end the run
                     failures[g] = _error_text(error)
         elif self.fitness_batch is not None:
+            seen = self.predictions(final, population.logits)
             try:
-                fitness = np.array(
-                    self._mean(self.fitness_batch, self.predictions(final, population.logits)), np.float64
-                )
+                fitness = np.array(self._mean(self.fitness_batch, seen), np.float64)
             except Exception as error:
                 failures = dict.fromkeys(range(len(population)), _error_text(error))
-            if fitness.shape != (len(population),):
-                raise TaskError("fitness_batch must return one number per genome", where=self.name,
-                                expected=(len(population),), got=fitness.shape)  # fmt: skip
+            need(fitness.shape == metric.shape, "fitness_batch must return one number per genome", where=self.name,
+                 expected=metric.shape, got=fitness.shape)  # fmt: skip
         return Scores(fitness, metric, len(population) * part.x.shape[0] * part.x.shape[1], failures=failures)
 
     def _mean(self, fitness: Callable[[Any], Any], given: Any) -> Any:
@@ -333,10 +402,6 @@ class Task:
             with fork_rng(key):
                 total = total + np.asarray(fitness(given), np.float64)
         return total / self.runs
-
-    def _losses(self) -> list[tuple[str, int, int, float]]:
-        """The losses of all heads in the form that native training takes."""
-        return [(h.loss, h.start, h.stop, h.weight) for h in self.heads.values()]
 
     def _loss(self, answers: np.ndarray, part: DataSplit, logits: bool) -> np.ndarray:
         """Compute the loss of answers [G, N, T, outputs] over the steps that count; float64 [G]."""
@@ -354,19 +419,6 @@ class Task:
         """Compute the metric of each head for one network's answers [N, T, outputs]."""
         final = part.final(answers[None])
         return {name: float(h.measure(final, part.right, logits)[0]) for name, h in self.heads.items()}
-
-
-def _options(name: str, fitness: Any, fitness_batch: Any, target: Any, seed: Any) -> None:
-    """Check options that do not depend on data. Raises: TaskError."""
-    for value in (fitness, fitness_batch):
-        if value is not None and not callable(value):
-            raise TaskError("fitness must be a function", where=name, got=repr(value)[:80])
-    if fitness is not None and fitness_batch is not None:
-        raise TaskError("fitness and fitness_batch are both given", where=name, fix="give one of them")
-    if target is not None and not isinstance(target, Real):
-        raise TaskError("target must be a number", where=name, got=repr(target)[:80])
-    if not isinstance(seed, Integral) or seed < 0:
-        raise TaskError("seed must be a whole number >= 0", where=name, got=repr(seed)[:80])
 
 
 def _number(value: Any) -> float:
@@ -403,72 +455,57 @@ def _arrays(inputs: Any, targets: Any, loss: str, name: str) -> tuple[np.ndarray
             x, y = np.asarray(inputs).astype(np.float32, casting="same_kind"), np.asarray(targets)
     except (TypeError, ValueError) as error:
         raise TaskError("inputs and targets must be arrays of real numbers", where=name, got=str(error)) from None
-    if y.dtype == object or np.iscomplexobj(y) or not (np.issubdtype(y.dtype, np.number) or y.dtype == bool):
-        raise TaskError("targets must be real numbers", where=name, got=y.dtype)
-    if x.ndim not in (2, 3) or len(x) == 0 or x.shape[-1] == 0:
-        expected = "[N, inputs] or [N, T, inputs]"
-        raise TaskError("inputs have the wrong shape or are empty", where=name, expected=expected, got=x.shape)
-    if len(y) != len(x):
-        raise TaskError("inputs and targets have different numbers of cases", where=name, expected=len(x), got=len(y))
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise TaskError("inputs or targets are not finite", where=name, got="NaN or infinity")
+    need(y.dtype.kind in "biuf", "targets must be real numbers", where=name, got=y.dtype)
+    need(x.ndim in (2, 3) and x.size, "inputs have the wrong shape or are empty", where=name,
+         expected="[N, inputs] or [N, T, inputs]", got=x.shape)  # fmt: skip
+    cases = "inputs and targets have different numbers of cases"
+    need(len(y) == len(x), cases, where=name, expected=len(x), got=len(y))
+    finite = np.isfinite(x).all() and np.isfinite(y).all()
+    need(finite, "inputs or targets are not finite", where=name, got="NaN or infinity")
     x = x[:, None] if x.ndim == 2 else x
     classes = np.zeros(len(x), np.int64)
     if loss == "cross_entropy":
-        if y.ndim != 1 or y.min() < 0 or not np.equal(y, y.astype(np.int64)).all():
-            raise TaskError("targets of cross entropy must be classes 0, 1, ..., one per case", where=name,
-                            got=f"{y.dtype} {y.shape}")  # fmt: skip
+        need(y.ndim == 1 and y.min() >= 0 and np.equal(y, y.astype(np.int64)).all(),
+             "targets of cross entropy must be classes 0, 1, ..., one per case", where=name,
+             got=f"{y.dtype} {y.shape}")  # fmt: skip
         classes = y.astype(np.int64)
         y = np.eye(int(classes.max()) + 1, dtype=np.float32)[classes]
     elif loss == "bce":
-        if y.min() < 0 or y.max() > 1:
-            raise TaskError(
-                "targets of binary cross entropy must be from 0 to 1",
-                where=name,
-                got=f"{y.min()} to {y.max()}",
-                fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers',
-            )
+        need(y.min() >= 0 and y.max() <= 1, "targets of binary cross entropy must be from 0 to 1", where=name,
+             got=f"{y.min()} to {y.max()}", fix='"cross_entropy" for classes 0, 1, ..., "mse" for numbers')  # fmt: skip
         if y.ndim == 1:
             classes = (y > 0.5).astype(np.int64)
     y = y.astype(np.float32)
     y = y[:, None] if y.ndim == 1 else y
     y = np.repeat(y[:, None], x.shape[1], 1) if y.ndim == 2 else y
-    if y.shape[1] != x.shape[1]:
-        raise TaskError(
-            "inputs and targets have different numbers of steps", where=name, expected=x.shape[1], got=y.shape[1]
-        )
+    need(y.shape[1] == x.shape[1], "inputs and targets have different numbers of steps", where=name,
+         expected=x.shape[1], got=y.shape[1])  # fmt: skip
     return x, y, classes
 
 
 def _varies(head: HeadSpec, whole: DataSplit, parts: Mapping[str, DataSplit]) -> None:
     """Check that targets vary: overall, and in each split if the metric divides by the spread. Raises: TaskError."""
     wanted = whole.y[whole.counts > 0][:, head.outputs]
-    if (wanted == wanted[0]).all():
-        raise TaskError("the target is the same in all cases", where=head.name, got=wanted[0].tolist(),
-                        expected="at least two different targets")  # fmt: skip
+    need((wanted != wanted[0]).any(), "the target is the same in all cases", where=head.name, got=wanted[0].tolist(),
+         expected="at least two different targets")  # fmt: skip
     for name, part in parts.items() if head.metric == "r2" else ():
         right = part.right[:, head.outputs]
-        if (right == right[0]).all():
-            raise TaskError(f"r2 is undefined: all {name} targets are the same",
-                            where=head.name, got=f"{len(right)} of {right[0].tolist()}",
-                            fix='more cases, another seed of the split, or split="same"')  # fmt: skip
+        need((right != right[0]).any(), f"r2 is undefined: all {name} targets are the same", where=head.name,
+             got=f"{len(right)} of {right[0].tolist()}",
+             fix='more cases, another seed of the split, or split="same"')  # fmt: skip
 
 
 def _split(classes: np.ndarray, shares: tuple[float, float, float], seed: int, name: str) -> list[np.ndarray]:
     """Draw the rows of training, validation and test, with the given shares of each class."""
-    if not isinstance(shares, tuple | list) or len(shares) != 3 or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
-        raise TaskError("split must be three positive shares that sum to 1", where=name, got=shares,
-                        fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
-    rng = np.random.default_rng(seed)
-    parts: list[list[np.ndarray]] = [[], [], []]
+    three = isinstance(shares, tuple | list) and len(shares) == 3
+    need(three and min(shares) > 0 and abs(sum(shares) - 1) <= 1e-9,
+         "split must be three positive shares that sum to 1", where=name, got=shares,
+         fix='(0.6, 0.2, 0.2), or "same"')  # fmt: skip
+    rng, pieces = np.random.default_rng(seed), []
     for kind in np.unique(classes):
         rows = rng.permutation(np.flatnonzero(classes == kind))
-        a, b = round(shares[0] * len(rows)), round((shares[0] + shares[1]) * len(rows))
-        for part, piece in zip(parts, (rows[:a], rows[a:b], rows[b:]), strict=True):
-            part.append(piece)
-    joined = [np.sort(np.concatenate(part)) for part in parts]
-    if any(len(part) == 0 for part in joined):
-        raise TaskError("a part of the split is empty", where=name, got=[len(p) for p in joined],
-                        expected="cases for training, validation and test",
-                        fix='more cases, or split="same"')  # fmt: skip
+        pieces.append(np.split(rows, [round(shares[0] * len(rows)), round((shares[0] + shares[1]) * len(rows))]))
+    joined = [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
+    need(all(map(len, joined)), "a part of the split is empty", where=name, got=[*map(len, joined)],
+         expected="cases for training, validation and test", fix='more cases, or split="same"')  # fmt: skip
     return joined

@@ -1,29 +1,112 @@
-"""Architecture: a model family as data, and the registry of families."""
+"""Architectures: fields of config.json read with checks, a model family as data, and the registry of families."""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from math import prod
+from pathlib import Path
+from typing import Any
 
 from graphwright.errors import UsageError
-from graphwright.models.errors import ConfigError, UnsupportedArchitecture
+from graphwright.files import JsonError, read_json
+from graphwright.models.errors import ConfigError, ModelNotFound, UnsupportedArchitecture
 
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
+_LIMIT = 8 << 20
+LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no float
+
+
+class Config(Mapping[str, Any]):
+    """The fields of a config.json.
+
+    Attributes:
+        path: the file.
+        raw: its bytes, written back if no field changed.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], raw: bytes, path: Path) -> None:
+        self.fields, self.raw, self.path = dict(fields), raw, path
+
+    @staticmethod
+    def read(directory: Path, name: str = "config.json") -> Config:
+        """Read a config. Raises: ModelNotFound without a config.json; ConfigError if it is not a JSON object."""
+        path = directory / name
+        if not path.is_file():
+            fix = "give the directory that save_pretrained wrote"
+            raise ModelNotFound(f"no {name} here", where=str(directory), fix=fix)
+        return Config(read_object(path, _LIMIT, nesting=16), path.read_bytes(), path)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+    def size(self, name: str, default: int | None = None, *, least: int = 1, most: int = 1 << 31) -> int:
+        """An integer field; the default if it is absent or null. Raises: ConfigError naming the field."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.invalid(name, f"an integer in {least}..{most}", value)
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A positive finite number."""
+        value = self._given(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LARGEST:
+            raise self.invalid(name, "a number above 0", value)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean field."""
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.invalid(name, "true or false", value)
+        return value
+
+    def choice(self, name: str, default: str, among: tuple[str, ...]) -> str:
+        """A string field with known values."""
+        value = self._given(name, default)
+        if value not in among:
+            raise self.invalid(name, ", ".join(among), value)
+        return value
+
+    def invalid(self, name: str, expected: str, got: object) -> ConfigError:
+        """The error for an invalid value of a field."""
+        return ConfigError(f"config field {name!r} is invalid", where=str(self.path), expected=expected, got=got)
+
+    def _given(self, name: str, default: Any) -> Any:
+        value = self.fields.get(name)
+        return default if value is None else value
+
+    def __repr__(self) -> str:
+        return f"Config({json.dumps(self.fields)[:200]})"
+
+
+def read_object(path: Path, limit: int, *, nesting: int) -> dict[str, Any]:
+    """The object in a JSON file. Raises: ConfigError."""
+    try:
+        data = read_json(path, limit, nesting=nesting)
+    except (JsonError, OSError) as error:
+        got = str(error)
+        if isinstance(error, JsonError):
+            got = error.what if error.got is None else f"{error.what}: {error.got}"
+        raise ConfigError(f"{path.name} cannot be read", where=str(path), got=got) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path.name} is not an object", where=str(path), got=type(data).__name__)
+    return data
+
 
 FIELDS = {
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "mlp": "intermediate_size",
-    "vocab": "vocab_size",
-    "eps": "rms_norm_eps",
-}
+    "hidden": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads", "head_dim": "head_dim",
+    "kv_heads": "num_key_value_heads", "mlp": "intermediate_size", "vocab": "vocab_size", "eps": "rms_norm_eps",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +159,20 @@ class Architecture:
         for row in self.keys:
             if row.when and not getattr(dims, row.when):
                 continue
-            shape = tuple(_product(d, dims) for d in row.dims)
+            shape = tuple(prod(getattr(dims, name) for name in d.split("*")) for d in row.dims)
             for i in range(dims.layers) if "{i}" in row.key else (0,):
                 yield row.path.format(i=i), row.key.format(i=i), shape, row.dims
 
 
-def _product(text: str, dims: Any) -> int:
-    size = 1
-    for name in text.split("*"):
-        size *= getattr(dims, name)
-    return size
-
-
-BUILTIN = ("llama", "mistral", "qwen2", "qwen3")
-"""Families of this package; importing the module of that name registers the family."""
+_BUILTIN = "graphwright.models.architectures.families"
+"""Importing this module registers the families of this package."""
 
 _registry: dict[str, Architecture] = {}
 
 
 def register(arch: Architecture) -> Architecture:
     """Add a family. Raises: UsageError if another family has one of its classes or model types."""
-    _load_builtin()  # so that a conflict with a family of this package shows here
+    import_module(_BUILTIN)  # so that a conflict with a family of this package shows here
     for name in (*arch.classes, *arch.model_types):
         other = _registry.get(name)
         if other is not None and other is not arch:
@@ -108,7 +184,7 @@ def register(arch: Architecture) -> Architecture:
 
 def architectures() -> Mapping[str, Architecture]:
     """All families by class and model type; the first call loads the entry points `graphwright.architectures`."""
-    _load_builtin()
+    import_module(_BUILTIN)
     _load_entry_points()
     return _registry
 
@@ -118,8 +194,7 @@ def find(config: Config) -> Architecture:
     known = architectures()
     classes = config.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(c, str) for c in classes):
-        raise ConfigError("config field 'architectures' is invalid", where=str(config.path),
-                          expected="a list of class names", got=classes)  # fmt: skip
+        raise config.invalid("architectures", "a list of class names", classes)
     wanted = classes or [str(config.get("model_type"))]
     for name in wanted:
         if name in known:
@@ -132,11 +207,6 @@ def find(config: Config) -> Architecture:
                                   got=wanted[0],
                                   expected=", ".join(near) or ", ".join(sorted({a.name for a in known.values()})),
                                   fix=fix)  # fmt: skip
-
-
-def _load_builtin() -> None:
-    for name in BUILTIN:
-        import_module(f"graphwright.models.architectures.{name}")
 
 
 _entry_points_loaded = False

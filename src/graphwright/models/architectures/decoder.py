@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from graphwright.array import float64
-from graphwright.models.architectures.architecture import WeightKey
-from graphwright.models.architectures.rope import read_rope
+from graphwright.array import DType, float64
+from graphwright.models.architectures.architecture import Config, WeightKey
+from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
+from graphwright.program import Builder, Value
 
-if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.models.architectures.config import Config
-    from graphwright.models.architectures.rope import RopeFrequencies
-    from graphwright.program import Builder, Value
-
-_ACTIVATIONS = {
-    "silu": ("silu", {}),
+_ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
+    **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
     "swish": ("silu", {}),
     "gelu": ("gelu", {"approximate": "none"}),
-    "gelu_new": ("gelu", {"approximate": "tanh"}),
-    "gelu_pytorch_tanh": ("gelu", {"approximate": "tanh"}),
-    "relu": ("relu", {}),
-    "tanh": ("tanh", {}),
-    "sigmoid": ("sigmoid", {}),
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ("gelu", {"approximate": "tanh"})),
 }
 
 
@@ -69,15 +59,9 @@ class Decoder:
 
 
 def read_decoder(
-    config: Config,
-    *,
-    layer_windows: Callable[[Config, int], tuple[int | None, ...]],
-    head_dim: int | None = None,
-    kv_heads: int | None = None,
-    vocab: int = 32000,
-    longest: int = 2048,
-    **flags: bool,
-) -> Decoder:
+    config: Config, layer_windows: Callable[[Config, int], tuple[int | None, ...]] = lambda _, layers: (None,) * layers,
+    *, head_dim: int | None = None, kv_heads: int | None = None, vocab: int = 32000, longest: int = 2048, **flags: bool,
+) -> Decoder:  # fmt: skip
     """Read dimensions from a config.
 
     `head_dim`, `kv_heads`, `vocab` and `longest` are the family's defaults for absent fields. For fields that are null,
@@ -109,17 +93,14 @@ def read_decoder(
     )
 
 
-def layer_types(
-    config: Config, layers: int, window: int | None, default: Callable[[int], bool]
-) -> tuple[int | None, ...]:
+def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:
     """Windows per layer; `layer_types` of the config overrides the family's rule. Raises: ConfigError."""
     types = config.get("layer_types")
     if types is None:
-        return tuple(window if window is not None and default(i) else None for i in range(layers))
+        return tuple(window if rule(i) else None for i in range(layers))
     known = {"full_attention": None, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
-        raise ConfigError("config field 'layer_types' is invalid", where=str(config.path),
-                          expected=f"{layers} of {', '.join(known)}", got=types)  # fmt: skip
+        raise config.invalid("layer_types", f"{layers} of {', '.join(known)}", types)
     if window is None and "sliding_attention" in types:
         raise ConfigError("config field 'layer_types' has sliding layers, but the config sets no window",
                           where=str(config.path), expected="use_sliding_window and sliding_window",
@@ -224,9 +205,8 @@ def rope_tables(b: Builder, positions: Value, rope: RopeFrequencies, compute: DT
         rope = rope.wide
     frequencies = b.const("rope.frequencies", rope.frequencies)
     if rope.kind == "dynamic":
-        frequencies = b.rope_dynamic(
-            positions, frequencies, theta=rope.theta, factor=rope.factor, original=rope.original, name="rope.scaled"
-        )
+        frequencies = b.rope_dynamic(positions, frequencies, theta=rope.theta, factor=rope.factor,
+                                     original=rope.original, name="rope.scaled")  # fmt: skip
     elif rope.kind == "longrope":
         long = b.const("rope.long_frequencies", rope.long)
         frequencies = b.rope_longer(positions, frequencies, long, original=rope.original, name="rope.scaled")

@@ -8,15 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.models.architectures.config import LARGEST
+from graphwright.models.architectures.architecture import LARGEST, Config
 from graphwright.models.errors import ConfigError
-
-if TYPE_CHECKING:
-    from graphwright.models.architectures.config import Config
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 
@@ -49,63 +46,38 @@ class RopeFrequencies:
     wide: RopeFrequencies | None = None
 
 
-def read_rope(config: Config, head_dim: int, theta_default: float = 10000.0, longest: int = 2048) -> RopeFrequencies:
+def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequencies:
     """Read the rotary embedding of a config.
 
     Reads `rope_parameters`, or `rope_theta` with `rope_scaling`, which overrides it; and `rope_type` or `type`.
 
     Args:
+        config: of the model.
         head_dim: entries of a head.
-        theta_default, longest: the family's defaults for `rope_theta` and `max_position_embeddings`.
+        longest: the family's default for `max_position_embeddings`.
     Raises: ConfigError naming the field; also for an unknown kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}
         if not isinstance(given, Mapping) or any(isinstance(v, Mapping) for v in given.values()):
-            raise ConfigError(f"config field {name!r} is invalid", where=str(config.path),
-                              expected="one object for all layers", got=given)  # fmt: skip
+            raise config.invalid(name, "one object for all layers", given)
     scaling = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
     kind = scaling["rope_type"] = scaling.get("rope_type", scaling.get("type", "default"))
     if not isinstance(kind, str) or kind not in KINDS:
         raise ConfigError("unknown kind of RoPE scaling", where=str(config.path), expected=", ".join(KINDS), got=kind)
-    narrow, wide = (
-        _finite(_RopeFields(config, scaling, head_dim, theta_default, longest, f), kind)
-        for f in (np.float32, np.float64)
-    )
+    narrow, wide = (_RopeFields(config, scaling, head_dim, longest, f).read() for f in (np.float32, np.float64))
     return replace(narrow, wide=wide)
-
-
-def _finite(reader: _RopeFields, kind: str) -> RopeFrequencies:
-    """Evaluate the formula of one kind. Raises: ConfigError if the frequencies are not finite."""
-    try:
-        with np.errstate(all="ignore"):
-            rope: RopeFrequencies | None = getattr(reader, f"_{kind}")()
-    except (ZeroDivisionError, OverflowError, ValueError):
-        rope = None
-    if rope is None or not all(
-        np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None
-    ):
-        raise ConfigError("the RoPE fields give frequencies that are not finite", where=str(reader.config.path),
-                          expected="numbers of moderate size",
-                          got={"rope_theta": reader.theta, **reader.scaling})  # fmt: skip
-    return rope
 
 
 class _RopeFields:
     """The RoPE fields of a config, with one method per kind of scaling, in one float type."""
 
     def __init__(
-        self,
-        config: Config,
-        scaling: Mapping[str, Any],
-        head_dim: int,
-        theta: float,
-        longest: int,
-        kind: type[np.floating],
+        self, config: Config, scaling: Mapping[str, Any], head_dim: int, longest: int, kind: type[np.floating]
     ) -> None:
         self.config, self.scaling, self.head_dim, self.float = config, scaling, head_dim, kind
-        self.theta = self._number("rope_theta", theta, least=0, also=True)
-        self.part = self._number("partial_rotary_factor", 1.0, least=0, also=True)
+        self.theta = self._number("rope_theta", 10000.0, also=True)
+        self.part = self._number("partial_rotary_factor", 1.0, also=True)
         self.longest = config.size("max_position_embeddings", longest)
         whole = scaling["rope_type"] in ("default", "proportional")  # these kinds ignore the factor
         self.dim = head_dim if whole else int(head_dim * self.part)
@@ -113,26 +85,39 @@ class _RopeFields:
             raise ConfigError("the number of rotated entries of a head is not even", where=str(config.path),
                               expected=f"an even number in 2..{head_dim}", got=self.dim)  # fmt: skip
 
-    def _number(
-        self, name: str, default: float | None = None, *, least: float = -math.inf, also: bool = False
-    ) -> float:
+    def read(self) -> RopeFrequencies:
+        """Evaluate the formula of the kind. Raises: ConfigError if the frequencies are not finite."""
+        try:
+            with np.errstate(all="ignore"):
+                rope: RopeFrequencies = getattr(self, f"_{self.scaling['rope_type']}")()
+            if all(np.isfinite(f).all() for f in (rope.frequencies, rope.long, rope.scale) if f is not None):
+                return rope
+        except ConfigError:
+            raise
+        except (ZeroDivisionError, OverflowError, ValueError):
+            pass
+        what, got = "the RoPE fields give frequencies that are not finite", {"rope_theta": self.theta, **self.scaling}
+        raise ConfigError(what, where=str(self.config.path), expected="numbers of moderate size", got=got)
+
+    def _number(self, name: str, default: float | None = None, *, least: float = 0.0, also: bool = False) -> float:
         """A finite number above `least`; with `also`, the config is searched after the scaling fields."""
         value = self.scaling.get(name)
         if value is None and also:
             value = self.config.get(name)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not least < value <= LARGEST:
-            raise ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path),
-                              expected="a number" if least == -math.inf else f"a number above {least:g}",
-                              got=value)  # fmt: skip
+            raise self._invalid(name, "a number" if least == -math.inf else f"a number above {least:g}", value)
         return float(value)
 
+    def _invalid(self, name: str, expected: str, got: object) -> ConfigError:
+        return ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path), expected=expected, got=got)
+
     def _optional(self, name: str) -> float | None:
-        return None if self.scaling.get(name) is None else self._number(name)
+        return None if self.scaling.get(name) is None else self._number(name, least=-math.inf)
 
     def _original(self) -> int:
         """The field of the config overrides the scaling field."""
-        inside = self._number("original_max_position_embeddings", self.longest, least=0)
+        inside = self._number("original_max_position_embeddings", self.longest)
         return self.config.size("original_max_position_embeddings", int(inside))
 
     def _powers(self) -> np.ndarray:
@@ -143,26 +128,25 @@ class _RopeFields:
     def _base(self) -> np.ndarray:
         return (self.float(1.0) / self._powers()).astype(self.float)
 
+    def _made(self, frequencies: np.ndarray, scale: float = 1.0, **more: Any) -> RopeFrequencies:
+        kind = self.scaling["rope_type"]
+        return RopeFrequencies(kind, self.theta, self.dim, scale, frequencies.astype(self.float), **more)
+
     def _default(self) -> RopeFrequencies:
-        return RopeFrequencies("default", self.theta, self.dim, 1.0, self._base())
+        return self._made(self._base())
 
     def _linear(self) -> RopeFrequencies:
-        return RopeFrequencies(
-            "linear", self.theta, self.dim, 1.0, self._base() / self.float(self._number("factor", least=0))
-        )
+        return self._made(self._base() / self.float(self._number("factor")))
 
     def _dynamic(self) -> RopeFrequencies:
         if self.dim == 2:
-            raise ConfigError(
-                "dynamic RoPE with only two rotated entries divides by zero", where=str(self.config.path), got=self.dim
-            )
-        return RopeFrequencies(
-            "dynamic", self.theta, self.dim, 1.0, self._base(), self.longest, self._number("factor", least=0)
-        )
+            what = "dynamic RoPE with only two rotated entries divides by zero"
+            raise ConfigError(what, where=str(self.config.path), got=self.dim)
+        return self._made(self._base(), original=self.longest, factor=self._number("factor"))
 
     def _llama3(self) -> RopeFrequencies:
-        f, factor = self._base(), self._number("factor", least=0)
-        low, high = self._number("low_freq_factor", least=0), self._number("high_freq_factor", least=0)
+        f, factor = self._base(), self._number("factor")
+        low, high = self._number("low_freq_factor"), self._number("high_freq_factor")
         if high <= low:
             raise ConfigError("RoPE field 'high_freq_factor' is not above 'low_freq_factor'",
                               where=str(self.config.path), expected=f"above {low}", got=high)  # fmt: skip
@@ -170,67 +154,47 @@ class _RopeFields:
         original = self._original()
         smooth = (original / wave - low) / (high - low)
         mixed = (1 - smooth) * (f / factor) + smooth * f
-        scaled = np.where(wave > original / low, f / factor, np.where(wave < original / high, f, mixed))
-        return RopeFrequencies("llama3", self.theta, self.dim, 1.0, scaled.astype(self.float))
+        return self._made(np.where(wave > original / low, f / factor, np.where(wave < original / high, f, mixed)))
 
     def _yarn(self) -> RopeFrequencies:
         original = self._original()
-        factor = self._number("factor", self.longest / original, least=0)
+        factor = self._number("factor", self.longest / original)
         attention, m, m_all = (self._optional(k) for k in ("attention_factor", "mscale", "mscale_all_dim"))
 
         def magnitude(by: float) -> float:
             return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
-        if attention is None:
-            attention = magnitude(m) / magnitude(m_all) if m and m_all else magnitude(1.0)
-
         def dimension_of(rotations: float) -> float:
             return self.dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(self.theta))
 
-        low, high = (
-            dimension_of(self._number("beta_fast", 32, least=0)),
-            dimension_of(self._number("beta_slow", 1, least=0)),
-        )
+        if attention is None:
+            attention = magnitude(m) / magnitude(m_all) if m and m_all else magnitude(1.0)
+        low, high = dimension_of(self._number("beta_fast", 32)), dimension_of(self._number("beta_slow", 1))
         if self.scaling.get("truncate", True):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, self.dim - 1)
         high += 0.001 if low == high else 0
         keep = 1 - np.clip((np.arange(self.dim // 2, dtype=self.float) - low) / (high - low), 0, 1)
         base = self._powers()
-        mixed = 1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep
-        return RopeFrequencies("yarn", self.theta, self.dim, attention, mixed.astype(self.float))
+        return self._made(1.0 / (factor * base) * (1 - keep) + 1.0 / base * keep, attention)
 
     def _longrope(self) -> RopeFrequencies:
         original = self._original()
-        factor = self._number("factor", self.longest / original, least=0)
+        factor = self._number("factor", self.longest / original)
         attention = self._optional("attention_factor")
         if attention is None:
             attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
         short, long = (1.0 / (self._factors(name) * self._powers()) for name in ("short_factor", "long_factor"))
-        return RopeFrequencies(
-            "longrope",
-            self.theta,
-            self.dim,
-            attention,
-            short.astype(self.float),
-            original,
-            long=long.astype(self.float),
-        )
+        return self._made(short, attention, original=original, long=long.astype(self.float))
 
     def _factors(self, name: str) -> np.ndarray:
         value, count = self.scaling.get(name), self.dim // 2
-        if (
-            not isinstance(value, list)
-            or len(value) != count
-            or any(isinstance(v, bool) or not isinstance(v, int | float) or not 0 < v < math.inf for v in value)
-        ):
-            raise ConfigError(f"RoPE field {name!r} is invalid", where=str(self.config.path),
-                              expected=f"{count} numbers above 0", got=value)  # fmt: skip
-        return np.asarray(value, self.float)
+        numbers = [v for v in value if type(v) in (int, float) and 0 < v < math.inf] if isinstance(value, list) else []
+        if numbers != value or len(numbers) != count:
+            raise self._invalid(name, f"{count} numbers above 0", value)
+        return np.asarray(numbers, self.float)
 
     def _proportional(self) -> RopeFrequencies:
         f = self._base()
         f[int(self.part * self.head_dim // 2) :] = 0
-        return RopeFrequencies(
-            "proportional", self.theta, self.dim, 1.0, f / self.float(self._number("factor", 1.0, least=0))
-        )
+        return self._made(f / self.float(self._number("factor", 1.0)))

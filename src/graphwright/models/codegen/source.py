@@ -7,33 +7,253 @@ and texts of a program are sanitised before they enter the source.
 
 from __future__ import annotations
 
+import heapq
+import json
 import re
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
+from graphwright.models.codegen import text as pieces
 from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
-from graphwright.models.codegen.statements import LAYER, Statements, blocks_of
-from graphwright.models.codegen.text import (
-    WIDTH,
-    Names,
-    check_keys,
-    const_table,
-    docstring_lines,
-    line,
-    ranges,
-    shape_table,
-)
 from graphwright.models.errors import ExportLevelImpossible
-from graphwright.ops import OPS, traits
-from graphwright.program import Value
+from graphwright.ops import OPS, get, traits
+from graphwright.ops.emit import appends, is_primary, sizes
+from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
 
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models.codegen.statements import CodeBlock
-    from graphwright.program import Program
+T = TypeVar("T")
+LAYER = re.compile(r"^layers\.(\d+)\.")
+
+
+@dataclass(slots=True)
+class CodeBlock:
+    """The nodes of one layer, or of the trunk between layers (layer None), in order.
+
+    Attributes:
+        nodes: op nodes.
+        enters, leaves: values read from other blocks, and values that other blocks read.
+    """
+
+    layer: int | None
+    nodes: list[NodeId]
+    enters: list[Value] = field(default_factory=list)
+    leaves: list[Value] = field(default_factory=list)
+
+
+def blocks_of(p: Program, order: Sequence[NodeId], inline: Callable[[NodeId], bool]) -> list[CodeBlock]:
+    """Group nodes, given in topological order, into blocks; `inline` nodes are written where they are read."""
+    within = set(order)
+    home = {n: int(m[1]) if (m := LAYER.match(p.path(n))) else None for n in order}
+    reads = {n: [v.node for v in p.operands(n) if v.node in within] for n in order}
+    choices = (home, _adopted(p, order, home), dict.fromkeys(order))  # the last one has one group per node
+    found = next(blocks for choice in choices if (blocks := _grouped(order, choice, reads)) is not None)
+    outputs = set(p.outputs())
+    place = {n: i for i, n in enumerate(n for b in found for n in b.nodes)} | {n: -1 for n in p.inputs()}
+    for b in found:
+        inside = set(b.nodes)
+        if b.layer is not None:
+            b.nodes = _ordered({n: [m for m in reads[n] if m in inside] for n in b.nodes}, p.seq)
+        entering = (v for n in b.nodes for v in p.operands(n) if v.node not in inside and not inline(v.node))
+        b.enters = list(dict.fromkeys(entering))
+        streams = [v for v in b.enters if LAYER.match(p.path(v))]
+        if streams:  # the latest one is the layer's main input, the others are skips
+            main = max(streams, key=lambda v: place[v.node])
+            b.enters.sort(key=lambda v: v != main)
+        results = (Value(n, port) for n in b.nodes for port in range(len(p.specs(n))))
+        b.leaves = [v for v in results if v in outputs or any(m in within and m not in inside for m in p.consumers(v))]
+    return found
+
+
+def _ordered(before: Mapping[T, Collection[T]], key: Callable[[T], int]) -> list[T]:
+    """Topological order, smallest key first where free; items on and after a cycle are left out."""
+    waits = {item: set(others) for item, others in before.items()}
+    after: dict[T, list[T]] = {}
+    for item, others in waits.items():
+        for other in others:
+            after.setdefault(other, []).append(item)
+    ready = [(key(item), item) for item, others in waits.items() if not others]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        item = heapq.heappop(ready)[1]
+        found.append(item)
+        for reader in after.get(item, ()):
+            waits[reader].discard(item)
+            if not waits[reader]:
+                heapq.heappush(ready, (key(reader), reader))
+    return found
+
+
+def _adopted(p: Program, order: Sequence[NodeId], home: Mapping[NodeId, int | None]) -> dict[NodeId, int | None]:
+    """Assign a node without layer to the layer of all its readers."""
+    found = dict(home)
+    for n in reversed(order):
+        if found[n] is None:
+            readers = {found[m] for m in p.consumers(n) if m in found}
+            if len(readers) == 1:
+                found[n] = readers.pop()
+    return found
+
+
+def _grouped(
+    order: Sequence[NodeId], home: Mapping[NodeId, int | None], reads: Mapping[NodeId, list[NodeId]]
+) -> list[CodeBlock] | None:
+    """Groups in topological order, by first node where free; None if groups depend on each other."""
+    group: dict[NodeId, Any] = {n: n if home[n] is None else home[n] for n in order}
+    members: dict[Any, list[NodeId]] = {}
+    for n in order:
+        members.setdefault(group[n], []).append(n)
+    first = {g: i for i, g in enumerate(members)}
+    before = {g: {group[m] for n in nodes for m in reads[n]} - {g} for g, nodes in members.items()}
+    found = _ordered(before, first.__getitem__)
+    blocks: list[CodeBlock] = []
+    for g in found:
+        layer = home[members[g][0]]
+        if layer is None and blocks and blocks[-1].layer is None:
+            blocks[-1].nodes += members[g]
+        else:
+            blocks.append(CodeBlock(layer, list(members[g])))
+    return blocks if len(found) == len(members) else None
+
+
+FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_constants)
+
+
+class Statements:
+    """Writes the nodes that the result of a program needs.
+
+    Attributes:
+        within: nodes to write.
+        pinned: dtypes that weights are cast to; a weight in one of them keeps its dtype.
+    """
+
+    def __init__(self, p: Program, needed: Container[NodeId]) -> None:
+        self.p = p
+        self.within = {n for n in p.nodes() if n in needed}
+        self.pinned = {p.spec(n).dtype for n in self.within if traits(p.op(n)).casts and self.inline(n)}
+
+    def inline(self, node: NodeId) -> bool:
+        """True for weights and casts of weights, which are written where they are read."""
+        p = self.p
+        return p.op(node) in STORED or (traits(p.op(node)).casts and p.op(p.operands(node)[0].node) in STORED)
+
+    def wanted(self, value: Value, inside: bool = False) -> str:
+        """Preferred name of a value: its path, without the layer inside a layer's function."""
+        op, path = self.p.op(value.node), self.p.path(value)
+        if op in OPS and OPS[op].results:
+            return OPS[op].results[value.port]
+        base = LAYER.sub("", path) if inside else path.replace("layers.", "layer_", 1)
+        return base + (f"_{value.port}" if len(self.p.specs(value.node)) > 1 else "")
+
+    def _weight(self, node: NodeId, base: Callable[[str], str], layer: int | None) -> str:
+        """Text that reads a weight: an attribute of its layer (`base` names it) or of the model."""
+        p = self.p
+        if p.op(node) not in STORED:
+            return self._expression(node, [self._weight(p.operands(node)[0].node, base, layer)])
+        if p.op(node) == CONST:
+            return f"run.const({json.dumps(p.path(node))}{'' if self._exact(node) else ', run.dtype'})"
+        suffix = f".to(torch.{p.spec(node).dtype.name})" if p.spec(node).dtype in self.pinned else ""
+        return self._place(p.key(node), base, layer) + suffix
+
+    def _exact(self, node: NodeId) -> bool:
+        """True if the value keeps its dtype when the model is loaded in another dtype."""
+        readers = {self.p.op(n) for n in self.p.consumers(node)}
+        return bool(self.pinned) or not self.p.spec(node).dtype.is_float or readers <= FREQUENCIES
+
+    def _place(self, key: str, base: Callable[[str], str], layer: int | None) -> str:
+        """Attribute of a block's or the model's module that holds a weight."""
+        start, found, rest = key.partition(f".{layer}.")
+        if layer is not None and found and (text := pieces.attributes(base(f"{start}.{{i}}"), rest.split("."))):
+            return text
+        root = base("")
+        return pieces.attributes(root, key.split(".")) or f'{root}.get_parameter("{key}")'
+
+    def write(
+        self, nodes: Sequence[NodeId], known: dict[Value, str], names: pieces.Names, base: Callable[[str], str],
+        layer: int | None, indent: str, leaves: Container[Value],
+    ) -> list[str]:  # fmt: skip
+        """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
+
+        Args:
+            nodes: of one block.
+            known: names of values; new names are added.
+            names: source of new names.
+            base: prefix of a key, "" for the model -> name of the module that holds it.
+            layer: number of the block, or None.
+            indent: of each statement.
+            leaves: values that others read.
+        """
+        p, lines = self.p, []
+        here = set(nodes)
+        pending: dict[Value, str] = {}
+
+        def give_name(value: Value) -> str:
+            if value not in known:
+                known[value] = names.take(self.wanted(value, inside=layer is not None))
+            return known[value]
+
+        def name_pending(value: Value) -> str:
+            if value in pending:
+                lines.append(pieces.line(indent, give_name(value), pending.pop(value)))
+            return known[value]
+
+        for n in nodes:
+            operands = p.operands(n)
+            appended = bool(operands) and operands[0] in pending
+            texts = [
+                self._weight(v.node, base, layer)
+                if self.inline(v.node)
+                else pending[v]
+                if appended and v == operands[0]
+                else name_pending(v)
+                for v in operands
+            ]
+            text = self._expression(n, texts)
+            value = Value(n)
+            if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > pieces.WIDTH:
+                text = self._expression(n, [name_pending(operands[0]), *texts[1:]])
+            elif appended:
+                del pending[operands[0]]
+            if self._appendable(n, text, here) and value not in leaves:
+                pending[value] = text
+                continue
+            results = [Value(n, i) for i in range(len(p.specs(n)))]
+            read = [v in leaves or any(m in self.within for m in p.consumers(v)) for v in results]
+            targets = [give_name(v) if used else "_" for v, used in zip(results, read, strict=True)]
+            lines.append(pieces.line(indent, ", ".join(targets), text))
+        return lines
+
+    def _appendable(self, node: NodeId, text: str, nodes: Container[NodeId]) -> bool:
+        """True if the text of the only reader starts with the text of this node."""
+        p = self.p
+        edges = [e for e in p.out_edges(node) if p.graph.target(e) in self.within]
+        if len(edges) != 1 or len(p.specs(node)) > 1 or not is_primary(text):
+            return False
+        reader = p.graph.target(edges[0])
+        if reader not in nodes:
+            return False
+        emit = get(p.op(reader)).emit
+        return emit is not None and appends(emit, len(p.operands(reader)), p.attrs(reader))
+
+    def _expression(self, node: NodeId, texts: Sequence[str]) -> str:
+        p = self.p
+        if p.is_junction(node) and not texts:
+            spec = p.spec(node)
+            dtype = f"torch.{spec.dtype.name}" if self._exact(node) else "run.dtype"
+            return f"run.zeros(({sizes(spec.shape)}{',' if len(spec.shape) == 1 else ''}), {dtype})"
+        text = _text(p, node, texts)
+        assert text is not None, "emittable runs first"
+        return text
+
+
+def _text(p: Program, node: NodeId, operands: Sequence[str]) -> str | None:
+    """Source text of an op; None if it has none for these attributes."""
+    emit = OPS[p.op(node)].emit
+    return None if emit is None else emit(operands, p.attrs(node))
+
 
 INPUTS = {"ids": ("B", "T"), "positions": ("B", "T")}
 """Inputs that transformers feeds, with the names of their sizes."""
@@ -50,45 +270,39 @@ class BlockFunction:
     about: str
 
 
-def check_emittable(p: Program) -> None:
-    """Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express."""
-    needed = p.reachable([_result(p)])
-    if p.assigns() or p.states():
-        held = [*p.states(), *p.assigns()]
-        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
-    for node in p.order():
-        if node not in needed:
-            continue
-        op = p.op(node)
-        if op == INPUT and INPUTS.get(p.path(node)) != p.spec(node).shape:
-            raise ExportLevelImpossible(
-                "generated code has no such input: transformers feeds only ids and positions [B, T]",
-                where=p.path(node),
-                got=p.spec(node),
-            )
-        if op not in STORED and op != INPUT and _text(p, node) is None:
-            raise ExportLevelImpossible("this op has no source text for generated code", where=p.path(node), got=op,
-                                        expected=OPS[op].why.get("emit", "causal attention without masks"))  # fmt: skip
-    check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
-    const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+def emittable(p: Program) -> Program:
+    """The program, or a copy in which ops without source text are replaced by their expansions.
 
-
-def _result(p: Program) -> Value:
-    return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
-
-
-def _text(p: Program, node: NodeId) -> str | None:
-    emit = OPS[p.op(node)].emit
-    return None if emit is None else emit([f"x{i}" for i in range(len(p.operands(node)))], p.attrs(node))
-
-
-def _expanded(p: Program) -> Program:
-    """The program, or a copy in which ops without source text are replaced by their expansions."""
+    Raises: ExportLevelImpossible naming an op, state, input or key that generated code cannot express.
+    """
     twin = p
     while bare := [n for n in twin.nodes() if (row := OPS.get(twin.op(n))) and not row.emit and "emit" not in row.why]:
         twin = p.fork() if twin is p else twin
         twin.expand(bare)
+    _check_emittable(twin)
     return twin
+
+
+def _check_emittable(p: Program) -> None:
+    needed = p.reachable([_result(p)])
+    if held := [*p.states(), *p.assigns()]:
+        raise ExportLevelImpossible("generated code cannot carry state", where=", ".join(p.path(n) for n in held[:3]))
+    for node in (n for n in p.order() if n in needed):
+        op = p.op(node)
+        if op == INPUT:
+            if INPUTS.get(p.path(node)) != p.spec(node).shape:
+                what = "generated code has no such input: transformers feeds only ids and positions [B, T]"
+                raise ExportLevelImpossible(what, where=p.path(node), got=p.spec(node))
+        elif op not in STORED and _text(p, node, [f"x{i}" for i in range(len(p.operands(node)))]) is None:
+            expected = OPS[op].why.get("emit", "causal attention without masks")
+            what = "this op has no source text for generated code"
+            raise ExportLevelImpossible(what, where=p.path(node), got=op, expected=expected)
+    pieces.check_keys({p.key(n): p.path(n) for n in p.params() if n in needed})
+    pieces.const_table({p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in needed})
+
+
+def _result(p: Program) -> Value:
+    return p.output("logits") if "logits" in p.output_names() else p.outputs()[0]
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
@@ -100,8 +314,7 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         edits: journal entries, for the docstring.
     Raises: ExportLevelImpossible.
     """
-    p = _expanded(p)
-    check_emittable(p)
+    p = emittable(p)
     writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
@@ -109,16 +322,15 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(traits(p.op(n)).attention for n in writer.order)
-    uncached = "" if cached else "        use_cache = False  # there is no attention\n"
     values = {
         "id": ident,
-        "edits": docstring_lines(edits) or "- none",
-        "shapes": shape_table(shapes),
-        "consts": const_table(consts),
+        "edits": pieces.docstring_lines(edits) or "- none",
+        "shapes": pieces.shape_table(shapes),
+        "consts": pieces.const_table(consts),
         "helpers": "\n\n\n".join(helpers),
         "functions": "\n\n\n".join(functions),
         "forward": forward,
-        "cached": uncached,
+        "cached": "" if cached else "        use_cache = False  # there is no attention\n",
     }
     return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
 
@@ -137,9 +349,10 @@ class _ModuleWriter:
         self.needed = p.reachable([_result(p)])
         self.text = Statements(p, self.needed)
         inline = self.text.inline
-        self.order = [n for n in _by_creation(p, self.needed) if not inline(n) and p.op(n) != INPUT]
+        made = topological_sort(p.graph, key=p.seq)  # by creation, so that an edit does not reorder the text around it
+        self.order = [n for n in made if n in self.needed and not inline(n) and p.op(n) != INPUT]
         self.blocks = blocks_of(p, self.order, inline)
-        self._names = Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
+        self._names = pieces.Names({"x", "ids", "positions", *(f"block_{c}" for c in "abcdefghijklmnopqrstuvwxyz")})
         self._known: dict[Value, str] = {Value(n): p.path(n) for n in p.inputs()}
         self.made: dict[tuple[str, str], BlockFunction] = {}
         self.function: dict[int, BlockFunction] = {}
@@ -156,7 +369,7 @@ class _ModuleWriter:
     # -- text ---------------------------------------------------------------------------------------------------------
     def _add(self, b: CodeBlock, layer: int) -> None:
         """Write a block as a function, or reuse the function with the same text."""
-        names = Names({"x"})
+        names = pieces.Names({"x"})
         given = self._arguments(b, names)
         prefixes: dict[str, str] = {}
 
@@ -179,7 +392,7 @@ class _ModuleWriter:
         found.layers.append(layer)
         self.function[layer] = found
 
-    def _arguments(self, b: CodeBlock, names: Names) -> list[str]:
+    def _arguments(self, b: CodeBlock, names: pieces.Names) -> list[str]:
         """Argument names of a block: x for the main input, `skip` for other layers, else the value's name."""
         found, main = [], True
         for value in b.enters:
@@ -194,8 +407,8 @@ class _ModuleWriter:
         """One function per distinct block."""
         made = []
         for f in self.made.values():
-            about = f"Layer{'s' if len(f.layers) > 1 else ''} {ranges(sorted(f.layers))}: {f.about}"
-            made.append(f'def {f.name}{f.head}\n    """{about[: WIDTH - 12]}."""\n{f.body}')
+            about = f"Layer{'s' if len(f.layers) > 1 else ''} {pieces.ranges(sorted(f.layers))}: {f.about}"
+            made.append(f'def {f.name}{f.head}\n    """{about[: pieces.WIDTH - 12]}."""\n{f.body}')
         return made
 
     def forward(self) -> str:
@@ -214,7 +427,7 @@ class _ModuleWriter:
             else:
                 given = "".join(f", {self._known[v]}" for v in b.enters)
                 call = f"{self.function[b.layer].name}(self, {b.layer}{given}, run)"
-                lines.append(line(indent, ", ".join(self._known[v] for v in b.leaves), call))
+                lines.append(pieces.line(indent, ", ".join(self._known[v] for v in b.leaves), call))
             at = end
         lines.append(f"{indent}return {self._known[_result(self.p)]}")
         return "\n".join(lines)
@@ -240,17 +453,10 @@ class _ModuleWriter:
     def _loop(self, indent: str, at: int, end: int) -> list[str]:
         first, last = self.blocks[at], self.blocks[end - 1]
         layers = [b.layer or 0 for b in self.blocks[at:end]]
-        even = layers == list(range(layers[0], layers[-1] + 1))
-        which = f"range({layers[0]}, {layers[-1] + 1})" if even and layers[0] else f"range({len(layers)})"
         rest = "".join(f", {self._known[v]}" for v in first.enters[1:])
         return [
-            line(indent, "x", self._known[first.enters[0]]),
-            f"{indent}for i in {which if even else tuple(layers)}:",
-            line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
-            line(indent, self._known[last.leaves[0]], "x"),
+            pieces.line(indent, "x", self._known[first.enters[0]]),
+            f"{indent}for i in {pieces.sequence(layers)}:",
+            pieces.line(f"{indent}    ", "x", f"{self.function[layers[0]].name}(self, i, x{rest}, run)"),
+            pieces.line(indent, self._known[last.leaves[0]], "x"),
         ]
-
-
-def _by_creation(p: Program, nodes: Container[NodeId]) -> list[NodeId]:
-    """Topological order by creation, so that an edit does not reorder the text around it."""
-    return [n for n in topological_sort(p.graph, key=p.seq) if n in nodes]

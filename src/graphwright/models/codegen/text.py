@@ -10,45 +10,26 @@ import builtins
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, groupby
 from keyword import iskeyword, kwlist
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.array import NDArray
+from graphwright.models.codegen.fixed import HELPERS
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops.emit import literal
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
 
 WIDTH = 120
 MAX_CONST = 4096
 """Largest number of entries of a const in source; larger ones should be weights."""
 
-HELPERS = ("attend", "rms_norm", "rope", "rope_pairs", "rope_table", "rope_dynamic")
+
 _RESERVED = frozenset(
-    {
-        *dir(builtins),
-        *kwlist,
-        *HELPERS,
-        "torch",
-        "F",
-        "nn",
-        "model",
-        "self",
-        "run",
-        "i",
-        "l",
-        "O",
-        "I",
-        "SHAPES",
-        "CONSTS",
-        "Run",
-        "DynamicCache",
-        "EditedConfig",
-        "EditedForCausalLM",
-    }
+    {*dir(builtins), *kwlist, *HELPERS}
+    | {"torch", "F", "nn", "model", "self", "run", "i", "l", "O", "I", "SHAPES", "CONSTS", "Run"}
+    | {"DynamicCache", "EditedConfig", "EditedForCausalLM"}
 )
 _KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _NUMBER = re.compile(r"(?<=\.)(0|[1-9][0-9]{0,8})(?=\.)")
@@ -74,18 +55,15 @@ class Names:
 
 def check_keys(keys: Mapping[str, str]) -> None:
     """Check that torch modules can have these keys (key -> param path). Raises: ExportLevelImpossible."""
-    fix = "e.rename(node, name, key='a.dotted.key') gives it another"
     for key, path in keys.items():
+        parts, what = key.split("."), ""
         if not _KEY.fullmatch(key):
-            raise ExportLevelImpossible(
-                "a torch module cannot hold a weight under this key", where=path, got=key, fix=fix
-            )
-        parts = key.split(".")
-        for end in range(1, len(parts)):
-            if ".".join(parts[:end]) in keys:
-                raise ExportLevelImpossible(
-                    "this key and a prefix of it both name weights", where=path, got=key, fix=fix
-                )
+            what = "a torch module cannot hold a weight under this key"
+        elif any(".".join(parts[:end]) in keys for end in range(1, len(parts))):
+            what = "this key and a prefix of it both name weights"
+        if what:
+            fix = "e.rename(node, name, key='a.dotted.key') gives it another"
+            raise ExportLevelImpossible(what, where=path, got=key, fix=fix)
 
 
 def attributes(start: str, parts: Sequence[str]) -> str | None:
@@ -102,19 +80,23 @@ def shape_table(shapes: Mapping[str, tuple[int, ...]]) -> str:
     rows: dict[str, str] = {}
     for key, shape in shapes.items():
         template = _NUMBER.sub("{}", key, count=1)
-        layers = grouped.get(template, {})
-        rows[template if len(layers) > 1 else key] = _by_layer(layers) if len(layers) > 1 else repr(shape)
+        several = len(grouped.get(template, ())) > 1
+        rows[template if several else key] = _by_layer(grouped[template]) if several else repr(shape)
     return "".join(_entry(json.dumps(key), text) for key, text in rows.items())
 
 
 def _by_layer(layers: Mapping[int, tuple[int, ...]]) -> str:
     numbers = sorted(layers)
     if len(set(layers.values())) == 1:
-        every = numbers == list(range(numbers[0], numbers[-1] + 1))
-        start = f"{numbers[0]}, " if numbers[0] else ""
-        which = f"range({start}{numbers[-1] + 1})" if every else f"({', '.join(map(str, numbers))})"
-        return f"dict.fromkeys({which}, {layers[numbers[0]]})"
+        return f"dict.fromkeys({sequence(numbers)}, {layers[numbers[0]]})"
     return "{" + ", ".join(f"{n}: {layers[n]}" for n in numbers) + "}"
+
+
+def sequence(numbers: Sequence[int]) -> str:
+    """Expression for increasing numbers: a range if there are no gaps, else a tuple."""
+    if list(numbers) != list(range(numbers[0], numbers[-1] + 1)):
+        return str(tuple(numbers))
+    return f"range({f'{numbers[0]}, ' if numbers[0] else ''}{numbers[-1] + 1})"
 
 
 def const_table(consts: Mapping[str, NDArray]) -> str:
@@ -122,9 +104,9 @@ def const_table(consts: Mapping[str, NDArray]) -> str:
     rows = []
     for path, array in consts.items():
         if array.size > MAX_CONST:
-            raise ExportLevelImpossible("a const is too large for source code", where=path, got=array.size,
-                                        expected=f"<= {MAX_CONST}",
-                                        fix="make it a param with trainable=False")  # fmt: skip
+            expected, fix = f"<= {MAX_CONST}", "make it a param with trainable=False"
+            what = "a const is too large for source code"
+            raise ExportLevelImpossible(what, where=path, got=array.size, expected=expected, fix=fix)
         host = array.to_numpy("float32" if array.dtype.name == "bfloat16" else None)
         rows.append(_entry(json.dumps(path), f"({_nested(host)}, torch.{array.dtype.name})"))
     return "".join(rows)
@@ -143,55 +125,38 @@ def _entry(key: str, text: str) -> str:
     line = f"    {key}: {text},"
     if len(line) <= WIDTH:
         return f"{line}\n"
-    found = re.match(r"[a-z.]*.", text)
-    assert found is not None  # texts are brackets or calls
-    opening = found[0]
-    closing = text[-1]
+    opening = re.split(r"(?<=[^a-z.])", text, maxsplit=1)[0]  # texts are brackets or calls
     inner = wrap(text[len(opening) : -1] + ("," if opening == "{" else ""), WIDTH - 8, break_long_words=False)
-    return "\n".join([f"    {key}: {opening}", *(f"        {part}" for part in inner), f"    {closing},\n"])
+    return "\n".join([f"    {key}: {opening}", *(f"        {part}" for part in inner), f"    {text[-1]},\n"])
 
 
 def line(indent: str, target: str, text: str) -> str:
     """Statement `target = text`; a long one is broken at the arguments of its outermost call or at plus signs."""
-    whole = f"{indent}{target} = {text}" if target else f"{indent}{text}"
+    whole = f"{indent}{target} = {text}"
     if len(whole) <= WIDTH:
         return whole
-    head, depth = f"{indent}{target} = ", 0
-    for at, sign in enumerate(text):
-        depth += (sign in "([{") - (sign in ")]}")
-        if depth == 0 and text.startswith(" + ", at):
-            return "\n".join([f"{head}(", *(f"{indent}    {t}" for t in _terms(text)), f"{indent})"])
-    start, end = text.find("("), text.rfind(")")
+    first, *rest = _split(text, " + ")
+    if rest:
+        terms = [f"{indent}    {first}", *(f"{indent}    + {t}" for t in rest)]
+        return "\n".join([f"{indent}{target} = (", *terms, f"{indent})"])
+    start = text.find("(")
     if start < 0:
         return whole
-    close = _closing(text, start)
+    close = start + _depths(text[start:]).index(0)
     inner = f"{indent}    {text[start + 1 : close]}"
-    lines = [inner] if len(inner) <= WIDTH else [f"{indent}    {a}," for a in _split(text[start + 1 : close])]
-    return "\n".join([f"{head}{text[: start + 1]}", *lines, f"{indent}{text[close : end + 1]}{text[end + 1 :]}"])
+    lines = [inner] if len(inner) <= WIDTH else [f"{indent}    {a}," for a in _split(text[start + 1 : close], ", ")]
+    return "\n".join([f"{indent}{target} = {text[: start + 1]}", *lines, f"{indent}{text[close:]}"])
 
 
-def _closing(text: str, start: int) -> int:
-    depth = 0
-    for at in range(start, len(text)):
-        depth += (text[at] in "([{") - (text[at] in ")]}")
-        if depth == 0:
-            return at
-    raise AssertionError("brackets of emitted text are balanced")
+def _depths(text: str) -> list[int]:
+    """Number of open brackets after each character."""
+    return list(accumulate((char in "([{") - (char in ")]}") for char in text))
 
 
-def _split(text: str, sign: str = ", ") -> list[str]:
-    parts, depth, start = [], 0, 0
-    for at, char in enumerate(text):
-        depth += (char in "([{") - (char in ")]}")
-        if depth == 0 and text.startswith(sign, at):
-            parts.append(text[start:at])
-            start = at + len(sign)
-    return [*parts, text[start:]]
-
-
-def _terms(text: str) -> list[str]:
-    first, *rest = _split(text, " + ")
-    return [first, *(f"+ {t}" for t in rest)]
+def _split(text: str, sign: str) -> list[str]:
+    """Parts of a text between signs that are outside of brackets."""
+    at = [i for i, depth in enumerate(_depths(text)) if depth == 0 and text.startswith(sign, i)]
+    return [text[a:b] for a, b in zip([0, *(i + len(sign) for i in at)], [*at, len(text)], strict=True)]
 
 
 def docstring_lines(texts: Iterable[str]) -> str:
@@ -206,10 +171,5 @@ def docstring_lines(texts: Iterable[str]) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """Text of sorted numbers, e.g. `0 to 3, 5`."""
-    parts: list[list[Any]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]} to {p[-1]}" for p in parts)
+    runs = [[n for _, n in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

@@ -10,19 +10,16 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
+from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
-from graphwright.program import Value
+from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, KINDS, PARAM, STORED
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
 
 
 @dataclass(frozen=True)

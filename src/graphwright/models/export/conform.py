@@ -17,19 +17,17 @@ import numpy as np
 
 from graphwright.array import NDArray, from_numpy
 from graphwright.array import dtype as named
-from graphwright.autograd import Parameter
+from graphwright.autograd import Parameter, Variable
 from graphwright.autograd.variable import remapped
-from graphwright.models.architectures.config import Config
-from graphwright.models.codegen.statements import LAYER
+from graphwright.models.architectures.architecture import Config
+from graphwright.models.codegen.source import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
-from graphwright.models.export.template_match import TRUNK, key_heads, uncast, unit_of
+from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
 from graphwright.program import Builder, Value
 from graphwright.program.kinds import STORED
 from graphwright.program.weights import SOURCE, as_array
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Variable
-    from graphwright.models.export.template_match import TemplateMatch
     from graphwright.models.model import Model
 
 IndexMap = dict[str, np.ndarray]

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from graphwright.array import dtype as named
 from graphwright.errors import MissingExtra, NonFinite, UsageError
-from graphwright.files import atomic_directory, check_free, target_path
+from graphwright.files import StrPath, atomic_directory, check_free, target_path
 from graphwright.models.errors import ExportError, VerificationFailed
-from graphwright.models.export.clean_process import (
-    check_prompts,
-    compare,
-    compute_here,
-    compute_there,
-    transformers_installed,
-)
-from graphwright.models.export.ladder import PREFER, ExportPlan, Ladder
+from graphwright.models.export.levels import PREFER, ExportLevel, ExportPlan, Ladder
 from graphwright.models.export.receipt import (
     SCHEMA,
     Receipt,
@@ -36,24 +29,25 @@ from graphwright.models.export.receipt import (
     weight_counts,
     write_card,
 )
+from graphwright.models.export.verify import (
+    LoaderOutput,
+    check_prompts,
+    compare,
+    compute_here,
+    compute_there,
+    transformers_installed,
+)
 from graphwright.models.export.write import rounded
-from graphwright.models.health import non_finite
-from graphwright.models.metrics import drift
-from graphwright.models.onnx import compare_onnx, need_onnx, save_onnx
+from graphwright.models.metrics import drift, non_finite
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.ops.onnx import OPSET
 from graphwright.program.errors import NotUndoable
 from graphwright.program.gates import refuse_soft
 from graphwright.program.weights import SOURCE
-from graphwright.progress import Progress
+from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from graphwright.models.export.clean_process import LoaderOutput
-    from graphwright.models.export.level import ExportLevel
     from graphwright.models.model import Model
-    from graphwright.progress import Report
 
 EXACT, ROUNDED, LOW = 1e-5, 2e-2, 3e-2
 """Relative tolerances of logits: for float32 activations; for computed weights rounded to 16 bits; and for 16-bit
@@ -120,9 +114,7 @@ class ExportKeywords(TypedDict, total=False):
     keep_failed: bool
 
 
-def export(
-    model: Model, directory: str | os.PathLike[str], options: ExportOptions | None = None, report: Report | None = None
-) -> Receipt:
+def export(model: Model, directory: StrPath, options: ExportOptions, report: Report | None = None) -> Receipt:
     """Write a checkpoint directory with its receipt; it appears complete and checked, or not at all.
 
     Args:
@@ -132,9 +124,11 @@ def export(
         report: called at each step.
     Raises: ExportLevelImpossible with the deviations, DestinationExists, ExportError, VerificationFailed, MissingExtra.
     """
-    o = options or ExportOptions()
+    o = options
     target = target_path(directory)
     if o.onnx or o.onnx_cache:
+        from graphwright.models.onnx import need_onnx  # late: the extra is optional
+
         need_onnx()
     if o.text is not None:
         need_tokenizer(model)
@@ -175,7 +169,7 @@ def export(
     return receipt
 
 
-def check_export(model: Model, directory: str | os.PathLike[str], options: ExportOptions) -> None:
+def check_export(model: Model, directory: StrPath, options: ExportOptions) -> None:
     """Refuse exports that must fail whatever the model becomes; call it before long work.
 
     Raises: MissingExtra; ExportError if the source would be replaced; DestinationExists.
@@ -200,21 +194,17 @@ def _refuse_non_finite(model: Model) -> None:
         if model.checkpoint is not None and name in model.checkpoint:
             before = next((n for other, n, _ in non_finite(model.original) if other == name), 0)
         if count > before:
-            raise ExportError(
-                "an edited weight is not finite",
-                where=key,
-                got=f"{count} values, the first at {first}" + (f"; the file has {before}" if before else ""),
-                fix="undo the edit or training that made them",
-            )
+            got = f"{count} values, the first at {first}" + (f"; the file has {before}" if before else "")
+            fix = "undo the edit or training that made them"
+            raise ExportError("an edited weight is not finite", where=key, got=got, fix=fix)
 
 
 def _rounded(model: Model, dtype: str) -> Model:
     """The model with weights rounded to a dtype, in the dtypes they had: the reference for the exported files."""
     p, target = model.program.fork(), named(dtype)
     if not target.is_float:
-        raise UsageError(
-            "weights cannot be stored in this dtype", where="dtype", expected="a floating dtype", got=dtype
-        )
+        what = "weights cannot be stored in this dtype"
+        raise UsageError(what, where="dtype", expected="a floating dtype", got=dtype)
     with p.edit(f"round to {dtype}") as e:
         for key in {p.key(n) for n in p.params()}:
             array = p.weights.array(key)
@@ -269,10 +259,8 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
     if loader == "graphwright" and level.runs_code:
         return {}
     ids = list(run.prompts) if run.here is not None else []
-    if loader == "transformers":
-        there = compute_there(folder, ids, trust=level.runs_code, snippet=code)
-    else:
-        there = compute_there(folder, ids, loader="graphwright")
+    snippet = code if loader == "transformers" else None
+    there = compute_there(folder, ids, loader=loader, trust=level.runs_code, snippet=snippet)
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             raise VerificationFailed(f"{loader} reports {name.replace('_', ' ')}", got=", ".join(there.facts[name][:6]))
@@ -288,6 +276,8 @@ def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, c
 
 def _export_onnx(run: _ProgramOutput, folder: Path, o: ExportOptions) -> dict[str, Any]:
     """Write `model.onnx`, and compare it with the program. Raises: VerificationFailed."""
+    from graphwright.models.onnx import compare_onnx, save_onnx
+
     path = folder / "model.onnx"
     save_onnx(run.model.program, path, opset=o.opset, cache=o.onnx_cache)
     if run.here is None or o.check == "none":
@@ -309,9 +299,9 @@ def _source(model: Model) -> Model | None:
 def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Drift of the stored program from the source, and warnings where it cannot be measured."""
     moved: dict[str, Any] = {}
-    warnings: list[str] = []
     if run.here is None:
-        return moved, warnings
+        return moved, []
+    warnings = []
     if source is not None:
         try:
             moved = drift([source.logits(ids) for ids in run.prompts], run.here.logits)
@@ -327,14 +317,9 @@ def _drift(source: Model | None, run: _ProgramOutput, text: str | None) -> tuple
 
 
 def _receipt(
-    model: Model,
-    run: _ProgramOutput,
-    folder: Path,
-    level: ExportLevel,
-    plan: ExportPlan,
-    facts: dict[str, Any],
+    model: Model, run: _ProgramOutput, folder: Path, level: ExportLevel, plan: ExportPlan, facts: dict[str, Any],
     o: ExportOptions,
-) -> Receipt:
+) -> Receipt:  # fmt: skip
     """Measure drift and cost, and make the receipt of the files at `folder`; `facts` are those of the check."""
     from graphwright import __version__
 
@@ -342,24 +327,23 @@ def _receipt(
     moved, warnings = _drift(original, run, o.text)
     moved |= {"predicted": dict(o.predicted)} if o.predicted else {}
     confirmed = facts.get("loader") == "transformers" and "export_error" in facts
+    if not confirmed:
+        warnings.insert(0, "not confirmed: transformers did not compute the same from these files")
     source: dict[str, Any] = {"name": model.directory.name}
-    before: dict[str, Any] = {}
     if model.opened:
         source["files"] = file_rows(model.directory)
     if original is not None:
         source["program_hash"] = original.program.hash()
-        before = cost(original)
+    before = cost(original) if original is not None else {}
     if model.checkpoint is not None:
         before["nonzero_parameters"] = weight_counts(model.directory)["nonzero_parameters"]
     after = {**cost(model), **weight_counts(folder)}
-    both = {name: ({"before": before[name]} if name in before else {}) | {"after": v} for name, v in after.items()}
     probe: dict[str, Any] = {}
     if here is not None:
         last = here.logits[0][-1]
         top = [[int(i), float(last[i])] for i in np.argsort(-last, kind="stable")[:5]]
         probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
-    edits = model.program.history.undoable
-    unconfirmed = [] if confirmed else ["not confirmed: transformers did not compute the same from these files"]
+    edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(
         schema=SCHEMA,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -372,15 +356,10 @@ def _receipt(
         not_better=list(plan.why_not(level.number)),
         source=source,
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
-        journal={
-            "entries": len(p.journal),
-            "hash": p.journal.hash,
-            "by_author": dict(Counter(e.author for e in edits)),
-            "edits": edit_rows(model),
-        },
+        journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
         check=facts,
         drift=moved,
-        cost=both,
+        cost={k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()},
         probe=probe,
-        warnings=[*unconfirmed, *run.warnings, *warnings, *(w for e in edits for w in e.warnings)],
+        warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
     )

@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field, fields
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -17,17 +17,16 @@ import numpy as np
 
 from graphwright.array import BY_TAG
 from graphwright.errors import NonFinite
-from graphwright.files import JsonError, atomic_write, read_json, sha256_file
+from graphwright.files import JsonError, atomic_write, blake2b_128, read_json, sha256_file
 from graphwright.graph import canonical_json
 from graphwright.models.errors import ExportError
-from graphwright.models.export.clean_process import GREEDY_TOKENS
-from graphwright.program.cost import flops
 from graphwright.safetensors import Checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
 
 SCHEMA = 2
+GREEDY_TOKENS = 32
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 """Tokens of the timed prefill; timed decoding steps, and steps before them."""
 _KINDS = {"int": int, "str": str, "bool": bool, "list": list, "dict": dict}
@@ -100,17 +99,13 @@ class Receipt:
             raise ExportError("the receipt has another schema", where=str(path), expected=SCHEMA, got=got)
         claimed, found = data.pop("sha256", None), digest(data)
         if found != claimed:
-            raise ExportError(
-                "the receipt was changed after it was written", where=str(path), expected=claimed, got=found
-            )
+            what = "the receipt was changed after it was written"
+            raise ExportError(what, where=str(path), expected=claimed, got=found)
         kinds = {f.name: _KINDS[str(f.type).partition("[")[0]] for f in fields(Receipt) if f.name != "unknown"}
-        wrong = [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]
-        if wrong:
-            raise ExportError(
-                "the receipt lacks fields, or they have another type", where=str(path), got=", ".join(wrong)
-            )
-        unknown = {name: value for name, value in data.items() if name not in kinds}
-        return Receipt(**{name: data[name] for name in kinds}, unknown=unknown)
+        if wrong := [name for name, kind in kinds.items() if not isinstance(data.get(name), kind)]:
+            what = "the receipt lacks fields, or they have another type"
+            raise ExportError(what, where=str(path), got=", ".join(wrong))
+        return Receipt(**{name: data.pop(name) for name in kinds}, unknown=data)
 
     def summary(self) -> list[tuple[str, str]]:
         """Rows (label, value) for people."""
@@ -154,17 +149,14 @@ def digest(body: dict[str, Any]) -> str:
 # -- figures -----------------------------------------------------------------------------------------------------------
 def file_rows(directory: Path) -> list[dict[str, Any]]:
     """Name, bytes and sha256 of every file except the receipt and its card."""
-    return [
-        {"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)}
-        for f in sorted(directory.iterdir())
-        if f.is_file() and f.name not in ("receipt.json", "README.md")
-    ]
+    files = [f for f in sorted(directory.iterdir()) if f.is_file() and f.name not in ("receipt.json", "README.md")]
+    return [{"name": f.name, "bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in files]
 
 
 def tensor_digests(directory: Path) -> dict[str, str]:
     """BLAKE2b-128 of each tensor's bytes, by key, to locate damage."""
     with Checkpoint(directory) as checkpoint:
-        return {key: blake2b(checkpoint.bytes(key), digest_size=16).hexdigest() for key in checkpoint}
+        return {key: blake2b_128(checkpoint.bytes(key)) for key in checkpoint}
 
 
 def weight_counts(directory: Path) -> dict[str, int]:
@@ -189,43 +181,33 @@ def edit_rows(model: Model) -> list[dict[str, str]]:
     """Edits that were made and not undone: why, author, and the number of primitive edits by kind."""
     rows = []
     for entry in model.program.history.undoable:
-        kinds = sorted(Counter(e["edit"] for e in entry.edits).items())
-        summary = ", ".join(f"{n} {kind}" for kind, n in kinds)
+        kinds = Counter(e["edit"] for e in entry.edits)
+        summary = ", ".join(f"{n} {kind}" for kind, n in sorted(kinds.items()))
         rows.append({"why": entry.why, "author": entry.author, "summary": summary})
     return rows
 
 
 def cost(model: Model) -> dict[str, Any]:
     """Parameters, bytes, FLOPs and cache bytes per token, and the time to prefill 128 tokens and to decode one."""
-    p = model.program
     facts = model.inspect()
-    ids = np.zeros((1, 1), np.int64)
-    found: dict[str, Any] = {
-        "parameters": facts.parameters,
-        "bytes": facts.nbytes,
-        "flops_per_token": flops(p, {"B": 1, "T": 1}),
-        "kv_bytes_per_token": facts.kv_bytes_per_token,
-    }
-    prompt, room = np.zeros((1, CONTEXT), np.int64), CONTEXT + ROUNDS + WARM_UP
-    times = []
+    found: dict[str, Any] = {"parameters": facts.parameters, "bytes": facts.nbytes}
+    found |= {name: getattr(facts, name) for name in ("flops_per_token", "kv_bytes_per_token")}
+    room, times = CONTEXT + ROUNDS + WARM_UP, []
     try:
-        model.new_cache(room, kind="static").step(prompt)  # compiles the plans
+        model.new_cache(room, kind="static").step(np.zeros((1, CONTEXT), np.int64))  # compiles the plans
         cache = model.new_cache(room, kind="static")
-        started = perf_counter()
-        cache.step(prompt)
-        prefill = (perf_counter() - started) * 1e3
-        for _ in range(ROUNDS + WARM_UP):
+        for tokens in (CONTEXT, *[1] * (ROUNDS + WARM_UP)):
             started = perf_counter()
-            cache.step(ids)
+            cache.step(np.zeros((1, tokens), np.int64))
             times.append((perf_counter() - started) * 1e3)
     except NonFinite:  # the source has NaN weights, so there is nothing to time
         return found
-    times = sorted(times[WARM_UP:])
-    decode = {"median": round(median(times), 3), "low": round(times[0], 3), "high": round(times[-1], 3)}
+    prefill, steps = times[0], sorted(times[1 + WARM_UP :])
+    decode = {"median": round(median(steps), 3), "low": round(steps[0], 3), "high": round(steps[-1], 3)}
     from graphwright.array.vm.running.call import get_num_threads  # loads numba
 
     latency = {"runtime": "graphwright", "context": CONTEXT, f"prefill_{CONTEXT}": round(prefill, 3), "decode": decode}
-    return found | {"latency_ms": {**latency, "rounds": len(times), "threads": get_num_threads()}}
+    return found | {"latency_ms": {**latency, "rounds": len(steps), "threads": get_num_threads()}}
 
 
 # -- the card ----------------------------------------------------------------------------------------------------------

@@ -7,28 +7,28 @@ template. Sizes may differ, a weight may be any constant, and a matrix any affin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import dtype
 from graphwright.autograd import Parameter
-from graphwright.models.codegen.statements import LAYER
+from graphwright.graph import NodeId
+from graphwright.models.architectures.architecture import Architecture
+from graphwright.models.codegen.source import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
 from graphwright.ops import traits
-from graphwright.program import Builder, Value
+from graphwright.program import Builder, Program, Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
 from graphwright.program.weights import abstract_array
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models.architectures.architecture import Architecture
     from graphwright.models.model import Model
-    from graphwright.program import Program
 
 WeightSource = Value | AffineMap
 """What computes a weight of the template: a constant value, or an affine map whose matrix or bias it is."""
@@ -64,14 +64,6 @@ class MatchedPart:
     key_head: Value | None = None
     maps: list[AffineMap] = field(default_factory=list)
 
-    def saved(self) -> tuple[Any, ...]:
-        """Copies of all facts, for `restore`."""
-        return dict(self.weights), dict(self.values), dict(self.eps), self.key_head, list(self.maps)
-
-    def restore(self, saved: tuple[Any, ...]) -> None:
-        """Undo everything matched since `saved`."""
-        self.weights, self.values, self.eps, self.key_head, self.maps = saved
-
 
 @dataclass(frozen=True, slots=True)
 class TemplateBranch:
@@ -83,10 +75,10 @@ class TemplateBranch:
     branch: Value
 
     @property
-    def layer(self) -> int | None:
-        """Number of its layer."""
+    def layer(self) -> int:
+        """Number of its layer; 0 outside of layers."""
         found = LAYER.match(f"{self.name}.")
-        return int(found[1]) if found else None
+        return int(found[1]) if found else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +107,8 @@ class TemplateMatch:
     trunk: MatchedPart
     sizes: Mapping[int, Mapping[str, int]]
     unmatched: Mapping[NodeId, str]
-    mismatched: frozenset[int]
-    skipped: frozenset[NodeId]
+    mismatched: Set[int]
+    skipped: Set[NodeId]
     terms: Mapping[str, tuple[str, ...]]
 
     def part(self, branch: int) -> MatchedPart | None:
@@ -164,7 +156,9 @@ class _Matcher:
     def __init__(self, model: Model) -> None:
         self.arch, self.dims, self.p, self.t = model.arch, model.dims, model.program, template(model)
         self.fixed, self.fixed_in_template = constants(self.p), constants(self.t)
-        self.branches = tuple(self._branches())
+        t = self.t
+        junctions = [(n, t.operands(n)) for n in t.order() if t.is_junction(n) and len(t.operands(n)) == 2]
+        self.branches = tuple(TemplateBranch(t.path(b).rpartition(".")[0], Value(n), s, b) for n, (s, b) in junctions)
         self.names = {key: path for path, key in model.keys.items()}
         self.terms = {path: terms for path, _, _, terms in model.arch.weights(model.dims)}
         self.unmatched: dict[NodeId, str] = {}
@@ -173,13 +167,6 @@ class _Matcher:
         self.shared: dict[Value, Value] = {}
         self.trunk = MatchedPart("")
         self.parts: list[MatchedPart | None] = [None] * len(self.branches)
-
-    def _branches(self) -> Iterator[TemplateBranch]:
-        """Junctions of the template: operand 0 is the stream, operand 1 the branch."""
-        t = self.t
-        for node in t.order():
-            if t.is_junction(node) and len(operands := t.operands(node)) == 2:
-                yield TemplateBranch(t.path(operands[1]).rpartition(".")[0], Value(node), *operands)
 
     # -- the residual stream -----------------------------------------------------------------------------------------
     def run(self) -> TemplateMatch:
@@ -193,17 +180,19 @@ class _Matcher:
         at, v = len(self.branches) - 1, trunk.values.get(top) if top is not None else None
         while v is not None and not self._is_base(v):
             at, v = self._next_junction(v, at)
-        self._refuse_shared_weights()
-        matched = self._matched()
-        sizes = {i: self._sizes(part) for i, part in (*matched[1:], matched[0])}
+        sizes: dict[int, dict[str, int]] = {}
+        found = TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
+                              self.unmatched, self.mismatched, self.skipped, self.terms)  # fmt: skip
+        self._refuse_shared_weights(found)
+        trunk_first = list(found.matched())
+        for i, part in (*trunk_first[1:], trunk_first[0]):
+            sizes[i] = self._sizes(part)
         hidden = sizes[TRUNK].get("hidden")
-        for i, part in matched:
-            if (found := sizes[i].get("hidden", hidden)) != hidden:
-                self.unmatched[next(iter(part.values.values())).node] = f"{found} channels where the trunk has {hidden}"
+        for i, part in found.matched():
+            if (size := sizes[i].get("hidden", hidden)) != hidden:
+                self.unmatched[next(iter(part.values.values())).node] = f"{size} channels where the trunk has {hidden}"
                 self.mismatched.add(i)
-        return TemplateMatch(self.arch, self.dims, p, self.t, self.branches, tuple(self.parts), trunk, sizes,
-                             self.unmatched, frozenset(self.mismatched), frozenset(self.skipped),
-                             self.terms)  # fmt: skip
+        return found
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
@@ -213,13 +202,10 @@ class _Matcher:
         except _Mismatch as error:
             self.unmatched[error.node] = error.why
 
-    def _matched(self) -> list[tuple[int, MatchedPart]]:
-        return [(TRUNK, self.trunk), *((i, part) for i, part in enumerate(self.parts) if part is not None)]
-
-    def _refuse_shared_weights(self) -> None:
+    def _refuse_shared_weights(self, found: TemplateMatch) -> None:
         """Mark a value that stands for two weights of the template: writing it twice would untie them."""
         owner: dict[WeightSource, str] = {}
-        for _, part in self._matched():
+        for _, part in found.matched():
             for path, source in part.weights.items():
                 if isinstance(source, Value) and owner.setdefault(source, path) != path:
                     self.unmatched[source.node] = f"stands for {owner[source]} and for {path}"
@@ -245,9 +231,8 @@ class _Matcher:
             return at, None
         self.skipped.add(v.node)
         stream = streams[0]
-        entering = list(operands)
-        entering.remove(stream)
-        for k, branch in enumerate(entering):
+        operands.remove(stream)
+        for k, branch in enumerate(operands):
             number = self._match_branch(branch, stream, at) if k == 0 else None
             if number is None:
                 self._reject(v, branch, stream)
@@ -258,10 +243,7 @@ class _Matcher:
     def _match_branch(self, branch: Value, stream: Value, at: int) -> int | None:
         """Match a branch with its own number if that is still free, else with the nearest number that fits."""
         own = self._own_number(branch, stream)
-        order = list(range(at, -1, -1))
-        if own in order:
-            order.remove(own)
-            order.insert(0, own)
+        order = sorted(range(at, -1, -1), key=lambda i: i != own)
         first: _Mismatch | None = None
         for i in order:
             part = MatchedPart(self.branches[i].name)
@@ -284,12 +266,9 @@ class _Matcher:
         """Number of the template branch whose weights a branch reads."""
         p = self.p
         nodes = p.reachable([branch], beyond={stream.node})
-        names = [self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED]
-        names.append(p.path(branch))
-        for i, known in enumerate(self.branches):
-            if any(name.startswith(f"{known.name}.") for name in names):
-                return i
-        return None
+        names = [p.path(branch), *(self.names.get(p.key(n), p.path(n)) for n in nodes if p.op(n) in STORED)]
+        having = (i for i, b in enumerate(self.branches) if any(name.startswith(f"{b.name}.") for name in names))
+        return next(having, None)
 
     def _reject(self, junction: Value, branch: Value, stream: Value) -> None:
         """Mark a branch that no branch of the template matches."""
@@ -323,11 +302,12 @@ class _Matcher:
         if t.node in self.fixed_in_template:
             self._match_weight(t, v, part)
             return
-        before = part.saved()
+        before = {f.name: copy(getattr(part, f.name)) for f in fields(part)}
         try:
             self._match_node(t, v, part, stream)
         except _Mismatch as error:
-            part.restore(before)
+            for name, value in before.items():  # undo what was matched on the way
+                setattr(part, name, value)
             self._match_affine_map(t, v, part, stream, error)
         part.values[t] = v
         if LAYER.match(self.t.path(t)) is None:
@@ -456,3 +436,148 @@ def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.nd
     if part.key_head is not None:
         return constant(p, part.key_head).astype(np.int64)
     return np.arange(heads) // max(heads // kv_heads, 1)
+
+
+KINDS = ("size", "removed", "added", "rewired", "gate", "factor", "dtype", "attrs", "op")
+AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "channels", "layers": "layers"}
+"""Dimension of a family -> name of its units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """One difference from the template.
+
+    Attributes:
+        path: of the node.
+        kind: one of `KINDS`: a weight of another size or dtype; a node removed or added; a node with other operands; a
+            node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
+            another op.
+        detail: the difference in words.
+        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all its
+            deviations.
+        axis, field: units and the config field that counts them, if a size differs.
+        branch: number of the template branch, if it is known.
+        dimension: name of the dimension that differs.
+        matched: whether the template matcher explains the node.
+    """
+
+    path: str
+    kind: str
+    detail: str
+    levels: tuple[int, ...] = ()
+    axis: str = ""
+    field: str = ""
+    branch: int | None = None
+    dimension: str = ""
+    matched: bool = False
+
+
+def find_deviations(match: TemplateMatch) -> list[Deviation]:
+    """All differences of a matched program from its template, sorted by path."""
+    ours, theirs = match.program, match.template
+    explained = match.explained()
+    maps = {n: m.kind for _, part in match.matched() for m in part.maps for n in (*m.nodes, *m.constants())}
+    found = [_classified(match, explained, maps, *d) for d in _differences(ours, theirs)]
+    return sorted(found, key=lambda d: (d.path, d.kind))
+
+
+def _classified(
+    match: TemplateMatch, explained: dict[NodeId, int], maps: dict[NodeId, str], d: Deviation,
+    node: NodeId | None, other: NodeId | None,
+) -> Deviation:  # fmt: skip
+    """Add branch, dimension and final kind to the difference of a node of the program, of the template, or of both."""
+    t = match.template
+    path = t.path(other) if other is not None else ""
+    branch = explained.get(node) if node is not None else None
+    if other is not None:
+        at = (i for i, b in enumerate(match.branches) if other == b.junction.node or path.startswith(f"{b.name}."))
+        branch = next(at, None)
+    if node is not None:
+        matched, kind = node in explained, maps.get(node, d.kind)
+    else:
+        matched = branch not in match.mismatched
+        part = match.parts[branch] if branch is not None else None
+        kind = "factor" if part is not None and isinstance(part.weights.get(path), AffineMap) else d.kind
+    dimension = _dimension(match, path, branch) if kind == "size" else ""
+    axis, field = AXES.get(dimension, ""), match.arch.fields.get(dimension, "")
+    detail = f"{d.detail} ({axis}, {field})" if field else d.detail
+    return replace(d, kind=kind, axis=axis, field=field, detail=detail, branch=branch, dimension=dimension,
+                   matched=matched)  # fmt: skip
+
+
+def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
+    """Dimension that differs in a weight of the template, or in a split into heads."""
+    here = match.sizes.get(TRUNK if branch is None else branch, {})
+    base = path.removesuffix("_split") + ".weight" if path.endswith("_split") else path
+    names = [n for term in match.terms.get(base, ()) for n in term.split("*")]
+    return next((n for n in names if here.get(n, getattr(match.dims, n)) != getattr(match.dims, n)), "")
+
+
+Difference = tuple[Deviation, "NodeId | None", "NodeId | None"]
+"""A deviation with its node of the program and of the template."""
+
+
+def _differences(ours: Program, theirs: Program) -> Iterator[Difference]:
+    pairs = _paired(ours, theirs)
+    mine = {node: other for other, node in pairs.items()}
+    alive = ours.reachable(ours.outputs())
+    for n in theirs.nodes():
+        if n not in pairs:
+            yield Deviation(theirs.path(n), "removed", f"{theirs.op(n)} is gone"), None, n
+    for node in ours.nodes():
+        if node not in mine:
+            if node in alive or ours.graph.out_degree(node):
+                yield Deviation(ours.path(node), "added", f"{ours.op(node)} is not in the family's block"), node, None
+            continue
+        for d in _node_differences(ours, node, theirs, mine[node], mine):
+            yield d, node, mine[node]
+    results = [(n, mine.get(v.node), v.port) for n, v in zip(ours.output_names(), ours.outputs(), strict=True)]
+    wanted = [(n, v.node, v.port) for n, v in zip(theirs.output_names(), theirs.outputs(), strict=True)]
+    if results != wanted:
+        d = Deviation("outputs", "rewired", "another node is the output")
+        yield d, ours.outputs()[0].node, theirs.outputs()[0].node
+
+
+def _paired(ours: Program, theirs: Program) -> dict[NodeId, NodeId]:
+    """Node of the template -> node of the program."""
+    by_path = {ours.path(n): n for n in ours.nodes()}
+    by_key = {ours.key(n): n for kind in STORED for n in ours.of_kind(kind)}
+    pairs: dict[NodeId, NodeId] = {}
+    known = {theirs.path(n) for n in theirs.nodes()}
+    for other in theirs.order():
+        node = by_key.get(theirs.key(other)) if theirs.op(other) in STORED else by_path.get(theirs.path(other))
+        if node is None:
+            reads = [pairs.get(v.node) for v in theirs.operands(other)]
+            near = ours.consumers(reads[0]) if reads and reads[0] is not None else ()
+            renamed = (n for n in near if ours.path(n) not in known and n not in pairs.values())
+            node = next((n for n in renamed if _same(ours, n, theirs, other, pairs)), None)
+        if node is not None:
+            pairs[other] = node
+    return pairs
+
+
+def _same(ours: Program, node: NodeId, theirs: Program, other: NodeId, pairs: dict[NodeId, NodeId]) -> bool:
+    reads = [(v.node, v.port) for v in ours.operands(node)]
+    wanted = [(pairs.get(v.node), v.port) for v in theirs.operands(other)]
+    return ours.op(node) == theirs.op(other) and ours.attrs(node) == theirs.attrs(other) and reads == wanted
+
+
+def _node_differences(
+    ours: Program, node: NodeId, theirs: Program, other: NodeId, mine: dict[NodeId, NodeId]
+) -> Iterator[Deviation]:
+    path = ours.path(node)
+    if ours.op(node) != theirs.op(other):
+        yield Deviation(path, "op", f"{ours.op(node)} instead of {theirs.op(other)}")
+    elif ours.op(node) in STORED:
+        here, there = ours.spec(node), theirs.spec(other)
+        if here != there:
+            yield Deviation(path, "size" if here.shape != there.shape else "dtype", f"{here} instead of {there}")
+        elif ours.op(node) == CONST and ours.weights.digest(ours.key(node)) != theirs.weights.digest(theirs.key(other)):
+            yield Deviation(path, "attrs", "other numbers than the config gives")
+    elif changes := attr_changes(here := ours.attrs(node), there := theirs.attrs(other)):
+        split = traits(ours.op(node)).splits_axis and here.keys() == there.keys() and here["axis"] == there["axis"]
+        yield Deviation(path, "size" if split else "attrs", ", ".join(changes))
+    reads = [(mine.get(v.node), v.port) for v in ours.operands(node)]
+    if reads != [(v.node, v.port) for v in theirs.operands(other)]:
+        here, there = (", ".join(p.path(v) for v in p.operands(n)) for p, n in ((ours, node), (theirs, other)))
+        yield Deviation(path, "rewired", f"reads {here or 'nothing'} instead of {there}")

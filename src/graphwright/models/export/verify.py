@@ -1,27 +1,184 @@
-"""Verify an export against its receipt: files, headers, a load in a clean process, and the stored probe."""
+"""Check an export: another loader must compute from its files what the program computes, in a clean process.
+
+`compare` checks it while it is written; `verify` checks files, headers and the stored probe against its receipt.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from graphwright.errors import GraphwrightError
+from graphwright.array import random
+from graphwright.errors import GraphwrightError, UsageError
 from graphwright.files import sha256_file
 from graphwright.models.errors import VerificationFailed
-from graphwright.models.export.clean_process import compute_there, transformers_installed
-from graphwright.models.export.ladder import LEVELS
-from graphwright.models.export.receipt import Receipt, file_rows, tensor_digests
+from graphwright.models.export.levels import LEVELS
+from graphwright.models.export.receipt import GREEDY_TOKENS, Receipt, file_rows, tensor_digests
+from graphwright.models.tokenizer import Tokenizer
+from graphwright.report import ReportBase
 
-_TOLERANCE = 1e-3
-"""Tolerated relative difference of the probe's logits; another machine rounds differently."""
-_OWN = ("receipt.json", "README.md")  # written last, so the receipt does not list them
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+TIMEOUT_S = 600
+_ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
+_TEXTS = (
+    "The following",
+    "def __init__(self, *args, **kwargs):\n",
+    "In a list of numbers, ",
+    "Once upon a time",
+    "If the two values are not equal, the result",
+    "import os\n\n",
+    "A class",
+    "The quick brown fox jumps over the lazy dog.",
+)
+"""Default prompts of the check; short, so that every vocabulary can encode them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class LoaderOutput:
+    """Output of a loader: logits float32 [T, V] and greedy ids per prompt, and facts about its process."""
+
+    logits: list[np.ndarray]
+    greedy: list[np.ndarray]
+    facts: dict[str, Any]
+
+
+def check_prompts(tokenizer: Tokenizer | None, vocab: int, prompts: Sequence[Any] | None = None) -> list[np.ndarray]:
+    """Ids of the given prompts; by default of built-in texts, or without a tokenizer 8 random prompts of 64 ids.
+
+    Raises: UsageError for a text without a tokenizer, or an empty prompt.
+    """
+    if prompts is not None:
+        if tokenizer is None and any(isinstance(p, str) for p in prompts):
+            raise UsageError("the model has no tokenizer", where="prompts", fix="give prompts as lists of ids")
+        made = [np.asarray(tokenizer.encode(p) if tokenizer and isinstance(p, str) else p, np.int64) for p in prompts]
+        if not made or not all(ids.ndim == 1 and ids.size for ids in made):
+            raise UsageError("a prompt of the check is empty, or no prompt was given", where="prompts",
+                             expected="lists of at least one id", got=[ids.shape for ids in made])  # fmt: skip
+        return made
+    texts = _TEXTS if tokenizer is not None else ()
+    made = [np.asarray(tokenizer.encode(t, add_special_tokens=False), np.int64) for t in texts if tokenizer]
+    fitting = [ids for ids in made if len(ids) and ids.max() < vocab]
+    return fitting or [random.integers(0, vocab, 64, seed=0, stream=9, step=i) for i in range(8)]
+
+
+def compute_here(model: Model, prompts: Sequence[np.ndarray], tokens: int = GREEDY_TOKENS) -> LoaderOutput:
+    """Run the program in this process."""
+    logits = [model.logits(ids) for ids in prompts]
+    greedy = [np.asarray(model.generate(ids, tokens).ids, np.int64) for ids in prompts]
+    return LoaderOutput(logits, greedy, {})
+
+
+def compute_there(
+    directory: Path, prompts: Sequence[np.ndarray], *, loader: Literal["transformers", "graphwright"] = "transformers",
+    trust: bool = False, tokens: int = GREEDY_TOKENS, snippet: tuple[str, str] | None = None,
+) -> LoaderOutput:  # fmt: skip
+    """Load an exported directory and run it in a clean process.
+
+    Args:
+        directory: the export.
+        prompts: ids.
+        loader: `transformers`, which then cannot import this package; or `graphwright`.
+        trust: let transformers run the directory's own code.
+        tokens: number of tokens to generate per prompt.
+        snippet: (name, source) to run with the directory under this name beside it.
+    Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
+    """
+    script, package = Path(__file__).with_name("clean_check.py"), Path(__file__).parents[3]
+    with tempfile.TemporaryDirectory() as out:
+        if snippet is not None:
+            name, source = snippet
+            (Path(out) / "beside").mkdir()
+            (Path(out) / "beside" / name).symlink_to(directory.resolve(), target_is_directory=True)
+            (Path(out) / "snippet.py").write_text(source, encoding="utf-8")
+        arrays: dict[str, Any] = {f"{i:04}": ids for i, ids in enumerate(prompts)}
+        np.savez(Path(out) / "prompts.npz", **arrays)
+        first = str(package) if loader == "graphwright" else "trusted" if trust else "transformers"
+        arguments = [script, first, directory.resolve(), Path(out) / "prompts.npz", out, tokens]
+        try:
+            code, errors = _start(["-I", *map(str, arguments)], out)
+        except subprocess.TimeoutExpired as error:
+            what, expected = "the clean process did not finish", f"< {TIMEOUT_S} s"
+            raise VerificationFailed(what, where=str(directory), expected=expected) from error
+        if code:
+            lines = errors.strip().splitlines()
+            raise VerificationFailed(f"{loader} could not load the exported files", where=directory.name,
+                                     got="\n".join(lines[-6:]) or f"exit {code}")  # fmt: skip
+        facts = json.loads((Path(out) / "facts.json").read_text(encoding="utf-8"))
+        logits, greedy = ([a for _, a in sorted(np.load(f"{out}/{n}.npz").items())] for n in ("logits", "greedy"))
+        return LoaderOutput(logits, greedy, facts)
+
+
+def _start(command: Sequence[str], directory: str) -> tuple[int, str]:
+    """Exit code and standard error of a new Python process."""
+    whole = [sys.executable, *command]
+    done = subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    return done.returncode, done.stderr
+
+
+def transformers_installed() -> bool:
+    """True if transformers can be the loader; imports nothing."""
+    return find_spec("transformers") is not None
+
+
+def compare(
+    here: LoaderOutput, there: LoaderOutput, tolerance: float, margin: Callable[[int, int], float] | None = None
+) -> dict[str, Any]:
+    """Compare logits and greedy tokens; return the largest differences and the agreement.
+
+    Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
+    difference the two best logits are closer than twice the largest difference.
+
+    Args:
+        here, there: outputs of the program and of the loader.
+        tolerance: relative.
+        margin: (prompt, position) -> distance of the two best logits; without it any different token fails.
+    Raises: VerificationFailed if logits or tokens differ by more than rounding.
+    """
+    for a, b in zip(here.logits, there.logits, strict=True):
+        if a.shape != b.shape:
+            what = "the loader's logits have another shape than the program's"
+            raise VerificationFailed(what, expected=a.shape, got=b.shape)
+    pairs = zip(here.logits, there.logits, strict=True)
+    worst = float(np.max([np.abs(a - b).max() for a, b in pairs], initial=0))  # keeps NaN, as max() would not
+    scale = max((float(np.abs(a).max()) for a in here.logits), default=0.0)
+    if not worst <= tolerance * scale:
+        what, expected = "the files give other logits than the program", f"difference <= {tolerance * scale:.3g}"
+        raise VerificationFailed(what, expected=expected, got=worst)
+    close = 2 * max(worst, _ROUNDING * scale)
+    equal, ties = [], []
+    for i, (a, b) in enumerate(zip(here.greedy, there.greedy, strict=True)):
+        same = min(len(a), len(b))
+        first = int(next(iter(np.flatnonzero(a[:same] != b[:same])), same))
+        equal.append(first)
+        if first == max(len(a), len(b)):
+            continue
+        apart = margin(i, first) if margin is not None else np.inf
+        if not apart < close:
+            chosen = [x[first : first + 4].tolist() for x in (a, b)]
+            raise VerificationFailed("the files give another token than the program",
+                                     where=f"prompt {i}, token {first}", expected=chosen[0], got=chosen[1])  # fmt: skip
+        ties.append({"prompt": i, "token": first, "margin": apart})
+    facts = {"max_abs": worst, "max_rel": worst / scale if scale else 0.0, "tol": tolerance, "greedy_equal": equal}
+    return facts | ({"near_ties": ties} if ties else {})
+
+
+_TOLERANCE = 1e-3
+"""Tolerated relative difference of the probe's logits; another machine rounds differently."""
+
+
+@dataclass(slots=True)
+class Verification(ReportBase):
     """Result of `verify`.
 
     Attributes:
@@ -30,28 +187,14 @@ class Verification:
         unchecked: checks that were not possible, and why.
     """
 
-    problems: tuple[str, ...]
-    checked: tuple[str, ...]
-    unchecked: tuple[str, ...]
+    problems: list[str] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
         """0: all checks succeeded, 1: one failed, 3: one was not possible."""
         return 1 if self.problems else 3 if self.unchecked else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {"problems": list(self.problems), "checked": list(self.checked), "unchecked": list(self.unchecked)}
-
-
-@dataclass(slots=True)
-class _Findings:
-    problems: list[str] = field(default_factory=list)
-    checked: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-
-    def frozen(self) -> Verification:
-        return Verification(tuple(self.problems), tuple(self.checked), tuple(self.unchecked))
 
 
 def verify(directory: str | Path, against: str | Path | None = None, *, trust_code: bool = False) -> Verification:
@@ -63,24 +206,23 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
         trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
             sandbox. Without it such an export is not loaded, which counts as unchecked.
     """
-    place, found = Path(directory), _Findings()
+    place, found = Path(directory), Verification()
     try:
         receipt = Receipt.read(place)
         found.checked.append("receipt.json: sha256 of its own text")
         _compare_files(place, receipt.result, found)
         if against is not None:
             _compare_source(Path(against), receipt.source, found)
-        if found.problems:
-            return found.frozen()
-        _probe(place, receipt, trust_code, found)
+        if not found.problems:
+            _probe(place, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
         found.problems.append(f"receipt.json: a field has an unexpected form ({type(error).__name__}: {error})")
-    return found.frozen()
+    return found
 
 
-def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> None:
+def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> None:
     """Compare files by sha256, and tensors by digest."""
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
@@ -94,8 +236,9 @@ def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> Non
             found.problems.append(f"{name}: changed since the receipt was written")
         else:
             found.checked.append(f"{name}: sha256")
+    own = ("receipt.json", "README.md")  # written last, so the receipt does not list them
     present = (f.name for f in sorted(place.iterdir()) if not f.name.startswith("."))
-    found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in _OWN]
+    found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in own]
     now, then = tensor_digests(place), result.get("tensors", {})
     if len(found.problems) == before:
         found.checked.append(f"{len(now)} tensor headers")
@@ -105,33 +248,30 @@ def _compare_files(place: Path, result: dict[str, Any], found: _Findings) -> Non
             found.problems.append(f"tensor {key}: {what}")
 
 
-def _compare_source(source: Path, facts: dict[str, Any], found: _Findings) -> None:
+def _compare_source(source: Path, facts: dict[str, Any], found: Verification) -> None:
     now = {row["name"]: row["sha256"] for row in file_rows(source)}
     for row in facts.get("files", []):
-        same = now.get(row["name"]) == row["sha256"]
-        (found.checked if same else found.problems).append(
-            f"source {row['name']}: {'sha256' if same else 'differs from the exported file'}"
-        )
+        if now.get(row["name"]) == row["sha256"]:
+            found.checked.append(f"source {row['name']}: sha256")
+        else:
+            found.problems.append(f"source {row['name']}: differs from the exported file")
     if "files" not in facts:
         found.unchecked.append("the source: the receipt lists no source files")
 
 
-def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) -> None:
+def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
     if not receipt.probe:
         found.unchecked.append("the probe: the receipt has none")
         return
-    ids = np.asarray(receipt.probe["ids"], np.int64)
-    wanted = np.asarray(receipt.probe["greedy"], np.int64)
+    ids, wanted = (np.asarray(receipt.probe[name], np.int64) for name in ("ids", "greedy"))
     top = [(int(token), float(logit)) for token, logit in receipt.probe["top5"]]
     if not transformers_installed():
         found.unchecked.append("loading with transformers: not installed (pip install 'graphwright[hf]')")
         return
     runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
     if runs_code and not trust_code:
-        code = " and ".join(f.name for f in sorted(place.glob("*.py")))
-        found.unchecked.append(
-            f"the probe: loading this directory runs {code}; read the code, then use --trust-code (trust_code=True)"
-        )
+        code = f"runs {' and '.join(f.name for f in sorted(place.glob('*.py')))}; read the code"
+        found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")
         return
     try:
         there = compute_there(place, [ids], trust=runs_code, tokens=max(len(wanted), 1))
@@ -141,16 +281,13 @@ def _probe(place: Path, receipt: Receipt, trust_code: bool, found: _Findings) ->
     for name in ("missing_keys", "unexpected_keys"):
         if there.facts[name]:
             found.problems.append(f"transformers reports {name.replace('_', ' ')}: {there.facts[name][:4]}")
-    last = there.logits[0][-1]
-    scale = max(1.0, *(abs(logit) for _, logit in top))
-    for token, logit in top:
-        if not abs(float(last[token]) - logit) <= _TOLERANCE * scale:
-            found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
-            return
-    greedy = there.greedy[0]
-    if not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
+    last, greedy, scale = there.logits[0][-1], there.greedy[0], max(1.0, *(abs(logit) for _, logit in top))
+    off = [(t, logit) for t, logit in top if not abs(float(last[t]) - logit) <= _TOLERANCE * scale]
+    if off:
+        token, logit = off[0]
+        found.problems.append(f"probe: logit of token {token} is {last[token]:.5f}, the receipt says {logit:.5f}")
+    elif not np.array_equal(greedy[: len(wanted)], wanted[: len(greedy)]):
         found.problems.append(f"probe: greedy tokens {greedy[:8].tolist()}..., not {wanted[:8].tolist()}...")
-        return
-    found.checked.append(
-        f"probe: top-5 logits and {len(wanted)} greedy tokens, by transformers {there.facts['transformers']}"
-    )
+    else:
+        by = f"by transformers {there.facts['transformers']}"
+        found.checked.append(f"probe: top-5 logits and {len(wanted)} greedy tokens, {by}")

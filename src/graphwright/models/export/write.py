@@ -1,42 +1,33 @@
-"""Write a model directory: each tensor under its checkpoint key; unchanged tensors keep their bytes."""
+"""Write a model directory, for transformers or as a saved model; unchanged tensors keep their bytes."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import BY_TAG, NDArray, bfloat16, empty
+from graphwright.array import BY_TAG, DType, NDArray, bfloat16, empty
 from graphwright.array import dtype as named
-from graphwright.files import atomic_write
+from graphwright.autograd import Variable
+from graphwright.files import StrPath, atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import byte_tokenizer_json
+from graphwright.program import Program
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.autograd import Variable
     from graphwright.models.model import Model
-    from graphwright.program import Program
 
 _COMPANIONS = (
-    "tokenizer*",
-    "vocab*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "*.model",
-    "LICENSE*",
-    "NOTICE*",
-    "USE_POLICY*",
+    *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),
+    *("generation_config.json", "preprocessor_config.json", "*.model", "LICENSE*", "NOTICE*", "USE_POLICY*"),
 )
 """Files of a model that are copied unchanged."""
 
@@ -91,16 +82,17 @@ def _untouched(p: Program, variable: Variable) -> bool:
     return isinstance(variable.data, NDArray) and p.weights.reference_of(variable.data) == SOURCE
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _DeferredBytes:
     """Row-major bytes of an array in a dtype, computed when they are written."""
 
-    def __init__(self, key: str, array: NDArray, target: DType) -> None:
-        self.key, self.array, self.target = key, array, target
+    key: str
+    array: NDArray
+    target: DType
 
     def __call__(self) -> np.ndarray:
-        array = self.array
-        if array.dtype is not self.target:
-            array = rounded(self.key, array, self.target)
+        same = self.array.dtype is self.target
+        array = self.array if same else rounded(self.key, self.array, self.target)
         return np.ascontiguousarray(array.to_numpy(bits=True))
 
 
@@ -118,14 +110,9 @@ def rounded(key: str, array: NDArray, target: DType) -> NDArray:
 
 
 def write_model(
-    model: Model,
-    directory: Path,
-    *,
-    dtype: str = "keep",
-    max_shard_size: int | str | None = None,
-    config: bytes | None = None,
-    only: Container[str] | None = None,
-) -> None:
+    model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
+    config: bytes | None = None, only: Container[str] | None = None,
+) -> None:  # fmt: skip
     """Write config, weights, tokenizer and companions into an existing directory.
 
     Args:
@@ -146,6 +133,22 @@ def write_model(
         shutil.copyfile(file, directory / file.name)
     if not copied and model.tokenizer is not None and model.tokenizer.size == 256:
         atomic_write(directory / "tokenizer.json", byte_tokenizer_json().encode())
+
+
+def save_model(model: Model, directory: StrPath, *, history: Any = "full", overwrite: bool = False) -> Path:
+    """Save a model so that `gw.open` can continue it: structure, weights, journal and undo, config, tokenizer.
+
+    Raises: as `Program.save`; an existing directory then stays as it was.
+    """
+    files = {"config.json": model.config.raw}
+    facts = {"schema": 1, "keys": model.keys, "compute": model.compute, "source": model.directory.name}
+    files["model.json"] = (json.dumps(facts, indent=1) + "\n").encode()
+    for file in companion_files(model.directory):
+        files.setdefault(file.name, file.read_bytes())
+    if model.checkpoint is None and model.tokenizer is not None and model.tokenizer.size == 256:
+        files.setdefault("tokenizer.json", byte_tokenizer_json().encode())
+    model.program.save(directory, history=history, overwrite=overwrite, companions=files)
+    return Path(directory)
 
 
 def companion_files(directory: Path) -> list[Path]:

@@ -6,27 +6,29 @@ An edit upstream of cached entries makes them stale, other edits do not, and an 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from collections.abc import Sequence as Several
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import CPU, empty, from_numpy
+from graphwright.array import CPU, Device, NDArray, Spec, empty, from_numpy
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError, StaleCache
-from graphwright.models.generation.cached_program import LENGTH, StepPlans, derived_for, fingerprints
-from graphwright.models.generation.sampling import TokenCounts, check_number, check_one_each
+from graphwright.models.generation.cached_program import (
+    LENGTH,
+    BoundStep,
+    StepPlans,
+    StepResult,
+    derived_for,
+    fingerprints,
+)
+from graphwright.models.generation.sampling import Requests, SamplingRequest, TokenCounts, check_number, check_one_each
 from graphwright.models.generation.text import check_ids, vocabulary
-from graphwright.models.health import check_finite
+from graphwright.models.metrics import check_finite
 from graphwright.ops import OPS
-
-if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray, Spec
-    from graphwright.models.generation.cached_program import BoundStep
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.program import Program
+from graphwright.program import Program
 
 CHUNK = 512  # tokens of a prefill that run at once
 LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)
@@ -79,7 +81,6 @@ class KVCache:
         stream: number of the random stream that `Model.decode` draws from.
     """
 
-    batch: int
     stream: int = 0
 
     def __init__(self, program: Program, batch: int, watch: FingerprintWatch) -> None:
@@ -105,9 +106,7 @@ class KVCache:
         """Number of entries per sequence."""
         raise NotImplementedError
 
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         """Append entries for ids; return logits and sampled ids. After a failure `rollback` restores the length."""
         raise NotImplementedError
 
@@ -141,15 +140,15 @@ class KVCache:
         """True if every attention has entries of the right shape."""
         raise NotImplementedError
 
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Lock the cache for this thread, where threads may share its memory."""
+        return nullcontext()
+
     # -- filling -----------------------------------------------------------------------------------------------------
     def step(
-        self,
-        ids: np.ndarray,
-        *,
-        all_logits: bool = False,
-        allow_stale: bool = False,
-        requests: Several[SamplingRequest] = (),
-    ) -> NDArray:
+        self, ids: np.ndarray, *, all_logits: bool = False, allow_stale: bool = False,
+        requests: Requests = (),
+    ) -> NDArray:  # fmt: skip
         """Append ids int64 [batch, T] and give the logits [batch, 1 or T, vocab].
 
         Args:
@@ -157,28 +156,26 @@ class KVCache:
             all_logits: return logits of every token, not of the last only.
             allow_stale: run on stale entries; the journal records it.
             requests: how to sample the next id of every sequence, in the same run of the plan; `sampled` returns them.
-        Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite. After any
-            error the cache is as before.
+        Raises: StaleCache if an edit changed what the entries depend on; CacheFull, PromptError, NonFinite; UsageError
+            if another thread is using a paged sequence. After any error the cache is as before.
         """
-        length = self.length
-        ids = self._checked(ids)
-        check_one_each(requests, self.batch)
-        self.admit(allow_stale)
-        try:
-            logits, sampled = self._run(ids, all_logits, requests)
-            self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
-        except BaseException:  # also an interrupt: half a step must leave no trace
-            self.rollback(length)
-            raise
-        return logits
+        with self.exclusive():
+            length = self.length
+            ids = self._checked(ids)
+            check_one_each(requests, self.batch)
+            self.admit(allow_stale)
+            try:
+                logits, sampled = self._run(ids, all_logits, requests)
+                self.record(ids, logits.to_numpy("float32")[:, -1], requests, sampled)
+            except BaseException:  # also an interrupt: half a step must leave no trace
+                self.rollback(length)
+                raise
+            return logits
 
     def record(
-        self,
-        ids: np.ndarray,
-        last: np.ndarray,
-        requests: Several[SamplingRequest] = (),
+        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (),
         sampled: np.ndarray | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record the ids of a step, its last logits, and the ids it sampled. Raises: NonFinite."""
         tokens = np.concatenate([self.tokens, ids], axis=1)
         check_finite(self.program, last, tokens)
@@ -188,7 +185,7 @@ class KVCache:
         self._logits, self._logits_of = last, self._watch.mark
         self._sampled = (tuple(requests), sampled) if requests and sampled is not None else None
 
-    def sampled(self, requests: Several[SamplingRequest]) -> np.ndarray:
+    def sampled(self, requests: Requests) -> np.ndarray:
         """The ids int64 [batch] that follow the last step: sampled within it, else now on the host from its logits.
 
         The host samples requests that the step was not given, and requests with processors. Raises: NonFinite.
@@ -216,9 +213,7 @@ class KVCache:
 
         With dynamic RoPE a long text runs in one chunk, so that all tokens get the same frequencies.
         """
-        check_number("chunk", chunk)
-        if chunk < 1:
-            raise UsageError("chunk is out of range", where="chunk", expected=">= 1", got=chunk)
+        check_number("chunk", chunk, 1)
         start = self.length
         ids = self._checked(ids)
         if start + ids.shape[1] > independent(self.program):
@@ -238,17 +233,18 @@ class KVCache:
 
         If that fails, the cache keeps its tokens and stays stale, so it can be tried again.
         """
-        tokens = self.tokens
-        if not tokens.shape[1]:
-            return
-        check_ids(tokens, vocabulary(self.program))  # raises for unknown ids (-1) before entries are dropped
-        self.reset()
-        try:
-            self.prefill(tokens)
-        except BaseException:
-            self.tokens, self.fingerprints = tokens, dict.fromkeys(self._current(), MIXED)
-            self._set_length(tokens.shape[1])
-            raise
+        with self.exclusive():
+            tokens = self.tokens
+            if not tokens.shape[1]:
+                return
+            check_ids(tokens, vocabulary(self.program))  # raises for unknown ids (-1) before entries are dropped
+            self.reset()
+            try:
+                self.prefill(tokens)
+            except BaseException:
+                self.tokens, self.fingerprints = tokens, dict.fromkeys(self._watch.current(), MIXED)
+                self._set_length(tokens.shape[1])
+                raise
 
     def last_logits(self, *, allow_stale: bool = False) -> np.ndarray:
         """Logits after the last token, float32 [batch, vocab]; recomputed if the model changed since.
@@ -257,27 +253,28 @@ class KVCache:
         """
         if not self.tokens.shape[1]:
             raise PromptError("the cache is empty", fix="model.prefill(cache, ids) first")
-        if self._logits is None or self._logits_of is not self._watch.mark or not self._watch.unchanged():
-            if not allow_stale:
-                self.check()
-            tokens, at = self.tokens, self.length - 1
-            if not at and not all(self.validity().values()):  # one stale entry: refill computes all of it
-                self.refill()
-                return self.last_logits()
-            self._make_writable(at)
-            saved = [entry.copy() for entry in self._entry(at)]
-            self.rollback(at)
-            logits = None
-            try:
-                self.step(tokens[:, -1:], allow_stale=allow_stale)
-                logits = self._logits
-            finally:
-                self._set_length(at + 1)
-                for entry, bits in zip(self._entry(at), saved, strict=True):
-                    entry.copy_from(bits)
-                self.tokens, self._logits, self._sampled = tokens, logits, None
-        assert self._logits is not None
-        return self._logits
+        if self._logits is not None and self._logits_of is self._watch.mark and self._watch.unchanged():
+            return self._logits
+        if not allow_stale:
+            self.check()
+        tokens, at = self.tokens, self.length - 1
+        if not at and not all(self.validity().values()):  # one stale entry: refill computes all of it
+            self.refill()
+            return self.last_logits()
+        self._make_writable(at)
+        saved = [entry.copy() for entry in self._entry(at)]
+        self.rollback(at)
+        logits = None
+        try:
+            self.step(tokens[:, -1:], allow_stale=allow_stale)
+            logits = self._logits
+        finally:
+            self._set_length(at + 1)
+            for entry, bits in zip(self._entry(at), saved, strict=True):
+                entry.copy_from(bits)
+            self.tokens, self._logits, self._sampled = tokens, logits, None
+        assert logits is not None
+        return logits
 
     def _checked(self, ids: np.ndarray) -> np.ndarray:
         ids = check_ids(ids, vocabulary(self.program))
@@ -293,7 +290,7 @@ class KVCache:
     # -- validity ----------------------------------------------------------------------------------------------------
     def validity(self, program: Program | None = None) -> dict[str, bool]:
         """Attention path -> whether its entries equal those the program would compute now."""
-        now = self._current() if program is None else fingerprints(program)
+        now = self._watch.current() if program is None else fingerprints(program)
         return {path: self.fingerprints.get(path) == digest for path, digest in now.items()}
 
     def check(self) -> None:
@@ -301,12 +298,11 @@ class KVCache:
         stale = sorted(path for path, valid in self.validity().items() if not valid) if self.length else []
         if stale:
             since = [e.why for e in self.program.journal if e.base_version >= self._valid_at]
-            error = StaleCache(
-                "the model changed upstream of cached keys and values",
-                where=", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else ""),
-                got="; ".join(since[-3:]) or "weights written in place",
-                fix="model.reprefill(cache), or cache.reset()",
-            )
+            more = f" and {len(stale) - 4} more" if len(stale) > 4 else ""
+            error = StaleCache("the model changed upstream of cached keys and values",
+                               where=", ".join(stale[:4]) + more,
+                               got="; ".join(since[-3:]) or "weights written in place",
+                               fix="model.reprefill(cache), or cache.reset()")  # fmt: skip
             error.layers = tuple(stale)
             raise error
         self._valid_at = self.program.version
@@ -315,10 +311,8 @@ class KVCache:
         """Check entries before a step, and update their fingerprints. Raises: StaleCache unless `allow_stale`."""
         if not self.length:
             self._start()
-            self.fingerprints, self.stale_runs = dict(self._current()), ()
-            self._valid_at = self.program.version
-            return
-        if not self.stale_runs and self.fingerprints == self._current():
+            self.fingerprints, self.stale_runs = dict(self._watch.current()), ()
+        if not self.stale_runs and self.fingerprints == self._watch.current():
             self._valid_at = self.program.version
             return
         try:
@@ -328,29 +322,16 @@ class KVCache:
                 raise
             self._record_stale(error.layers)
         stale = set(self.stale_runs)
-        self.fingerprints = {path: MIXED if path in stale else now for path, now in self._current().items()}
+        self.fingerprints = {path: MIXED if path in stale else now for path, now in self._watch.current().items()}
 
     def _record_stale(self, layers: tuple[str, ...]) -> None:
         if set(layers) <= set(self.stale_runs):
             return
         self.stale_runs = tuple(sorted({*self.stale_runs, *layers}))
-        p = self.program
+        p, why = self.program, f"ran on a stale cache: {', '.join(layers)}"
         state = p.state_hash()
-        p.journal.append(
-            undo=None,
-            why=f"ran on a stale cache: {', '.join(layers)}",
-            author="human",
-            tool=None,
-            line=None,
-            base_version=p.version,
-            edits=[],
-            before=state,
-            after=state,
-            warnings=("stale cache",),
-        )
-
-    def _current(self) -> dict[str, str]:
-        return self._watch.current()
+        p.journal.append(undo=None, why=why, author="human", tool=None, line=None, base_version=p.version, edits=[],
+                         before=state, after=state, warnings=("stale cache",))  # fmt: skip
 
     # -- going back --------------------------------------------------------------------------------------------------
     def reset(self) -> None:
@@ -370,10 +351,11 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` entries. Raises: CacheFull if there are fewer."""
-        check_number("length", length)
-        if not 0 <= length <= self.length:
-            raise CacheFull("the cache has fewer entries", where="length", expected=f"0..{self.length}", got=length)
-        self.rollback(length)
+        with self.exclusive():
+            check_number("length", length)
+            if not 0 <= length <= self.length:
+                raise CacheFull("the cache has fewer entries", where="length", expected=f"0..{self.length}", got=length)
+            self.rollback(length)
 
     def _forget(self, length: int) -> None:
         """Drop ids from `length` on, and all facts about them."""
@@ -392,9 +374,6 @@ def check_cache_of(program: Program, cache: object) -> None:
         raise StaleCache("the cache belongs to another model", where=cache.program.name, fix="model.new_cache(tokens)")
 
 
-_ALIGNED = 64
-
-
 def fill(array: NDArray, value: float) -> None:
     """Fill an array with one number."""
     if array.size:
@@ -403,19 +382,14 @@ def fill(array: NDArray, value: float) -> None:
 
 def filled(spec: Spec, value: float, device: Device) -> NDArray:
     """A new array filled with one number. Raises: MemoryError."""
-    if device == CPU and not value:  # unwritten pages take no memory; alignment decides last bits of products
-        block = np.zeros(spec.nbytes + _ALIGNED, np.uint8)
-        start = -block.ctypes.data % _ALIGNED
+    if device == CPU and not value:  # unwritten pages take no memory; alignment to 64 decides last bits of products
+        block = np.zeros(spec.nbytes + 64, np.uint8)
+        start = -block.ctypes.data % 64
         host = block[start : start + spec.nbytes].view(spec.dtype.numpy).reshape(spec.sizes)
         return from_numpy(host, bits=spec.dtype)
     made = empty(spec.sizes, spec.dtype, device)
     fill(made, value)
     return made
-
-
-def numbers(array: NDArray) -> np.ndarray:
-    """Elements as numpy: a view where possible; dtypes that numpy lacks are widened to float32."""
-    return array.to_numpy("float32" if array.dtype.as_bits else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,11 +399,6 @@ class StaticSnapshot:
     tokens: np.ndarray
     logits: np.ndarray | None
     model: object
-
-    @property
-    def length(self) -> int:
-        """Number of entries at that time."""
-        return self.tokens.shape[1]
 
     def release(self) -> None:
         """Do nothing: the snapshot owns no entries."""
@@ -445,10 +414,8 @@ class StaticCache(KVCache):
     """
 
     def __init__(self, program: Program, batch: int, capacity: int, device: Device = CPU) -> None:
-        for name, value in (("batch", batch), ("tokens", capacity)):
-            check_number(name, value)
-            if value < 1:
-                raise UsageError(f"{name} is out of range", where=name, expected=">= 1", got=value)
+        check_number("batch", batch, 1)
+        check_number("tokens", capacity, 1)
         super().__init__(program, batch, FingerprintWatch(program))
         self._capacity, self.device = capacity, device
         self.variables: dict[str, Variable] = {}
@@ -457,7 +424,7 @@ class StaticCache(KVCache):
             self._start()
         except MemoryError as error:
             raise UsageError("not enough memory for this cache", where="tokens", got=str(error)) from error
-        self.fingerprints = dict(self._current())
+        self.fingerprints = dict(self._watch.current())
 
     @property
     def capacity(self) -> int:
@@ -474,41 +441,40 @@ class StaticCache(KVCache):
         """Bytes of keys and values."""
         return sum(v.data.nbytes for v in self.variables.values())
 
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
-        length, count = self.length, ids.shape[1]
-        step = self.steps.bound(not all_logits, self.batch, count, self.variables)
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
+        step = self.steps.bound(not all_logits, self.batch, ids.shape[1], self.variables)
         step.hosts["ids"][...] = ids
         if "positions" in step.hosts:
-            step.hosts["positions"][...] = np.arange(length, length + count)
+            step.hosts["positions"][...] = self.length + np.arange(ids.shape[1])
         step.clear_requests()
         for row, request in enumerate(() if all_logits else requests):
             self.request(step, row, ids[row], request, row)
         return step.run()
 
     def _fits(self) -> bool:
-        sizes, states = {"B": self.batch}, self.steps.derived().states
-        return all(k in self.variables and self.variables[k].spec == s.bind(sizes) for k, s in states.items())
+        return all(k in self.variables and self.variables[k].spec == spec for k, spec in self._specs().items())
+
+    def _specs(self) -> dict[str, Spec]:
+        return {k: s.bind({"B": self.batch}) for k, s in self.steps.derived().states.items()}
 
     def _start(self) -> None:
-        specs = {k: s.bind({"B": self.batch}) for k, s in self.steps.derived().states.items()}
+        specs = self._specs()
         if {k: v.spec for k, v in self.variables.items()} != specs:
             self.steps.spaces.clear()
             self.variables = {k: Variable(filled(s, 0.0, self.device), name=k) for k, s in specs.items()}
 
     def rollback(self, length: int) -> None:
         """As `KVCache.rollback`."""
-        for key, variable in self.variables.items():
-            if key != LENGTH:
-                fill(variable.own()[:, :, length:], 0.0)
+        for entries in self._entries():
+            fill(entries[:, :, length:], 0.0)
         self._set_length(length)
         self._forget(length)
 
     def _entry(self, at: int) -> Iterator[NDArray]:
-        for key, variable in self.variables.items():
-            if key != LENGTH:
-                yield variable.own()[:, :, at]
+        return (entries[:, :, at] for entries in self._entries())
+
+    def _entries(self) -> list[NDArray]:
+        return [variable.own() for key, variable in self.variables.items() if key != LENGTH]
 
     def _set_length(self, length: int) -> None:
         self.variables[LENGTH].own().copy_from(from_numpy(np.asarray(length, np.int64)))
@@ -521,9 +487,10 @@ class StaticCache(KVCache):
         """Return to a snapshot, any number of times. Raises: UsageError if its entries were overwritten since."""
         if not isinstance(mark, StaticSnapshot):
             raise UsageError("not a snapshot", got=type(mark).__name__, expected="a result of cache.snapshot()")
-        if not np.array_equal(self.tokens[:, : mark.length], mark.tokens):
-            raise UsageError("entries of this snapshot were dropped or overwritten", expected=f"{mark.length} entries",
+        length = mark.tokens.shape[1]
+        if not np.array_equal(self.tokens[:, :length], mark.tokens):
+            raise UsageError("entries of this snapshot were dropped or overwritten", expected=f"{length} entries",
                              got=f"{self.length} entries",
                              fix="cache.reset(); model.prefill(cache, mark.tokens)")  # fmt: skip
-        self.truncate(mark.length)
+        self.truncate(length)
         self._logits, self._logits_of = mark.logits, mark.model

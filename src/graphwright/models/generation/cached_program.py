@@ -5,31 +5,25 @@ Fingerprints identify the structure and weights that cached keys and values depe
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from graphwright.array import Spec, bool_, empty, float32, int32, int64
+from graphwright.array import Device, Dim, DType, NDArray, Spec, bool_, empty, float32, int32, int64
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
+from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
-from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import Value
+from graphwright.plan import CompileOptions, Executable, plan_for
+from graphwright.program import Program, Value
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
 from graphwright.program.validate import refuse_broken
-
-if TYPE_CHECKING:
-    from graphwright.array import Device, Dim, DType, NDArray
-    from graphwright.graph import NodeId
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.plan import Executable
-    from graphwright.program import Program
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
@@ -50,20 +44,18 @@ class Derived:
     states: dict[str, Spec]
 
 
-_derived: WeakKeyDictionary[Program, OrderedDict[tuple[int, int, bool], Derived]] = WeakKeyDictionary()
+_derived: WeakKeyDictionary[Program, dict[tuple[int, int, bool], Derived]] = WeakKeyDictionary()
 _MEMO = 8  # derived programs per model: a few capacities, each with and without all logits
 
 
 def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
     """`derive`, memoised by version and capacity, so that caches of one size share their plans."""
-    known, key = _derived.setdefault(p, OrderedDict()), (p.version, capacity, last_only)
+    known, key = _derived.setdefault(p, {}), (p.version, capacity, last_only)
     for old in [k for k in known if k[0] != p.version]:
         del known[old]
-    if key not in known:
-        known[key] = derive(p, capacity, last_only)
-        if len(known) > _MEMO:
-            known.popitem(last=False)
-    known.move_to_end(key)
+    known[key] = known.pop(key, None) or derive(p, capacity, last_only)  # the last used one at the end
+    if len(known) > _MEMO:
+        del known[next(iter(known))]
     return known[key]
 
 
@@ -76,31 +68,24 @@ def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
         last_only: return logits of the last position only, so that the head runs on one row, and ids sampled from them.
     Raises: UsageError for an attention that sees later keys or has its own mask: its keys cannot be cached.
     """
-    states: dict[str, Spec] = {}
-
-    def start(new: Program) -> None:
-        states[LENGTH] = Spec((), int64)
-        _state(new, LENGTH, states[LENGTH])
+    states = {LENGTH: Spec((), int64)}
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
-        attrs, path = _cacheable(p, node), p.path(node)
-        length = new.value(LENGTH)
-        cached = []
-        for name, added in zip("kv", operands[1:3], strict=True):
-            spec, key = new.spec(added), f"cache.{path}.{name}"
-            states[key] = Spec(("B", spec.shape[1], capacity, spec.shape[3]), spec.dtype)
-            cached.append(_append(new, key, states[key], "kv_append", added, length))
+        attrs, length = _cacheable(p, node), new.value(LENGTH)
+        entries = [Spec(("B", s.shape[1], capacity, s.shape[3]), s.dtype) for s in map(new.spec, operands[1:3])]
+        cached = _append(new, p.path(node), states, entries, "kv_append", operands[1:3], length)
         extra = {**attrs, "optional": ("q_start",)}
-        return Value(new.add_op("sdpa", [operands[0], *cached, length], extra, path))
+        return Value(new.add_op("sdpa", [operands[0], *cached, length], extra, p.path(node)))
+
+    def start(new: Program) -> None:
+        _add_state(new, LENGTH, states[LENGTH])
 
     derived, _ = rewrite(p, f"{p.name} (cached)", {"sdpa": attention}, start)
-    ids = derived.value("ids")
-    rows = Value(derived.add_op("size", [ids], {"axis": 1}, "cache.rows"))
+    rows = Value(derived.add_op("size", [derived.value("ids")], {"axis": 1}, "cache.rows"))
     grown = Value(derived.add_op("add", [derived.value(LENGTH), rows], {}, "cache.longer"))
     derived.add_assign(derived.value(LENGTH), grown, f"{LENGTH}.next")
     if last_only:
-        _keep_last(derived)
-        _add_sampling(derived, capacity)
+        _keep_last(derived, capacity)
     return Derived(derived, states)
 
 
@@ -126,21 +111,35 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
         new.add_source(INPUT, LENGTHS, Spec(("B",), int32), {})
 
     def attention(new: Program, node: NodeId, operands: list[Value]) -> Value:
-        attrs, path = _cacheable(p, node), p.path(node)
-        blocks_of = (new.value(TABLE), new.value(LENGTHS))
-        cached = []
-        for name, added in zip("kv", operands[1:3], strict=True):
-            spec, key = new.spec(added), f"cache.{path}.{name}"
-            states[key] = Spec((blocks, spec.shape[1], block, spec.shape[3]), kind or spec.dtype)
-            cached.append(_append(new, key, states[key], "kv_append_paged", added, *blocks_of))
+        attrs, table = _cacheable(p, node), (new.value(TABLE), new.value(LENGTHS))
+        entries = [Spec((blocks, s.shape[1], block, s.shape[3]), kind or s.dtype) for s in map(new.spec, operands[1:3])]
+        cached = _append(new, p.path(node), states, entries, "kv_append_paged", operands[1:3], *table)
         extra = {"scale": attrs["scale"], "window": attrs["window"]}
-        return Value(new.add_op("sdpa_paged", [operands[0], *cached, *blocks_of], extra, path))
+        return Value(new.add_op("sdpa_paged", [operands[0], *cached, *table], extra, p.path(node)))
 
     derived, _ = rewrite(p, f"{p.name} (paged)", {"sdpa": attention}, start)
     if last_only:
-        _keep_last(derived)
-        _add_sampling(derived, blocks * block)
+        _keep_last(derived, blocks * block)
     return Derived(derived, states)
+
+
+def _add_state(new: Program, key: str, spec: Spec) -> Value:
+    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # caches bind their own
+    return Value(new.add_source(STATE, key, spec, {"key": key}))
+
+
+def _append(
+    new: Program, path: str, states: dict[str, Spec], specs: list[Spec], op: str, added: list[Value], *at: Value
+) -> list[Value]:
+    """Add the states of keys and values of an attention, and the ops that append entries to them."""
+    found = []
+    for name, spec, value in zip("kv", specs, added, strict=True):
+        key = f"cache.{path}.{name}"
+        states[key] = spec
+        state = _add_state(new, key, spec)
+        found.append(Value(new.add_op(op, [state, value, *at], {}, f"{key}.grown")))
+        new.add_assign(state, found[-1], f"{key}.next")
+    return found
 
 
 def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
@@ -154,34 +153,18 @@ def _cacheable(p: Program, node: NodeId) -> Mapping[str, Any]:
     return attrs
 
 
-def _state(new: Program, key: str, spec: Spec) -> Value:
-    new.weights.add(key, Variable(empty((0,) if spec.shape else (), spec.dtype), name=key))  # caches bind their own
-    return Value(new.add_source(STATE, key, spec, {"key": key}))
+def _keep_last(p: Program, most: Dim) -> None:
+    """Return the logits of the last position only, and ids sampled from them; slice before a linear head, else after.
 
-
-def _append(new: Program, key: str, spec: Spec, op: str, added: Value, *operands: Value) -> Value:
-    """Add a cache state, and the op that appends entries to it."""
-    state = _state(new, key, spec)
-    grown = Value(new.add_op(op, [state, added, *operands], {}, f"{key}.grown"))
-    new.add_assign(state, grown, f"{key}.next")
-    return grown
-
-
-def _keep_last(p: Program) -> None:
-    """Return the logits of the last position only; slice before a linear head, else after it."""
+    `most` is the largest number of different ids in a text.
+    """
     out = p.output("logits")
     head = traits(p.op(out.node)).contracts == "out_in"
     source = p.operands(out.node)[0] if head else out
-    last = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
+    logits = Value(p.add_op("last", [source], {"axis": 1}, p.free_name("cache.last")))
     if head:
-        operands = [last, *p.operands(out.node)[1:]]
-        last = Value(p.add_op("linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
-    p.set_outputs({"logits": last})
-
-
-def _add_sampling(p: Program, most: Dim) -> None:
-    """Sample the next ids from the last logits; `most` is the largest number of different ids in a text."""
-    logits = p.output("logits")
+        operands = [logits, *p.operands(out.node)[1:]]
+        logits = Value(p.add_op("linear", operands, p.attrs(out.node), p.free_name("cache.logits")))
     batch, _, vocab = p.spec(logits).shape
     pairs = min(most, vocab) if isinstance(vocab, int) and isinstance(most, int) else most
     specs = Spec((batch, 6), float32), Spec((batch, 4), int64), Spec((batch, pairs, 2), int32)
@@ -236,6 +219,10 @@ def with_padding(p: Program) -> Program:
 EXECUTOR = "auto"  # of the plans: the VM if it is available, which reads weights in their stored dtype
 
 
+StepResult = tuple[NDArray, np.ndarray | None]
+"""Logits, and sampled ids [B] if only the last logits are returned."""
+
+
 class BoundStep:
     """A workspace with arrays of its own for the inputs: a step writes into them and allocates nothing.
 
@@ -261,8 +248,8 @@ class BoundStep:
         if KEYS in self.hosts:
             self.hosts[KEYS][:, 2] = -1
 
-    def run(self) -> tuple[NDArray, np.ndarray | None]:
-        """Run on the current inputs: logits, and sampled ids [B] if only the last logits are returned."""
+    def run(self) -> StepResult:
+        """Run on the current inputs."""
         made = self.space.step(self._arrays)
         return made["logits"], made["ids"].to_numpy() if "ids" in made else None
 

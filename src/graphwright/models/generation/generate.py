@@ -12,7 +12,7 @@ import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.models.errors import CacheFull, PromptError
-from graphwright.models.generation.cache import check_cache_of
+from graphwright.models.generation.cache import KVCache, check_cache_of
 from graphwright.models.generation.cached_program import EXECUTOR
 from graphwright.models.generation.sampling import (
     Sampling,
@@ -24,10 +24,9 @@ from graphwright.models.generation.sampling import (
 from graphwright.models.generation.text import TextStream, prompt_ids
 from graphwright.models.inspect import kv_bytes_per_token, weight_bytes_per_token
 from graphwright.models.tokenizer import generation_defaults
-from graphwright.plan.planning.executors import on_vm
+from graphwright.plan.planning.lowering import on_vm
 
 if TYPE_CHECKING:
-    from graphwright.models.generation.cache import KVCache
     from graphwright.models.model import Model
 
 _ROUND = 64  # capacities are multiples of this, so that prompts of similar length share their plans
@@ -54,10 +53,8 @@ class GenerationOptions(Sampling):
 
     def __post_init__(self) -> None:
         Sampling.__post_init__(self)
-        for name in ("logprobs", "first_stream"):
-            check_number(name, getattr(self, name))
-        if self.logprobs < 0:
-            raise UsageError("logprobs is out of range", where="logprobs", expected=">= 0", got=self.logprobs)
+        check_number("logprobs", self.logprobs, 0)
+        check_number("first_stream", self.first_stream)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, Sequence) or not all(isinstance(text, str) and text for text in stop):
             raise UsageError("stop must be a nonempty string or a list of such", where="stop", got=repr(stop))
@@ -138,21 +135,12 @@ class GenerationResult:
 
 
 def generate(
-    model: Model,
-    prompt: Any,
-    max_new_tokens: int,
-    n: int,
-    options: GenerationOptions,
-    *,
-    cache: KVCache | None = None,
-    stream: Callable[[str], object] | None = None,
-    cancel: Callable[[], bool] | None = None,
-) -> list[GenerationResult]:
+    model: Model, prompt: Any, max_new_tokens: int, n: int, options: GenerationOptions, *, cache: KVCache | None = None,
+    stream: Callable[[str], object] | None = None, cancel: Callable[[], bool] | None = None,
+) -> list[GenerationResult]:  # fmt: skip
     """Sample `n` continuations of one prompt; see `Model.generate`."""
-    for name, value, least in (("n", n, 1), ("max_new_tokens", max_new_tokens, 0)):
-        check_number(name, value)
-        if value < least:
-            raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
+    check_number("n", n, 1)
+    check_number("max_new_tokens", max_new_tokens, 0)
     for name, value in (("stream", stream), ("cancel", cancel)):
         if value is not None and not callable(value):
             raise UsageError(f"{name} must be a function", where=name, got=type(value).__name__)
@@ -174,8 +162,10 @@ def generate(
             if mark is not None:
                 cache.restore(mark)
             text = TextStream(model.tokenizer, tuple(options.stop), stream)
-            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, options)
-            results.append(sample.run(logits, max_new_tokens, cancel, prefill, reused))
+            made = GenerationResult([], "", "", len(ids), prefill_s=prefill, sampling=rule, stream=number,
+                                    reused_tokens=reused)  # fmt: skip
+            sample = _Continuation(model, cache, SamplingRequest(rule, number, len(ids)), text, options, made)
+            results.append(sample.run(logits, max_new_tokens, cancel))
     finally:
         if mark is not None:
             mark.release()
@@ -202,13 +192,11 @@ def _with_model_defaults(model: Model, rule: Sampling) -> Sampling:
 
     Without `do_sample` the file sets no temperature; with it and no temperature, older files mean 1.
     """
-    file = {k: v for k, v in generation_defaults(model.directory).items() if v is not None}
-    found = {k: v for k, v in file.items() if k in _FROM_FILE}
-    if not file.get("do_sample", False):
-        found = {k: v for k, v in found.items() if k == "repetition_penalty"}
-    elif "temperature" not in found:
-        found["temperature"] = 1.0
-    unset = Sampling()
+    file, unset = {k: v for k, v in generation_defaults(model.directory).items() if v is not None}, Sampling()
+    sampled = bool(file.get("do_sample"))
+    found = {k: file[k] for k in (_FROM_FILE if sampled else ("repetition_penalty",)) if k in file}
+    if sampled:
+        found.setdefault("temperature", 1.0)
     return replace(rule, **{k: v for k, v in found.items() if getattr(rule, k) == getattr(unset, k)})
 
 
@@ -228,21 +216,16 @@ def _fill(cache: KVCache, ids: np.ndarray, allow_stale: bool) -> tuple[int, np.n
 
 @dataclass(slots=True)
 class _Continuation:
-    """One sample in progress."""
+    """One sample in progress; `made` collects its tokens."""
 
     model: Model
     cache: KVCache
     request: SamplingRequest
     text: TextStream
     options: GenerationOptions
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    top: list[list[tuple[int, float]]] = field(default_factory=list)
+    made: GenerationResult
 
-    def run(
-        self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None, prefill: float, reused: int
-    ) -> GenerationResult:
+    def run(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> GenerationResult:
         """Sample tokens until the text ends."""
         started = perf_counter()
         try:
@@ -256,19 +239,11 @@ class _Continuation:
         spent, p, length, prompt = perf_counter() - started, self.model.program, self.cache.length, self.request.prompt
         read = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
-        return GenerationResult(
-            ids=self.ids,
+        return replace(
+            self.made,
             text=self.text.text,
             finish_reason=reason,
-            prompt_tokens=prompt,
-            logprobs=self.logprobs,
-            top=self.top,
-            prefill_s=prefill,
             decode_s=spent,
-            token_s=self.seconds,
-            sampling=self.request.rule,
-            stream=self.request.stream,
-            reused_tokens=reused,
             cache_tokens=length,
             cache_capacity=self.cache.capacity,
             bytes_per_token=read,
@@ -277,25 +252,23 @@ class _Continuation:
         )
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:
-        allow_stale, requests = self.options.allow_stale, (self.request,)
+        allow_stale, requests, made = self.options.allow_stale, (self.request,), self.made
         for i in range(limit):
             if cancel is not None and cancel():
                 return "cancelled"
             began = perf_counter()
             token = int(self.cache.sampled(requests)[0])
-            if self.options.logprobs:
-                self._record(token, log_softmax(logits))
-            self.ids.append(token)
+            if most := self.options.logprobs:
+                logp = log_softmax(logits)
+                made.logprobs.append(float(logp[token]))
+                best = np.argsort(-logp, kind="stable")[:most]
+                made.top.append([(int(i), float(logp[i])) for i in best])
+            made.ids.append(token)
             end = "eos" if token in self.model.eos_ids else "stop" if self.text.add(token) else ""
             if not end and i + 1 < limit:
-                made = self.cache.step(np.asarray([[token]]), allow_stale=allow_stale, requests=requests)
-                logits = made.to_numpy("float32")[0, -1]
-            self.seconds.append(perf_counter() - began)
+                step = self.cache.step(np.asarray([[token]]), allow_stale=allow_stale, requests=requests)
+                logits = step.to_numpy("float32")[0, -1]
+            made.token_s.append(perf_counter() - began)
             if end:
                 return end
         return "length"
-
-    def _record(self, token: int, logp: np.ndarray) -> None:
-        self.logprobs.append(float(logp[token]))
-        best = np.argsort(-logp, kind="stable")[: self.options.logprobs]
-        self.top.append([(int(i), float(logp[i])) for i in best])

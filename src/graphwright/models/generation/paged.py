@@ -1,36 +1,241 @@
 """The paged KV cache: entries of many sequences in blocks of one pool per layer; shared prefixes are stored once.
 
 All memory is allocated at the start. A sequence is a list of blocks and a length (`sequence.py`). A block fills up, is
-shared, is copied when one of its owners writes, and stays cached for prompts with the same prefix (`block_pool.py`).
+shared, is copied when one of its owners writes, and stays cached for prompts with the same prefix. Invariant: a block
+is either free or has owners; `refs` is the number of its owners.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from contextlib import ExitStack
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import count
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
-from graphwright.array import CPU, dtype, empty
+from graphwright.array import CPU, Device, NDArray, empty
+from graphwright.array import dtype as named
 from graphwright.autograd import Variable
 from graphwright.errors import UsageError
 from graphwright.models.errors import BlockError, CacheFull, PromptError, StaleCache
-from graphwright.models.generation.block_pool import BlockPool, PrefixCache
 from graphwright.models.generation.cache import FingerprintWatch, fill, filled, independent
-from graphwright.models.generation.cached_program import LENGTHS, TABLE, StepPlans, derive_paged
-from graphwright.models.generation.sampling import check_number, check_one_each
+from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived, StepPlans, StepResult, derive_paged
+from graphwright.models.generation.sampling import Requests, check_number, check_one_each
+from graphwright.models.generation.sequence import PagedSnapshot, Sequence
 from graphwright.models.generation.text import check_ids, vocabulary
+from graphwright.program import Program
 
-if TYPE_CHECKING:
-    from graphwright.array import Device, NDArray
-    from graphwright.models.generation.cached_program import Derived
-    from graphwright.models.generation.sampling import SamplingRequest
-    from graphwright.models.generation.sequence import PagedSnapshot, Sequence
-    from graphwright.program import Program
+
+class BlockPool:
+    """Blocks 0 to cap - 1 with a reference count each; the block freed last is taken first.
+
+    Args:
+        cap: number of blocks.
+        nbytes: of one block, over all layers.
+        freed: called with a block when its count becomes 0.
+    """
+
+    def __init__(self, cap: int, nbytes: int = 0, freed: Callable[[int], object] | None = None) -> None:
+        self.cap, self.block_bytes, self._freed = cap, nbytes, freed
+        self._free = list(range(cap - 1, -1, -1))
+        self._refs = [0] * cap
+
+    @property
+    def free(self) -> int:
+        """Number of free blocks."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Number of blocks in use."""
+        return self.cap - len(self._free)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.cap * self.block_bytes
+
+    def refs(self, block: int) -> int:
+        """Reference count of a block. Raises: BlockError for a number outside the pool."""
+        if type(block) is not int or not 0 <= block < self.cap:
+            raise BlockError("this block is outside the pool", expected=f"0..{self.cap - 1}", got=block)
+        return self._refs[block]
+
+    def take(self, count: int) -> list[int]:
+        """Take free blocks, all or none; each gets count 1. Raises: CacheFull."""
+        if count > len(self._free):
+            raise CacheFull("too few free blocks", expected=f"{count} blocks", got=f"{len(self._free)} free")
+        blocks = [self._free.pop() for _ in range(count)]
+        for block in blocks:
+            self._refs[block] = 1
+        return blocks
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Increment the count of each. Raises: BlockError for a free block; then no count changes."""
+        for block in self._used(blocks):
+            self._refs[block] += 1
+
+    def drop(self, blocks: Iterable[int]) -> None:
+        """Decrement the count of each, and free it at 0. Raises: BlockError as `hold`; then no count changes."""
+        blocks = self._used(blocks)
+        if any(count > self._refs[block] for block, count in Counter(blocks).items()):
+            raise BlockError("blocks are dropped more often than they are held", got=blocks)
+        for block in blocks:
+            self._refs[block] -= 1
+            if not self._refs[block]:
+                self._free.append(block)
+                if self._freed is not None:
+                    self._freed(block)
+
+    def _used(self, blocks: Iterable[int]) -> list[int]:
+        blocks = list(blocks)
+        for block in blocks:
+            if not self.refs(block):
+                raise BlockError("this block is free", where=f"block {block}")
+        return blocks
+
+
+def chained(before: bytes, tokens: np.ndarray) -> bytes:
+    """h_i = BLAKE2b-128(h_(i-1), ids of the block as int64)."""
+    return blake2b(before + np.ascontiguousarray(tokens, "<i8").tobytes(), digest_size=16).digest()
+
+
+@dataclass(eq=False, slots=True)
+class _PrefixEntry:
+    key: bytes
+    root: bytes
+    before: _PrefixEntry | None
+    tokens: np.ndarray
+    block: int
+    followers: int = 0
+    used: int = 0
+
+
+class PrefixCache:
+    """Blocks cached for prompts that start with the same tokens, found by a hash chain over their ids.
+
+    Args:
+        pool: that owns the blocks.
+        block: tokens per block.
+        most: largest number of cached blocks; 0 caches none.
+        digest: the hash, see `chained`.
+    """
+
+    def __init__(
+        self, pool: BlockPool, block: int, most: int, digest: Callable[[bytes, np.ndarray], bytes] = chained
+    ) -> None:
+        self.pool, self.block, self.most, self._digest = pool, block, most, digest
+        self._entries: dict[bytes, list[_PrefixEntry]] = {}
+        self._clock = count(1)
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def blocks(self) -> list[int]:
+        """The cached blocks."""
+        return [e.block for e in self._all()]
+
+    def _all(self) -> Iterator[_PrefixEntry]:
+        return (e for found in self._entries.values() for e in found)
+
+    @property
+    def evictable(self) -> int:
+        """Number of blocks that eviction can free: no sequence uses them, nor any block that continues them."""
+        used: set[_PrefixEntry] = set()
+        for entry in self._all():
+            at = entry if self.pool.refs(entry.block) > 1 else None
+            while at is not None and at not in used:
+                used.add(at)
+                at = at.before
+        return self._size - len(used)
+
+    def match(self, root: bytes, ids: np.ndarray) -> list[int]:
+        """Find the longest chain of cached blocks that `ids` [T] starts with, and hold each block for the caller.
+
+        At most ⌊(T - 1) / block⌋ blocks, so that at least one token is left to run.
+        """
+        found: list[int] = []
+        entry, key = None, root
+        for i in range(max(len(ids) - 1, 0) // self.block):
+            tokens = ids[i * self.block : (i + 1) * self.block]
+            key = self._digest(key, tokens)
+            entry = self._find(key, root, entry, tokens)
+            if entry is None:
+                break
+            entry.used = next(self._clock)
+            found.append(entry.block)
+        self.pool.hold(found)
+        return found
+
+    def _find(self, key: bytes, root: bytes, before: _PrefixEntry | None, tokens: np.ndarray) -> _PrefixEntry | None:
+        for entry in self._entries.get(key, ()):
+            if entry.root == root and entry.before is before and np.array_equal(entry.tokens, tokens):
+                return entry
+        return None
+
+    def insert(self, root: bytes, ids: np.ndarray, table: Several[int]) -> None:
+        """Cache the full blocks of a sequence, except those of a chain that is already cached."""
+        entry, key = None, root
+        for i in range(min(len(ids) // self.block, len(table))):
+            tokens = np.array(ids[i * self.block : (i + 1) * self.block], np.int64)
+            key = self._digest(key, tokens)
+            known = self._find(key, root, entry, tokens)
+            if known is None:
+                if self._size >= self.most and not self.evict(1, keep=entry):
+                    return
+                known = _PrefixEntry(key, root, entry, tokens, table[i])
+                self.pool.hold([table[i]])
+                self._entries.setdefault(key, []).append(known)
+                self._size += 1
+                if entry is not None:
+                    entry.followers += 1
+            known.used = next(self._clock)
+            entry = known
+
+    def evict(self, wanted: int, keep: _PrefixEntry | None = None) -> int:
+        """Free up to `wanted` unused blocks, the least recently used first. Returns: how many were freed."""
+        gone = 0
+        while gone < wanted:
+            leaves = [e for e in self._all() if not e.followers and e is not keep and self.pool.refs(e.block) == 1]
+            if not leaves:
+                break
+            self._remove(min(leaves, key=lambda e: e.used))
+            gone += 1
+        return gone
+
+    def forget(self, block: int) -> bool:
+        """Uncache a block and all that continue it; False if it is not cached."""
+        gone = {e for e in self._all() if e.block == block}
+        while following := {e for e in self._all() if e.before in gone} - gone:
+            gone |= following
+        for entry in gone:
+            self._remove(entry)
+        return bool(gone)
+
+    def clear(self) -> None:
+        """Uncache all blocks."""
+        self.pool.drop(self.blocks)
+        self._entries, self._size = {}, 0
+
+    def _remove(self, entry: _PrefixEntry) -> None:
+        found = self._entries[entry.key]
+        found.remove(entry)
+        if not found:
+            del self._entries[entry.key]
+        if entry.before is not None:
+            entry.before.followers -= 1
+        self._size -= 1
+        self.pool.drop([entry.block])
+
 
 KINDS = ("float32", "bfloat16", "float16")
 
@@ -46,7 +251,7 @@ class PagedCache:
         sequences: expected number of sequences, see `tokens`.
         prefix_bytes: bytes of blocks cached for later prompts; 0 caches none. By default up to the whole pool: cached
             blocks are evicted when a sequence needs them.
-        kind: dtype of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
+        dtype: of the entries, "float32", "bfloat16" or "float16"; by default that of the activations.
         device: of the entries and of the steps.
         poison: fill free blocks with NaN, so that a wrong read shows.
 
@@ -60,42 +265,26 @@ class PagedCache:
     """
 
     def __init__(
-        self,
-        program: Program,
-        *,
-        tokens: int | None = None,
-        blocks: int | None = None,
-        nbytes: int | None = None,
-        block: int = 16,
-        sequences: int = 1,
-        prefix_bytes: int | None = None,
-        kind: str | None = None,
-        device: Device = CPU,
-        poison: bool = False,
-    ) -> None:
+        self, program: Program, *, tokens: int | None = None, blocks: int | None = None, nbytes: int | None = None,
+        block: int = 16, sequences: int = 1, prefix_bytes: int | None = None, dtype: str | None = None,
+        device: Device = CPU, poison: bool = False,
+    ) -> None:  # fmt: skip
         given = {"tokens": tokens, "blocks": blocks, "nbytes": nbytes}
         if sum(v is not None for v in given.values()) != 1:
             raise UsageError("give exactly one of tokens, blocks and nbytes", got=given)
-        if prefix_bytes is not None:
-            given["prefix_bytes"] = prefix_bytes
-        for name, value in {**given, "block": block, "sequences": sequences}.items():
+        for name, value in {**given, "block": block, "sequences": sequences, "prefix_bytes": prefix_bytes}.items():
             if value is not None:
-                check_number(name, value)
-                least = 0 if name == "prefix_bytes" else 1
-                if value < least:
-                    raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
-        if kind not in (None, *KINDS):
-            raise UsageError("entries cannot be stored in this dtype", where="dtype", expected=KINDS, got=kind)
+                check_number(name, value, 0 if name == "prefix_bytes" else 1)
+        if dtype not in (None, *KINDS):
+            raise UsageError("entries cannot be stored in this dtype", where="dtype", expected=KINDS, got=dtype)
         self.program, self.block, self.watch, self.lock = program, block, FingerprintWatch(program), RLock()
-        self.kind, self.device, self._poison = None if kind is None else dtype(kind), device, poison
-        one = derive_paged(program, 1, block, True, self.kind).states
-        per_block = sum(s.nbytes for s in one.values())
+        self.kind, self.device, self._poison = None if dtype is None else named(dtype), device, poison
+        per_block = sum(s.nbytes for s in derive_paged(program, 1, block, True, self.kind).states.values())
         if blocks is None:
             blocks = -(-tokens // block) + sequences if tokens is not None else (nbytes or 0) // max(per_block, 1)
             if blocks < 1:
-                raise UsageError(
-                    "nbytes is less than one block", where="nbytes", expected=f">= {per_block}", got=nbytes
-                )
+                what, expected = "nbytes is less than one block", f">= {per_block}"
+                raise UsageError(what, where="nbytes", expected=expected, got=nbytes)
         self.variables: dict[str, Variable] = {}
         self.steps = StepPlans(program, self._derive, device)
         self._alive: WeakSet[Sequence] = WeakSet()
@@ -117,8 +306,6 @@ class PagedCache:
 
     def sequence(self) -> Sequence:
         """An empty sequence; release it, or use it in `with`."""
-        from graphwright.models.generation.sequence import Sequence
-
         made = Sequence(self)
         self._alive.add(made)
         return made
@@ -130,14 +317,9 @@ class PagedCache:
 
     # -- running -----------------------------------------------------------------------------------------------------
     def step(
-        self,
-        sequences: Several[Sequence],
-        ids: Any,
-        *,
-        all_logits: bool = False,
-        allow_stale: bool = False,
-        requests: Several[SamplingRequest] = (),
-    ) -> NDArray:
+        self, sequences: Several[Sequence], ids: Any, *, all_logits: bool = False, allow_stale: bool = False,
+        requests: Requests = (),
+    ) -> NDArray:  # fmt: skip
         """Append ids int64 [B, T] to B sequences, each at its own length; logits [B, 1 or T, vocab].
 
         With one request per sequence the run also samples the next ids; `sequence.sampled([request])` returns them.
@@ -168,9 +350,7 @@ class PagedCache:
                 raise
             return logits
 
-    def run(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def run(self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         """Reserve entries, run, and raise the lengths: logits, and sampled ids. The ids must have been checked."""
         count = ids.shape[1]
         if len(sequences) > 1 and max(s.length for s in sequences) + count > independent(self.program):
@@ -195,8 +375,8 @@ class PagedCache:
             return logits if batch == len(sequences) else logits[: len(sequences)], sampled
 
     def _run_separately(
-        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+        self, sequences: Several[Sequence], ids: np.ndarray, all_logits: bool, requests: Requests
+    ) -> StepResult:
         """`run`, one sequence after the other: with dynamic RoPE the longest text would set the frequencies of all."""
         made = [self.run([s], ids[i : i + 1], all_logits, requests[i : i + 1]) for i, s in enumerate(sequences)]
         first = made[0][0]
@@ -235,15 +415,11 @@ class PagedCache:
     def claim(self, count: int) -> list[int]:
         """Take free blocks, evicting cached ones if there are too few. Raises: CacheFull, with nothing changed."""
         missing = count - self.pool.free
-        if missing > 0:
-            if missing > self.prefix.evictable:
-                raise CacheFull(
-                    "the cache has no room for these tokens",
-                    expected=f"{count} blocks of {self.block} tokens",
-                    got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
-                    fix="release sequences (cache.holders()), or model.new_cache with a larger capacity",
-                )
-            self.prefix.evict(missing)
+        if missing > 0 and missing > self.prefix.evictable:
+            raise CacheFull("the cache has no room for these tokens", expected=f"{count} blocks of {self.block} tokens",
+                            got=f"{self.pool.free} free, {self.prefix.evictable} evictable",
+                            fix="release sequences (cache.holders()), or make a larger cache")  # fmt: skip
+        self.prefix.evict(missing)
         return self.pool.take(count)
 
     def copy_block(self, source: int, target: int, count: int) -> None:

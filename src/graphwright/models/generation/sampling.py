@@ -58,11 +58,23 @@ _MOST = float(np.finfo(np.float32).max)
 _WORD = (1 << 64) - 1
 
 
-def check_number(name: str, value: object, kind: type = Integral) -> None:
-    """Raises: UsageError if an option is not a number of this kind."""
+def check_number(name: str, value: Any, least: int | None = None, kind: type = Integral) -> None:
+    """Raises: UsageError if an option is not a number of this kind, or less than `least`."""
     if not isinstance(value, kind):
         article = "an integer" if kind is Integral else "a number"
         raise UsageError(f"{name} must be {article}", where=name, got=value)
+    if least is not None and value < least:
+        raise UsageError(f"{name} is out of range", where=name, expected=f">= {least}", got=value)
+
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda x: x >= 0, ">= 0"),
+    "top_p": (lambda x: 0 < x <= 1, "in (0, 1]"),
+    "min_p": (lambda x: 0 <= x <= 1, "in [0, 1]"),
+    "repetition_penalty": (lambda x: 0 < x < float("inf"), "> 0"),
+    "presence": (lambda x: abs(x) < float("inf"), "a finite number"),
+    "frequency": (lambda x: abs(x) < float("inf"), "a finite number"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +106,12 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence", "frequency"):
-            check_number(name, getattr(self, name), Real)
-        for name in ("top_k", "seed"):
-            check_number(name, getattr(self, name), Integral)
+        for name, (fits, expected) in _RANGES.items():
+            check_number(name, value := getattr(self, name), kind=Real)
+            if not fits(value):
+                raise UsageError(f"{name} is out of range", where=name, expected=expected, got=value)
+        check_number("top_k", self.top_k, 0)
+        check_number("seed", self.seed)
         if not isinstance(self.processors, tuple | list):
             raise UsageError("processors must be a list of functions", where="processors", got=repr(self.processors))
         for processor in self.processors:
@@ -105,18 +119,6 @@ class Sampling:
                 raise UsageError("a processor is not callable", where="processors", expected="a function (ids, logits)",
                                  got=type(processor).__name__)  # fmt: skip
         object.__setattr__(self, "processors", tuple(self.processors))
-        ranges = {
-            "temperature": (self.temperature >= 0, ">= 0"),
-            "top_k": (self.top_k >= 0, ">= 0"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
-            "repetition_penalty": (0 < self.repetition_penalty < float("inf"), "> 0"),
-            "presence": (abs(self.presence) < float("inf"), "a finite number"),
-            "frequency": (abs(self.frequency) < float("inf"), "a finite number"),
-        }
-        for name, (fine, expected) in ranges.items():
-            if not fine:
-                raise UsageError(f"{name} is out of range", where=name, expected=expected, got=getattr(self, name))
 
     @property
     def penalises(self) -> bool:
@@ -145,13 +147,9 @@ class Sampling:
         return self._run(logits, 0, 0, prompt, output)[1]
 
     def sample(
-        self,
-        logits: np.ndarray,
-        position: int,
-        stream: int = 0,
-        prompt: np.ndarray | None = None,
+        self, logits: np.ndarray, position: int, stream: int = 0, prompt: np.ndarray | None = None,
         output: np.ndarray | None = None,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Sample the next token for logits [V] at an absolute position, as a compiled step does. Raises: NonFinite."""
         _check(logits, "the logits", position)
         token, z = self._run(logits, position, stream, prompt, output)
@@ -189,9 +187,7 @@ def _check(z: np.ndarray, what: str, position: int) -> None:
                         fix="model.program.run(...) shows every value; check processors too")  # fmt: skip
 
 
-def _sample_token(
-    z: np.ndarray, rules: list[float], keys: tuple[int, int, int, int], seen: np.ndarray
-) -> tuple[int, np.ndarray]:
+def _sample_token(z: np.ndarray, rules: list[float], keys: tuple[int, ...], seen: np.ndarray) -> tuple[int, np.ndarray]:
     operands = (z, np.array(rules, np.float32), np.array(keys, np.int64), seen)
     ids, kept = compute(get("sample_token"), [from_numpy(x[None]) for x in operands], {})
     return int(ids.item()), kept.to_numpy()[0]
@@ -251,7 +247,11 @@ class SamplingRequest:
         return self.rule.sample(logits, len(ids), self.stream, ids[: self.prompt], ids[self.prompt :])
 
 
-def check_one_each(requests: Sequence[SamplingRequest], sequences: int) -> None:
+Requests = Sequence[SamplingRequest]
+"""One request per sequence, or none at all."""
+
+
+def check_one_each(requests: Requests, sequences: int) -> None:
     """Raises: UsageError unless there is one request per sequence, or none at all."""
     if len(requests) not in (0, sequences):
         raise UsageError("step needs one sampling request per sequence", where="requests", expected=sequences,

@@ -18,14 +18,13 @@ import numpy as np
 from graphwright.array import NDArray, from_numpy
 from graphwright.errors import ShapeError, UsageError
 from graphwright.models.errors import BlockError, PromptError, SequenceReleased
-from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent, numbers
-from graphwright.models.generation.sampling import check_number
+from graphwright.models.generation.cache import CHUNK, ENDLESS, KVCache, independent
+from graphwright.models.generation.cached_program import StepResult
+from graphwright.models.generation.sampling import Requests, check_number
 from graphwright.models.generation.text import check_ids
 
 if TYPE_CHECKING:
-    from graphwright.models.generation.block_pool import BlockPool
-    from graphwright.models.generation.paged import PagedCache
-    from graphwright.models.generation.sampling import SamplingRequest
+    from graphwright.models.generation.paged import BlockPool, PagedCache
 
 
 class PagedSnapshot:
@@ -107,18 +106,6 @@ class Sequence(KVCache):
             self._busy.release()
 
     # -- filling -----------------------------------------------------------------------------------------------------
-    def step(
-        self,
-        ids: np.ndarray,
-        *,
-        all_logits: bool = False,
-        allow_stale: bool = False,
-        requests: Several[SamplingRequest] = (),
-    ) -> NDArray:
-        """As `KVCache.step`. Raises also: UsageError if another thread is using this sequence."""
-        with self.exclusive():
-            return super().step(ids, all_logits=all_logits, allow_stale=allow_stale, requests=requests)
-
     def prefill(self, ids: np.ndarray, *, chunk: int = CHUNK, allow_stale: bool = False) -> np.ndarray:
         """As `KVCache.prefill`; the first `reused` entries were found in the cache."""
         with self.exclusive():
@@ -174,13 +161,11 @@ class Sequence(KVCache):
 
     def _write(self, pools: list[NDArray], entries: list[NDArray], at: int, n: int) -> None:
         block = self.cache.block
-        for pool, new in zip(pools, entries, strict=True):
-            done = 0
-            while done < n:
-                page, inside = self._locate(at + done)
-                some = min(block - inside, n - done)
-                pool[page, :, inside : inside + some].copy_from(new[:, done : done + some])
-                done += some
+        for start in range(at - at % block, at + n, block) if n else ():
+            low, high = max(start, at), min(start + block, at + n)
+            page = self.table[start // block]
+            for pool, new in zip(pools, entries, strict=True):
+                pool[page, :, low - start : high - start].copy_from(new[:, low - at : high - at])
 
     def reserve(self, count: int) -> None:
         """Make room for more entries, and stop sharing the block they start in. Raises: CacheFull, nothing changed."""
@@ -209,11 +194,7 @@ class Sequence(KVCache):
         self._length += count
 
     def record(
-        self,
-        ids: np.ndarray,
-        last: np.ndarray,
-        requests: Several[SamplingRequest] = (),
-        sampled: np.ndarray | None = None,
+        self, ids: np.ndarray, last: np.ndarray, requests: Requests = (), sampled: np.ndarray | None = None
     ) -> None:
         """As `KVCache.record`; also cache a block that was filled, for prompts with the same prefix."""
         super().record(ids, last, requests, sampled)
@@ -233,19 +214,7 @@ class Sequence(KVCache):
             finally:
                 self._given = given  # the last entry was recomputed and restored
 
-    def truncate(self, length: int) -> None:
-        """As `KVCache.truncate`."""
-        with self.exclusive():
-            super().truncate(length)
-
-    def refill(self) -> None:
-        """As `KVCache.refill`."""
-        with self.exclusive():
-            super().refill()
-
-    def _run(
-        self, ids: np.ndarray, all_logits: bool, requests: Several[SamplingRequest]
-    ) -> tuple[NDArray, np.ndarray | None]:
+    def _run(self, ids: np.ndarray, all_logits: bool, requests: Requests) -> StepResult:
         return self.cache.run([self], ids, all_logits, requests)
 
     def _fits(self) -> bool:
@@ -280,12 +249,7 @@ class Sequence(KVCache):
 
     def _entry(self, at: int) -> Iterator[NDArray]:
         block, inside = self._locate(at)
-        for pool in self.cache.pools():
-            yield pool[block, :, inside]
-
-    def _locate(self, position: int) -> tuple[int, int]:
-        at, inside = divmod(position, self.cache.block)
-        return self.table[at], inside
+        return (pool[block, :, inside] for pool in self.cache.pools())
 
     # -- inspection --------------------------------------------------------------------------------------------------
     def lookup(self, position: int) -> tuple[int, int]:
@@ -296,6 +260,10 @@ class Sequence(KVCache):
                              expected=f"0..{self.length - 1}", got=position)  # fmt: skip
         return self._locate(position)
 
+    def _locate(self, position: int) -> tuple[int, int]:
+        at, inside = divmod(position, self.cache.block)
+        return self.table[at], inside
+
     def blocks(self) -> list[int]:
         """The blocks that hold entries, as a copy."""
         return self.table[: -(-self.length // self.cache.block)]
@@ -305,24 +273,24 @@ class Sequence(KVCache):
 
         Dtypes that numpy lacks are widened to float32.
         """
-        k, v = (views for views in self.kv(layer))
-        return tuple(np.concatenate(t, axis=1) if t else np.zeros((0, 0, 0), np.float32) for t in (k, v))  # pyright: ignore[reportReturnType]
+        k, v = (np.concatenate(t, axis=1) if t else np.zeros((0, 0, 0), np.float32) for t in self.kv(layer))
+        return k, v
 
     def kv(self, layer: int | str) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Keys and values of an attention by block, read-only [kv heads, entries, head dim].
 
         Views of the pool; copies if it is on a device, or in a dtype that numpy lacks (widened to float32).
         """
-        keys = list(self.cache.variables)
-        paths = [key.removeprefix("cache.").removesuffix(".k") for key in keys[::2]]
+        paths = [key.removeprefix("cache.").removesuffix(".k") for key in list(self.cache.variables)[::2]]
         if layer not in paths and not (isinstance(layer, int) and 0 <= layer < len(paths)):
             raise UsageError("unknown attention", where="layer", expected=f"{', '.join(paths)}, or an index", got=layer)
         at = layer if isinstance(layer, int) else paths.index(layer)
-        pools, length, size = self.cache.pools(), self.length, self.cache.block
+        length, size = self.length, self.cache.block
         found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-        for pool, views in zip(pools[2 * at : 2 * at + 2], found, strict=True):
+        for pool, views in zip(self.cache.pools()[2 * at : 2 * at + 2], found, strict=True):
+            wide = "float32" if pool.dtype.as_bits else None
             for i, block in enumerate(self.blocks()):
-                view = numbers(pool[block, :, : min(size, length - i * size)])
+                view = pool[block, :, : min(size, length - i * size)].to_numpy(wide)
                 view.flags.writeable = False
                 views.append(view)
         return found

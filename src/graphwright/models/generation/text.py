@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.models.errors import PromptError
-from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
+from graphwright.models.tokenizer import ByteTokenizer, Tokenizer, need_tokenizer
 from graphwright.ops import traits
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
-    from graphwright.models.tokenizer import Tokenizer
     from graphwright.program import Program
 
 
@@ -51,9 +50,8 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     try:
         seen = np.atleast_2d(np.asarray(mask))
     except ValueError as error:  # ragged
-        raise PromptError(
-            "the rows of the mask have different lengths", expected=list(shape), got=str(error)
-        ) from error
+        what = "the rows of the mask have different lengths"
+        raise PromptError(what, expected=list(shape), got=str(error)) from error
     if seen.shape != shape:
         raise PromptError("the mask and the ids have different shapes", expected=list(shape), got=list(seen.shape))
     if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
@@ -107,9 +105,8 @@ class TextStream:
             self.text = self.tokenizer.decode(self._ids)
         if self._cut():
             return True
-        ready = len(self.text) - max(
-            (k for s in self.stop for k in range(1, len(s)) if self.text.endswith(s[:k])), default=0
-        )
+        begun = (k for s in self.stop for k in range(1, len(s)) if self.text.endswith(s[:k]))
+        ready = len(self.text) - max(begun, default=0)
         while self._bytes is None and ready and self.text[ready - 1] == _UNFINISHED:
             ready -= 1
         self._emit(ready)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphwright.graph import NodeId
 from graphwright.ops import get
+from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.table import Instr
 
 
 class StateCommit:

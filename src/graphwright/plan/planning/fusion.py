@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import bfloat16, bool_, float32
+from graphwright.array import Layout, bfloat16, bool_, float32
 from graphwright.array.layout import is_row_major
 from graphwright.array.vm.encode.fuse import layout_of_tiles, tiles_for
 from graphwright.array.vm.encode.operands import View
 from graphwright.ops import OPS
 from graphwright.plan.options import VM
-from graphwright.plan.planning.executors import elementwise
+from graphwright.plan.planning.lowering import ExecutorChoice, elementwise
 from graphwright.plan.planning.passes import TEMPORARY
+from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.array import Layout
-    from graphwright.plan.planning.executors import ExecutorChoice
     from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.table import Instr
 
 _DTYPES = (float32, bfloat16, bool_)
 
@@ -72,11 +70,6 @@ class Fusion(NamedTuple):
     facts: tuple[np.ndarray, np.ndarray]
     rows: tuple[np.ndarray, np.ndarray]
 
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Instructions of each group."""
-        placed = zip(self.starts.tolist(), self.regions, strict=True)
-        return tuple([tuple([i + start for i in group]) for start, found in placed for group in found.groups])
-
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
         """Regions that overlap a range of instructions, with their first instruction."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
@@ -98,7 +91,7 @@ NO_FUSION = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64),
 class InstructionViews:
     """The numbers of a plan for reading one by one, for which memory views are faster than arrays."""
 
-    def __init__(self, builder: PlanBuilder, *numbers: np.ndarray) -> None:
+    def __init__(self, builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> None:
         self.builder, self.slots, self.holders = builder, builder.tables.slots, builder.tables.holders
         views: list[Any] = [column.data for column in numbers]
         self.order, self.home, self.first, self.last, self.own = views
@@ -117,38 +110,29 @@ class InstructionViews:
         return temporary and start <= self.first[b] and self.last[b] <= stop
 
 
-def fuse(
-    builder: PlanBuilder,
-    order: np.ndarray,
-    home: np.ndarray,
-    first: np.ndarray,
-    last: np.ndarray,
-    own: np.ndarray,
-    run: Any,
-) -> Fusion:
+def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fusion:
     """Find the groups, and adapt the lifetimes of their buffers in `last` and `own`.
 
     The builder keeps the groups of each region for the next plan.
 
     Args:
+        numbers: order, home, first, last and own, as in `passes`.
         run: the loops of `passes`.
     """
+    order, home, first, last, own = numbers
     joins = builder.tables.fusible(order)
     if not joins.any():
         return NO_FUSION._replace(tiles=np.full(len(last), -1, np.int32))
     before = builder.fusion or NO_FUSION
     edges = np.flatnonzero(np.diff(np.concatenate(([0], joins.view(np.int8), [0])))).reshape(-1, 2)
     spans = edges[edges[:, 1] - edges[:, 0] > 1]
-    reads, outs, codes = (
-        builder.tables.reads.arrays(),
-        builder.tables.outs.arrays(),
-        np.frombuffer(builder.tables.codes, np.int8),
-    )
+    reads, outs = builder.tables.reads.arrays(), builder.tables.outs.arrays()
+    codes = np.frombuffer(builder.tables.codes, np.int8)
     at, facts, known = run.facts(order, spans, *reads, *outs, codes, home, first, last, own, *before.facts)
     regions = list(map([*before.regions, FusionRegion(())].__getitem__, known.tolist()))
     fresh = np.flatnonzero(known < 0).tolist()
     if fresh:
-        rows = InstructionViews(builder, order, home, first, last, own)
+        rows = InstructionViews(builder, numbers)
         for s in fresh:
             regions[s] = _found_in(rows, *spans[s].tolist())
     starts, made = spans[:, 0].copy(), _listed([regions[s].rows() for s in fresh])
@@ -178,13 +162,11 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
     return found
 
 
-def cuts(
-    builder: PlanBuilder, order: np.ndarray, home: np.ndarray, first: np.ndarray, last: np.ndarray, own: np.ndarray
-) -> dict[int, str]:
-    """Instruction -> why it does not continue the group before it."""
-    if not builder.tables.native(order).any():
+def cuts(builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> dict[int, str]:
+    """Instruction -> why it does not continue the group before it; `numbers` as in `fuse`."""
+    if not builder.tables.native(numbers[0]).any():
         return {}
-    return _found_in(InstructionViews(builder, order, home, first, last, own), 0, len(order)).cuts
+    return _found_in(InstructionViews(builder, numbers), 0, len(numbers[0])).cuts
 
 
 def _unsuited(rows: InstructionViews, instr: Instr, choice: ExecutorChoice) -> str:
@@ -236,14 +218,10 @@ class _GroupBuilder:
         fresh = {layout for _, layout in (*looks, (target, out)) if not _plain(layout, out.shape)} - self.strides
         by_row = _by_row(instr)
         again = by_row and not self.by_row  # tiles were independent of rows so far
-        views = [*self._views(fresh), *self._views({out})]
+        views = [View(float32, at.shape, at.strides) for at in self.strides | fresh | {out}]
         if (fresh or again) and layout_of_tiles(out.shape, views, by_row or self.by_row) is None:
             return "layout"
         return ""
-
-    def _views(self, fresh: set[Layout]) -> list[View]:
-        dtype = float32
-        return [View(dtype, at.shape, at.strides) for at in self.strides | fresh]
 
     def add(self, i: int, instr: Instr) -> None:
         """Add an instruction that was not refused."""

@@ -5,18 +5,19 @@ Invariant: every order of the instructions that obeys the dependencies gives the
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from graphwright.array import backend
-from graphwright.ops import expansion, get
-from graphwright.plan.planning.buffer_layout import aligned
-from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE
+from graphwright.plan.planning.lowering import needs
+from graphwright.plan.planning.passes import aligned
+from graphwright.plan.table import ARENA, FOLDED, INPUT, TILE, Instr
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
-    from graphwright.plan.table import Instr
 
 DATA, STORAGE, STATE = "data", "storage", "state"
 
@@ -36,87 +37,44 @@ class Dependency(NamedTuple):
 
 def dependencies(plan: Plan) -> tuple[Dependency, ...]:
     """The dependencies of a plan, by `after`, one per pair of instructions."""
-    found = _Hazards(plan)
-    for i in range(len(plan.instrs)):
-        found.add(i)
-    return tuple(Dependency(before, i, kind) for i, row in enumerate(found.waits) for before, kind in row.items())
+    buffers, slots = plan.buffers, plan.slots
+    arena = {b.index: (b.offset, b.offset + aligned(b.nbytes)) for b in buffers if b.kind in ARENA and b.offset >= 0}
+    temporary = arena.keys() | {b.index for b in buffers if b.kind == TILE}
+    number = {end: i for i, end in enumerate(sorted({end for span in arena.values() for end in span}))}
+    owners = np.full(len(number), -1, np.int64)  # buffer of the bytes from an end to the next one
+    writer: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    waits: list[dict[int, str]] = [{} for _ in plan.instrs]
 
+    def assign(buffer: int) -> set[int]:
+        """Give a buffer its bytes of the arena; returns the buffers that had them."""
+        start, stop = arena.pop(buffer)
+        part = owners[number[start] : number[stop]]
+        before = set(part.tolist()) - {-1}
+        part[:] = buffer
+        return before
 
-class _Hazards:
-    """The state of a walk in order: the last writer and readers of each buffer, and the buffer of each arena byte."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.waits: list[dict[int, str]] = [{} for _ in plan.instrs]
-        self._writer: dict[int, int] = {}
-        self._readers: dict[int, list[int]] = {}
-        self._arena = _ArenaOwners()
-        self._assigned = {b.index for b in plan.buffers if b.kind == INPUT and b.offset >= 0}
-        for b in self._assigned:
-            self._arena.assign(plan.buffers[b].offset, aligned(plan.buffers[b].nbytes), b)
-
-    def add(self, i: int) -> None:
-        """Visit the next instruction."""
-        instr, slots = self.plan.instrs[i], self.plan.slots
-        for b in {slots[s].buffer for s in instr.ins}:
-            if b in self._writer:
-                self._depend(i, self._writer[b], DATA if self._is_temporary(b) else STATE)
-            if self.plan.buffers[b].kind != FOLDED:
-                self._readers.setdefault(b, []).append(i)
-        for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
-            for before in self._last(b):
-                self._depend(i, before, STORAGE if self._is_temporary(b) else STATE)
-            if self._in_arena(b) and b not in self._assigned:
-                self._assigned.add(b)
-                row = self.plan.buffers[b]
-                for old in self._arena.assign(row.offset, aligned(row.nbytes), b):
-                    for before in self._last(old):
-                        self._depend(i, before, STORAGE)
-            self._writer[b], self._readers[b] = i, []
-
-    def _last(self, buffer: int) -> list[int]:
+    def last(buffer: int) -> list[int]:
         """The readers of a buffer since its last write, or else the writer."""
-        readers = self._readers.get(buffer)
-        return readers or ([self._writer[buffer]] if buffer in self._writer else [])
+        return readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
 
-    def _depend(self, i: int, before: int, kind: str) -> None:
-        if before != i:
-            self.waits[i].setdefault(before, kind)
-
-    def _is_temporary(self, buffer: int) -> bool:
-        return self._in_arena(buffer) or self.plan.buffers[buffer].kind == TILE
-
-    def _in_arena(self, buffer: int) -> bool:
-        return self.plan.buffers[buffer].kind in ARENA
-
-
-class _ArenaOwners:
-    """Disjoint spans of the arena, each with its latest buffer."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._rows: list[tuple[int, int]] = []  # (end, buffer)
-
-    def assign(self, start: int, size: int, buffer: int) -> set[int]:
-        """Assign a span to a buffer; returns the buffers it overwrites."""
-        end = start + size
-        if not size:
-            return set()
-        low = max(bisect_right(self._starts, start) - 1, 0)
-        high = bisect_left(self._starts, end)
-        old: set[int] = set()
-        kept: list[tuple[int, int, int]] = [(start, end, buffer)]
-        for s, (e, b) in zip(self._starts[low:high], self._rows[low:high], strict=True):
-            if e > start:
-                old.add(b)
-            if s < start:
-                kept.append((s, min(e, start), b))
-            if e > end:
-                kept.append((end, e, b))
-        kept.sort()
-        self._starts[low:high] = [s for s, _, _ in kept]
-        self._rows[low:high] = [(e, b) for _, e, b in kept]
-        return old
+    for b in [b for b in arena if buffers[b].kind == INPUT]:
+        assign(b)
+    for i, (instr, row) in enumerate(zip(plan.instrs, waits, strict=True)):
+        for b in {slots[s].buffer for s in instr.ins}:
+            if b in writer:
+                row.setdefault(writer[b], DATA if b in temporary else STATE)
+            if buffers[b].kind != FOLDED:
+                readers.setdefault(b, []).append(i)
+        for b in {slots[s].buffer for s in (*instr.outs, *instr.work)}:
+            for before in last(b):
+                row.setdefault(before, STORAGE if b in temporary else STATE)
+            if b in arena:  # its first write
+                for before in {before for old in assign(b) for before in last(old)}:
+                    row.setdefault(before, STORAGE)
+            writer[b], readers[b] = i, []
+        row.pop(i, None)
+    return tuple(Dependency(before, i, kind) for i, row in enumerate(waits) for before, kind in row.items())
 
 
 SHORTEST = 8
@@ -165,21 +123,14 @@ def reason(plan: Plan, instr: Instr) -> str:
     kernels = backend(device)
     if kernels.driver is None:
         return f"no graphs on {device}"
-    slots = [plan.slots[s] for s in (*instr.ins, *instr.outs)]
-    needs = expansion.needs(
-        get(instr.op),
-        kernels,
-        [s.spec for s in slots[len(instr.ins) :]],
-        [s.spec for s in slots[: len(instr.ins)]],
-        instr.attrs,
-    )
-    if needs.why:
-        return needs.why
-    if needs.reads:
-        return f"the host reads operand {needs.reads[0]}"
-    on_host = [k for k, s in enumerate(slots) if plan.buffers[s.buffer].on_host]
-    if on_host:
-        return f"operand {on_host[0]} is on the host" if on_host[0] < len(instr.ins) else "it runs on the host"
+    asked = needs(instr, kernels, lambda s: plan.slots[s].spec)
+    if asked.why:
+        return asked.why
+    if asked.reads:
+        return f"the host reads operand {asked.reads[0]}"
+    for k, s in enumerate((*instr.ins, *instr.outs)):
+        if plan.buffers[plan.slots[s].buffer].on_host:
+            return f"operand {k} is on the host" if k < len(instr.ins) else "it runs on the host"
     return ""
 
 
@@ -192,8 +143,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
         commit: the first instruction of the commit, which depends on all before it.
     """
     n = len(why)
-    before: list[list[int]] = [[] for _ in range(n)]
-    after: list[list[int]] = [[] for _ in range(n)]
+    before, after = ([[] for _ in range(n)] for _ in range(2))
     for e in found:
         before[e.after].append(e.before)
         after[e.before].append(e.after)
@@ -215,12 +165,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
     """Capturable runs (start, stop) that become graphs: the longest (first on ties), and others of at least 8."""
-    found: list[tuple[int, int]] = []
-    start = 0
-    for i in range(len(why) + 1):
-        if i == len(why) or why[i]:
-            if start < i:
-                found.append((start, i))
-            start = i + 1
+    groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
+    found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)
     return [run for run in found if run == longest or run[1] - run[0] >= SHORTEST]

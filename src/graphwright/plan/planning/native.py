@@ -9,11 +9,11 @@ import sys
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from graphwright.array.formulas import specialise
 from graphwright.plan.planning import passes
 
 SMALL = 300
@@ -47,12 +47,7 @@ def _compiled() -> Any:
     """Load all loops, also those that only patching runs, so that the first edit does not wait for them."""
     from graphwright.native import njit
 
-    space: dict[str, Any] = dict(vars(passes))
-    for name, function in vars(passes).items():
-        if isinstance(function, FunctionType):  # they call each other in compiled form
-            twin = FunctionType(function.__code__, space, name, function.__defaults__)
-            space[name] = njit(cache=True, error_model="numpy")(twin)
-    run = SimpleNamespace(**{f.__name__: space[f.__name__] for f in passes.PASSES})
+    run = specialise(passes, {}, njit(cache=True, error_model="numpy"))
     _run_on_empty(run)
     return run
 
@@ -79,13 +74,7 @@ def _stamp() -> Path:
     """A file in numba's cache that marks the loops as built for this source and this numba."""
     from importlib.metadata import version
 
-    source = Path(passes.__file__)
-    key = blake2b(source.read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
-    return _cache_folder(source) / f"passes-{key}.built"
-
-
-def _cache_folder(source: Path) -> Path:
-    """The folder where numba caches the compiled functions of a file."""
     from numba.core.caching import FunctionCache
 
-    return Path(FunctionCache(passes.place).cache_path)
+    key = blake2b(Path(passes.__file__).read_bytes() + version("numba").encode(), digest_size=8).hexdigest()
+    return Path(FunctionCache(passes.place).cache_path) / f"passes-{key}.built"

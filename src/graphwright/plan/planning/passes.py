@@ -10,7 +10,6 @@ Without its compiled form each function runs as Python, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,11 @@ import numpy as np
 Array = Any
 ALIGN = 64
 FED, TEMPORARY, ELSEWHERE = 0, 1, 2
+
+
+def aligned(nbytes: int) -> int:
+    """Bytes that a buffer takes: a multiple of 64; scalars take 8, which keeps graphs of scalars small."""
+    return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
@@ -64,19 +68,9 @@ def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: A
 
 
 def lifetimes(
-    order: Array,
-    reads_at: Array,
-    reads: Array,
-    outs_at: Array,
-    outs: Array,
-    works_at: Array,
-    works: Array,
-    pairs_at: Array,
-    pairs: Array,
-    codes: Array,
-    home: Array,
-    held: Array,
-) -> tuple[Array, Array, Array]:
+    order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
+    pairs_at: Array, pairs: Array, codes: Array, home: Array, held: Array
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Compute the first and last time at which each buffer's bytes are needed; -1 for never.
 
     A result takes the memory of an operand that dies with the instruction, if no other operand uses that memory:
@@ -346,15 +340,9 @@ def _in_one(start: int, size: int, chunks: Array) -> int:
 
 
 def moved(
-    order: Array,
-    reads_at: Array,
-    reads: Array,
-    outs_at: Array,
-    outs: Array,
-    works_at: Array,
-    works: Array,
-    other: Array,
-) -> Array:
+    order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
+    other: Array
+) -> Array:  # fmt: skip
     """Instructions that use a marked buffer, in order."""
     found = np.zeros(len(order), np.bool_)
     for i in range(len(order)):
@@ -369,20 +357,9 @@ def moved(
 
 
 def facts(
-    order: Array,
-    spans: Array,
-    reads_at: Array,
-    reads: Array,
-    outs_at: Array,
-    outs: Array,
-    codes: Array,
-    home: Array,
-    first: Array,
-    last: Array,
-    own: Array,
-    before_at: Array,
-    before: Array,
-) -> tuple[Array, Array, Array]:
+    order: Array, spans: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, codes: Array, home: Array,
+    first: Array, last: Array, own: Array, before_at: Array, before: Array
+) -> tuple[Array, Array, Array]:  # fmt: skip
     """Collect the numbers that determine the fusion groups of each region of the order.
 
     They are equal where an edit touched nothing: the region's length; per instruction its number; then per buffer that
@@ -435,14 +412,7 @@ def facts(
 
 
 def update_lifetimes(
-    starts: Array,
-    known: Array,
-    before_at: Array,
-    before: Array,
-    fresh_at: Array,
-    fresh: Array,
-    last: Array,
-    own: Array,
+    starts: Array, known: Array, before_at: Array, before: Array, fresh_at: Array, fresh: Array, last: Array, own: Array
 ) -> tuple[Array, Array, Array]:
     """Adapt the lifetimes of buffers, `last` and `own`, to the fusion groups.
 
@@ -472,17 +442,3 @@ def update_lifetimes(
                 last[b] = starts[s] + row[2]
         new += known[s] < 0
     return at, rows, tiles
-
-
-PASSES: tuple[Callable[..., Any], ...] = (
-    needed,
-    sinking,
-    touches,
-    lifetimes,
-    fullest,
-    place,
-    keep_offsets,
-    moved,
-    facts,
-    update_lifetimes,
-)

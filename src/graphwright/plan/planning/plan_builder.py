@@ -7,45 +7,35 @@ works from specs alone: no op runs, no weight byte is read, no state changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from graphwright.array import backend
-from graphwright.ops import OPS, expansion, get
-from graphwright.plan.planning.executors import chooser
-from graphwright.plan.planning.lowering import LoweringTable, contiguous
-from graphwright.plan.planning.plan_tables import InstructionOrder, PlanTables
-from graphwright.plan.planning.records import (
+from graphwright.array import Layout, NDArray, Spec
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, Op
+from graphwright.plan.options import CompileOptions
+from graphwright.plan.planning.lowering import LoweringTable, Signature, contiguous
+from graphwright.plan.planning.plan_tables import (
     CseTable,
+    InstructionOrder,
     NodeRecord,
-    RewriteRecord,
+    PlanTables,
     SharedCopy,
     SourceTable,
     all_records,
 )
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
-from graphwright.program import Value, kinds
-from graphwright.program.incremental import IncrementalWalk
+from graphwright.program import Program, Value, kinds
+from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, Layout, NDArray, Spec
-    from graphwright.graph import NodeId
-    from graphwright.ops import Op
     from graphwright.plan.planning.fusion import Fusion
-    from graphwright.plan.planning.lowering import Signature
-    from graphwright.program import Program
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536
 """Maximum bytes of a folded value that is larger than what it is computed from."""
-
-
-def _scratch(
-    device: Device, op: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Mapping[str, Any]
-) -> Sequence[Spec]:
-    return expansion.workspace(get(op), backend(device), outs, ins, attrs)
 
 
 class RewriteRule(NamedTuple):
@@ -68,10 +58,11 @@ class PlanBuilder:
         p: the program.
         dims: numbers for named sizes.
         rules: the rewrite rules, in order.
-        freeze, executor, device: see `CompileOptions`.
+        options: see `CompileOptions`.
 
     Attributes:
         tables: slots, buffers and instructions.
+        order: instructions of all records, in order.
         records: node -> record.
         given_out: values that outputs and watches return.
         turn: number of plans made so far.
@@ -82,24 +73,18 @@ class PlanBuilder:
     """
 
     def __init__(
-        self,
-        p: Program,
-        dims: Mapping[str, int],
-        rules: Sequence[RewriteRule],
-        *,
-        freeze: bool,
-        executor: str,
-        device: Device,
+        self, p: Program, dims: Mapping[str, int], rules: Sequence[RewriteRule], options: CompileOptions
     ) -> None:
-        self.tables = PlanTables(LoweringTable(chooser(executor, device), partial(_scratch, device)))
-        self.program, self.dims, self.rules, self.freeze, self.device = p, dict(dims), tuple(rules), freeze, device
+        self.tables = PlanTables(LoweringTable(options.executor, options.device))
+        self.program, self.dims, self.rules = p, dict(dims), tuple(rules)
+        self.freeze, self.device = options.freeze, options.device
         self.records: dict[NodeId, NodeRecord] = {}
         self.given_out: frozenset[Value] = frozenset()
         self.turn = self.visited = 0
         self.fusion: Fusion | None = None
         self.sent: dict[NodeId, int] = {}
         self.assumptions: dict[str, tuple[NDArray, int]] = {}
-        self._order = InstructionOrder()
+        self.order = InstructionOrder()
         self._walk = IncrementalWalk(p)
         self._cse = CseTable(lambda node: p.order_labels.key(node), lambda node: self._revisit((node,)))
         self._copies: dict[Any, SharedCopy] = {}
@@ -109,11 +94,6 @@ class PlanBuilder:
         self._history: list[tuple[int, NodeId, NodeRecord | None]] = []
         self._rules_for = cache(lambda op: [rule.apply for rule in rules if rule.matches(OPS[op])])
         self._changed = p.follow()
-
-    @property
-    def order(self) -> np.ndarray:
-        """Instructions of all records, in order."""
-        return self._order.now
 
     # -- updates -----------------------------------------------------------------------------------------------------
     def update(self) -> None:
@@ -140,7 +120,7 @@ class PlanBuilder:
         for key in self._stale_copies:
             self._place_copy(key)
         self._stale_copies.clear()
-        self._order.update(self._order_key, len(self.tables.instrs))
+        self.order.update(self._order_key, len(self.tables.instrs))
 
     def records_at(self, turn: int) -> dict[NodeId, NodeRecord]:
         """The records as they were when the plan of a turn was made."""
@@ -166,7 +146,7 @@ class PlanBuilder:
             slots[begin : begin + len(record.results)] = record.results
             self._stale_copies.update(record.copies)
         self.visited += len(records)
-        self._order.reset([record.instr for record in records if record.instr >= 0])
+        self.order.reset([record.instr for record in records if record.instr >= 0])
         self._walk = IncrementalWalk(self.program)  # in order, so no record has to be visited twice
 
     def _revisit(self, nodes: Iterable[NodeId]) -> None:
@@ -190,9 +170,9 @@ class PlanBuilder:
                 self._cse.leave(node, old.cse_key)
             self._release_copies(node, set(old.copies) - set(record.copies))
             if old.instr != record.instr or moved:
-                self._order.remove(old.instr)
+                self.order.remove(old.instr)
         if record.instr >= 0 and (old is None or old.instr != record.instr or moved):
-            self._order.add(record.instr)
+            self.order.add(record.instr)
         if old is None or old.results != record.results:
             self._revisit(map(p.graph.target, p.graph.out_edges(node)))
         if record.cse_key is not None and old is not None and (moved or old.results != record.results):
@@ -204,7 +184,7 @@ class PlanBuilder:
             self._sources = None
         if record.cse_key is not None:
             self._cse.leave(record.node, record.cse_key)
-        self._order.remove(record.instr)
+        self.order.remove(record.instr)
         self._release_copies(record.node, set(record.copies))
 
     def _order_key(self, q: int) -> tuple[int, int, int]:
@@ -250,7 +230,7 @@ class PlanBuilder:
                 for port, s in enumerate(record.specs)
             )
             self.tables.fold(Instr(record.op, record.reads, record.own, (), record.attrs, node))
-            record.rewrites = (*record.rewrites, RewriteRecord("fold", node, None))
+            record.log("fold", None)
         elif old is None and signature.lowering is not None:
             self._plan_known(record, signature, frozen)
         else:
@@ -273,17 +253,14 @@ class PlanBuilder:
         for number in signature.copied:
             why = f"{record.op} needs operand {number} in row-major memory"
             ins[number] = self.contiguous(record, ins[number], number, why)
-        converted = record.reads if old is not None and op.traits.convert else None
-        made = [
-            self._slot(old, port, Value(node, port), s, TEMP, "", frozen, converted)
-            for port, s in enumerate(record.specs)
-        ]
+        # conversion chains look through a conversion, so on other operands it is another value
+        known = None if old is None or (op.traits.convert and old.reads != record.reads) else old
+        made = [self._slot(known, port, Value(node, port), s, TEMP, "", frozen) for port, s in enumerate(record.specs)]
         record.results = record.own = tuple(made)
         if op.traits.nary and not ins:
             self._emit(record, old, "full_like", (made[0],), {"value": 0.0}, "a junction without edges is zero")
         else:
-            known = None if signature.copied else signature
-            self._emit(record, old, record.op, tuple(ins), record.attrs, signature=known)
+            self._emit(record, old, record.op, tuple(ins), record.attrs)
 
     def _plan_view(self, record: NodeRecord, op: Op, old: NodeRecord | None) -> None:
         tables, dtype = self.tables, record.specs[0].dtype
@@ -330,9 +307,7 @@ class PlanBuilder:
     ) -> tuple[int, ...]:
         """Log that other slots replace a record's results; `into` is their node, if it is not that of the first."""
         maker = self.tables.slots[by[0]].value
-        if into is None and maker is not None:
-            into = maker.node
-        record.rewrites = (*record.rewrites, RewriteRecord(rule, record.node, into, bound))
+        record.log(rule, maker.node if into is None and maker is not None else into, bound)
         return by
 
     def node_of(self, slot: int) -> NodeId:
@@ -373,23 +348,11 @@ class PlanBuilder:
 
     # -- slots, copies, instructions ---------------------------------------------------------------------------------
     def _slot(
-        self,
-        old: NodeRecord | None,
-        number: int,
-        value: Value | None,
-        spec: Spec,
-        kind: str,
-        key: str,
-        frozen: bool,
-        converted: tuple[int, ...] | None = None,
+        self, old: NodeRecord | None, number: int, value: Value | None, spec: Spec, kind: str, key: str, frozen: bool
     ) -> int:
-        """The slot that the old record had for this, if it still fits, else a new one.
-
-        Args:
-            converted: operands of a conversion; chains look through it, so on other operands it is another value.
-        """
+        """The slot that the old record had for this, if it still fits, else a new one."""
         tables = self.tables
-        if old is not None and number < len(old.own) and (converted is None or converted == old.reads):
+        if old is not None and number < len(old.own):
             slot = tables.slots[old.own[number]]
             if slot.base == slot.index and slot.value == value and tables.frozen[slot.index] == frozen:
                 old_kind, _, old_key = tables.buffers[slot.buffer]
@@ -398,16 +361,9 @@ class PlanBuilder:
         return tables.slot(value, spec, kind, key, frozen)
 
     def _emit(
-        self,
-        record: NodeRecord,
-        old: NodeRecord | None,
-        op: str,
-        ins: tuple[int, ...],
-        attrs: Mapping[str, Any],
-        why: str = "",
-        signature: Signature | None = None,
+        self, record: NodeRecord, old: NodeRecord | None, op: str, ins: tuple[int, ...], attrs: Any, why: str = ""
     ) -> None:
-        """Set the record's instruction and its scratch; `signature` caches the lowering, if it is the record's own."""
+        """Set the instruction of a record and its scratch; its signature caches the lowering of the record itself."""
         made, tables = record.results, self.tables
         if old is not None and old.instr >= 0:
             had = tables.instrs[old.instr]
@@ -415,7 +371,8 @@ class PlanBuilder:
                 record.instr, record.own = old.instr, old.own
                 return
         instr = Instr(op, ins, made, (), attrs, record.node, why)
-        lowering = signature.lowering if signature is not None else None
+        signature = record.signature if (op, ins) == (record.op, record.reads) else None
+        lowering = None if signature is None else signature.lowering
         if lowering is None:
             lowering = tables.lowerings.lowering(instr, tables.slots, tables.shapes)
             if signature is not None:
@@ -453,7 +410,7 @@ class PlanBuilder:
     def _place_copy(self, key: Any) -> None:
         """Run a shared copy just before its first reader."""
         copy = self._copies[key]
-        self._order.remove(copy.instr)
+        self.order.remove(copy.instr)
         if not copy.wanted:
             del self._copies[key]
             return
@@ -463,7 +420,7 @@ class PlanBuilder:
         if had is None or (had.node, had.why) != (node, why):
             instr = Instr("copy", (copy.source,), (copy.target,), (), {}, node, why)
             copy.instr = self.tables.instruction(instr, rank)
-        self._order.add(copy.instr)
+        self.order.add(copy.instr)
 
     # -- sources and writes ------------------------------------------------------------------------------------------
     def sources(self) -> SourceTable:

@@ -9,30 +9,119 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from graphwright.array import CPU
+from graphwright.array import CPU, Device, Spec
+from graphwright.autograd import Variable
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.plan.errors import OutOfMemory
-from graphwright.plan.planning.buffer_layout import BufferLayout, Patched, place_naive
+from graphwright.plan.options import CompileOptions
 from graphwright.plan.planning.commit import StateCommit
-from graphwright.plan.planning.executors import on_vm
 from graphwright.plan.planning.fusion import fuse
-from graphwright.plan.planning.lowering import LARGEST, TooLarge
+from graphwright.plan.planning.lowering import LARGEST, TooLarge, on_vm
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.passes import ALIGN
 from graphwright.plan.planning.plan_builder import PlanBuilder
-from graphwright.plan.planning.residency import HomeChanged, keep_on_host
+from graphwright.plan.planning.residency import HomeChanged, HostPlacement
 from graphwright.plan.planning.rewrites import FAST_RULES, NARROW_WEIGHT, RULES
-from graphwright.program import FeedError
+from graphwright.plan.table import Instr
+from graphwright.program import FeedError, Program, Value
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, Spec
-    from graphwright.plan.options import CompileOptions
     from graphwright.plan.plan import Plan
-    from graphwright.program import Program, Value
+    from graphwright.plan.planning.fusion import Fusion
+    from graphwright.plan.planning.plan_builder import PlanBuilder
+    from graphwright.plan.planning.plan_tables import NodeRecord, PlanTables
+
+
+class Patched(NamedTuple):
+    """How a plan was made: `kind` "full" or "patched", the reason, nodes visited, buffers placed again."""
+
+    kind: str
+    why: str
+    nodes: int = 0
+    buffers: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.why} ({self.nodes} nodes visited)"
+
+
+@dataclass(eq=False)
+class BufferLayout:
+    """Instruction order, lifetimes and offsets of one plan.
+
+    Attributes:
+        builder: the builder, whose tables only grow, so that the numbers stay valid.
+        order: instructions as they run.
+        home, first, last, offsets: per buffer, the buffer whose memory it uses, the first and last instruction that
+            needs it, and its offset in the arena (or -1).
+        used: mask of the buffers that the plan touches.
+        total, bound: bytes of the arena, and bytes live at the fullest instruction.
+        ends: ends of the arena's chunks; each buffer is in one chunk.
+        roots: nodes that outputs, watches and writes need.
+        fusion: the fusion groups.
+        turn, slot_count: turn of the builder, and its number of slots, when the plan was made.
+        sources: slots of the inputs, params, consts and states that the plan uses, in order.
+        read, written: keys of the variables that the plan reads, and of the states that it writes.
+        variables: the variables of all params, consts and states, by key.
+        folds: folded buffer that the plan uses -> the instruction that computes it.
+    """
+
+    builder: PlanBuilder
+    order: np.ndarray
+    home: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    offsets: np.ndarray
+    used: np.ndarray
+    total: int
+    bound: int
+    ends: tuple[int, ...]
+    roots: tuple[NodeId, ...]
+    fusion: Fusion
+
+    def __post_init__(self) -> None:
+        builder, tables, used = self.builder, self.builder.tables, self.used
+        self.tables: PlanTables = tables
+        self.turn, self.slot_count = builder.turn, len(tables.slots)
+        known, weights = builder.sources(), builder.program.weights
+        read = used[known.holders].tolist()
+        self.sources = tuple(compress(known.slots, read))
+        self.read = [key for key in compress(known.keys, read) if key is not None]
+        self.variables: dict[str, Variable] = {key: weights[key] for key in known.keys if key is not None}
+        folded = np.fromiter(tables.folds, np.int64, len(tables.folds))
+        self.folds: dict[int, Instr] = {b: tables.folds[b] for b in folded[used[folded]].tolist()}
+        self.written = [tables.buffers[tables.slots[state].buffer][2] for state, _ in builder.writes().values()]
+
+    @cached_property
+    def records(self) -> dict[NodeId, NodeRecord]:
+        """The node records as they were when the plan was made."""
+        return self.builder.records_at(self.turn)
+
+    def moved_since(self, before: BufferLayout) -> np.ndarray:
+        """Mask of the buffers of an earlier plan of the builder that have another address now."""
+        count = len(before.home)
+        home, moved = self.home[:count], np.zeros(len(self.home), np.bool_)
+        moved[:count] = before.offsets != self.offsets[:count]
+        return (home != before.home) | moved[home]
+
+    def home_of(self, buffer: int) -> int:
+        """The buffer whose memory a buffer uses."""
+        return int(self.home[buffer])
+
+
+def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
+    """Give every used buffer (last >= 0) its own memory, in order; returns offsets and the total bytes."""
+    rooms = np.where(last >= 0, -(-sizes // ALIGN) * ALIGN, 0)
+    offsets = np.where(last >= 0, np.cumsum(rooms) - rooms, -1)
+    return offsets, int(np.max(offsets + sizes, where=last >= 0, initial=0))
+
 
 CONE, WASTE = 0.25, 1.25
 """A plan is made in full if an edit touched a larger share of its nodes, or its arena is so many times the bound."""
@@ -40,12 +129,9 @@ _MANY = 10_000  # objects made since the last collection
 _GARBAGE = 4096  # dead instructions beyond as many as there are live ones, from which a builder is dropped
 
 
-class Planned(NamedTuple):
-    """A program as numbers: what `Plan` needs besides the program and the options."""
-
-    commit: StateCommit
-    layout: BufferLayout
-    patched: Patched
+Named = Mapping[str, Value]
+Planned = tuple[StateCommit, BufferLayout, Patched]
+"""A program as numbers: what `Plan` needs besides the program and the options."""
 
 
 @contextmanager
@@ -65,33 +151,24 @@ def uncollected() -> Iterator[None]:
 
 
 def lay_out(
-    p: Program,
-    inputs: Mapping[str, Spec],
-    outputs: Sequence[str] | None,
-    options: CompileOptions,
-    before: Plan | None,
+    p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
     """Plan a program for input specs; see `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
     if not wanted and not p.assigns():
-        raise UsageError(
-            "nothing to compute: no output was selected, and the program writes no state",
-            where=p.name,
-            expected=", ".join(p.output_names()) or "an output",
-            got="no outputs",
-            fix="outputs=None plans all" if p.output_names() else "e.set_outputs(y=node), or b.output(node, 'y')",
-        )
+        names = ", ".join(p.output_names())
+        fix = "outputs=None plans all" if names else "e.set_outputs(y=node), or b.output(node, 'y')"
+        raise UsageError("nothing to compute: no output was selected, and the program writes no state", where=p.name,
+                         expected=names or "an output", got="no outputs", fix=fix)  # fmt: skip
     why = _why_full(before, options.rewrites)
     with uncollected():
         if before is None or why:
             rules = {"none": (), "exact": RULES, "fast": (*RULES, *FAST_RULES)}[options.rewrites]
             if rules and options.freeze and on_vm(options.executor, options.device):
                 rules = (*rules, NARROW_WEIGHT)
-            builder = PlanBuilder(
-                p, dims, rules, freeze=options.freeze, executor=options.executor, device=options.device
-            )
+            builder = PlanBuilder(p, dims, rules, options)
             builder.given_out = frozenset((*wanted.values(), *watched.values()))
         else:
             builder = before.buffer_layout.builder
@@ -105,7 +182,7 @@ def lay_out(
         except HomeChanged:
             commit, layout, patched = lay_out(p, inputs, outputs, options, None)
             why = "other values than before are in host memory"
-            return Planned(commit, layout, patched._replace(why=why))
+            return commit, layout, patched._replace(why=why)
 
 
 def _why_full(before: Plan | None, rewrites: str) -> str:
@@ -125,16 +202,10 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
 
 
 def _arrange(
-    builder: PlanBuilder,
-    wanted: Mapping[str, Value],
-    watched: Mapping[str, Value],
-    mode: str,
-    before: Plan | None,
-    why: str,
-    visited: int,
+    builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
     """Order the instructions, and compute lifetimes, fusion groups and offsets of the buffers."""
-    run, tables = loops(len(builder.order)), builder.tables
+    run, tables = loops(len(builder.order.now)), builder.tables
     old = None if before is None else before.buffer_layout
     outputs, seen = (
         {name: builder.records[v.node].results[v.port] for name, v in named.items()} for named in (wanted, watched)
@@ -145,9 +216,9 @@ def _arrange(
     roots += [holders[s] for pair in builder.writes().values() for s in pair]
     need = np.zeros(len(tables.buffers), np.bool_)
     need[roots] = True
-    order = run.needed(builder.order, *tables.reads.arrays(), *tables.outs.arrays(), need)
+    order = run.needed(builder.order.now, *tables.reads.arrays(), *tables.outs.arrays(), need)
     if builder.device != CPU:
-        order = keep_on_host(builder, order, 0 if old is None or why else len(old.home))
+        order = HostPlacement(builder, order).apply(0 if old is None or why else len(old.home))
     commit = StateCommit(builder, order, outputs, seen, run)
     order, count = commit.order, len(tables.buffers)
     reads, outs, works = tables.reads.arrays(), tables.outs.arrays(), tables.works.arrays()
@@ -158,7 +229,7 @@ def _arrange(
     first, last, own = run.lifetimes(order, *reads, *outs, *works, *pairs, codes, home, np.array(held, np.uint32))
     used = last >= 0
     used[: len(need)] |= need
-    fusion = fuse(builder, order, home, first, last, own, run)
+    fusion = fuse(builder, (order, home, first, last, own), run)
     times, steps = np.where(own, last, -1), len(order)
     sizes = np.frombuffer(tables.sizes, np.int64)
     bound = int(run.fullest(sizes, first, times, steps))
@@ -180,7 +251,7 @@ def _arrange(
         offsets, total = run.place(sizes, first, times, steps)
     ends = _chunk_ends(int(total), old.ends if old is not None else (), patched.kind, builder.device)
     layout = BufferLayout(builder, order, home, first, last, offsets, used, int(total), bound, ends, nodes, fusion)
-    return Planned(commit, layout, patched)
+    return commit, layout, patched
 
 
 def _chunk_ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
@@ -201,15 +272,9 @@ def _too_large(p: Program, dims: Mapping[str, int]) -> OutOfMemory:
     sizes = [(spec.nbytes, path) for spec, path in bound if not spec.symbolic]
     largest = tuple(sorted(sizes, key=lambda row: -row[0])[:5])
     most = max((size for size, _ in largest), default=0)  # the scratch of a kernel may be larger
-    return OutOfMemory(
-        "a value has more bytes than any machine",
-        needed=most,
-        lower_bound=most,
-        largest=largest,
-        where=p.name,
-        expected=f"at most {LARGEST:,} bytes a value",
-        fix="smaller input sizes, or a smaller batch",
-    )
+    return OutOfMemory("a value has more bytes than any machine", needed=most, lower_bound=most, largest=largest,
+                       where=p.name, expected=f"at most {LARGEST:,} bytes a value",
+                       fix="smaller input sizes, or a smaller batch")  # fmt: skip
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
@@ -226,11 +291,8 @@ def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
         if not known_sizes or given.dtype is not spec.dtype or not spec.match(given.sizes, dims):
             wrong.append(f"{name}: expected {spec.bind(dims)}, got {given}")
     if wrong:
-        raise FeedError(
-            "inputs do not fit:\n  " + "\n  ".join(wrong),
-            where=p.name,
-            expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
-            got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
-            fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example",
-        )
+        raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=p.name,
+                        expected=", ".join(f"{name}: {spec}" for name, spec in known.items()) or "no input",
+                        got=", ".join(f"{name}: {spec}" for name, spec in inputs.items()) or "no input",
+                        fix="program.compile(x=(64, 8)): for each input a shape, a Spec or an example")  # fmt: skip
     return dims

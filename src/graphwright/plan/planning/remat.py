@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from graphwright.errors import ComputeError
+from graphwright.errors import ComputeError, Facts
+from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.plan.table import TEMP, TILE, UNUSED
 from graphwright.program import Program, Value
@@ -20,8 +21,6 @@ from graphwright.program.derived.rewrite import copy_node, rewrite
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
-    from graphwright.errors import Facts
-    from graphwright.graph import EdgeId, NodeId
     from graphwright.plan.plan import Plan
 
 _TRIED = 8
@@ -61,14 +60,9 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
                 best = min(best, plan.arena_bytes)
                 break
         else:
-            raise BudgetImpossible(
-                "the arena exceeds the budget, and no further value can be recomputed",
-                best=best,
-                where=p.name,
-                expected=f"{budget:,} bytes",
-                got=f"{best:,} bytes at best",
-                fix="a larger budget, or a smaller batch",
-            )
+            raise BudgetImpossible("the arena exceeds the budget, and no further value can be recomputed", best=best,
+                                   where=p.name, expected=f"{budget:,} bytes", got=f"{best:,} bytes at best",
+                                   fix="a larger budget, or a smaller batch")  # fmt: skip
     return plan, recomputed
 
 

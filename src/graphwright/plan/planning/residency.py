@@ -13,12 +13,11 @@ import numpy as np
 
 from graphwright.array import backend
 from graphwright.autograd import HostVariable
-from graphwright.ops import expansion, get
-from graphwright.plan.table import CONST, INPUT, PARAM, STATE
+from graphwright.plan.planning.lowering import needs
+from graphwright.plan.table import CONST, INPUT, PARAM, STATE, Instr
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.table import Instr
 
 _SOURCES = frozenset({INPUT, PARAM, CONST, STATE})
 
@@ -27,19 +26,9 @@ class HomeChanged(Exception):  # no error: the plan is made in full
     """A buffer of the previous plan would have to move between host and device."""
 
 
-def keep_on_host(builder: PlanBuilder, order: np.ndarray, known: int) -> np.ndarray:
-    """Put buffers into host memory, and insert copies of what the device reads of them.
+class HostPlacement:
+    """The buffers of a plan that stay in host memory, found for the needed instructions."""
 
-    Args:
-        order: the needed instructions.
-        known: number of buffers of the previous plan, which cannot move.
-    Returns: the order with the copies, and with instructions that read them.
-    Raises: HomeChanged, with nothing changed.
-    """
-    return _HostPlacement(builder, order).apply(known)
-
-
-class _HostPlacement:
     def __init__(self, builder: PlanBuilder, order: np.ndarray) -> None:
         self.builder, self.tables = builder, builder.tables
         self.instrs = [(q, self.tables.instrs[q]) for q in order.tolist()]
@@ -47,6 +36,13 @@ class _HostPlacement:
         self.scratch: set[int] = set()
 
     def apply(self, known: int) -> np.ndarray:
+        """Move buffers to host memory, and insert copies of what the device reads of them.
+
+        Args:
+            known: number of buffers of the previous plan, which cannot move.
+        Returns: the order with the copies, and with instructions that read them.
+        Raises: HomeChanged, with nothing changed.
+        """
         tables, slots = self.tables, self.tables.slots
         self._compute_on_host()
         written = {slots[target].base for target, _ in self.builder.writes().values()}
@@ -68,8 +64,7 @@ class _HostPlacement:
 
     def _host_reads(self, instr: Instr) -> tuple[int, ...]:
         """Numbers of the operands whose values the host needs to launch an instruction."""
-        outs, ins = ([self.tables.slots[s].spec for s in slots] for slots in (instr.outs, instr.ins))
-        return expansion.needs(get(instr.op), backend(self.builder.device), outs, ins, instr.attrs).reads
+        return needs(instr, backend(self.builder.device), lambda s: self.tables.slots[s].spec).reads
 
     def _host_states(self) -> set[int]:
         """Slots of states that eager code on the host shares."""

@@ -10,19 +10,12 @@ read traits and layouts, no op names.
 from __future__ import annotations
 
 from math import copysign
-from typing import TYPE_CHECKING
 
-from graphwright.array import bfloat16, float32
-from graphwright.ops import get
-from graphwright.plan.planning.plan_builder import RewriteRule
-from graphwright.plan.planning.records import RewriteRecord
+from graphwright.array import DType, bfloat16, float32
+from graphwright.ops import Op, get
+from graphwright.plan.planning.plan_builder import PlanBuilder, RewriteRule
+from graphwright.plan.planning.plan_tables import NodeRecord, RewriteRecord
 from graphwright.program.kinds import KINDS, PARAM
-
-if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.ops import Op
-    from graphwright.plan.planning.plan_builder import PlanBuilder
-    from graphwright.plan.planning.records import NodeRecord
 
 BY_VALUE = ("neutral operand", "zero added")
 """Rules that depend on the value of a constant."""
@@ -71,8 +64,7 @@ def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
         if not (exact and (last is first.dtype or (first.dtype.is_float and last.is_float))):
             break
         into = builder.maker(first.index)
-        use = RewriteRecord("conversion chain", record.node, None if into is None else into.node)
-        record.rewrites = (*record.rewrites, use)
+        record.log("conversion chain", None if into is None else into.node)
         record.reads, source, before = (first.index,), first, into
     if source.spec == record.specs[0]:
         return builder.replace("identity conversion", record, (source.index,))
@@ -87,10 +79,7 @@ def same_result(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
     """Replace x + 0 by x, which keeps a -0."""
-    if len(record.reads) != 2:
-        return None
-    for number in (0, 1):
-        other = record.reads[1 - number]
+    for number, other in _operand_pairs(record):
         same_spec = builder.tables.slots[other].spec == record.specs[0]
         if same_spec and builder.constant(record.reads[number]) == 0:
             return builder.replace("zero added", record, (other,), bound="0; a zero may have the other sign")
@@ -99,11 +88,9 @@ def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
     """Pass a vector added to a product that nothing else reads as the product's own addend, so it is written once."""
-    if len(record.reads) != 2:
-        return None
     slots = builder.tables.slots
-    for number in (0, 1):
-        inner, other = (slots[record.reads[i]].spec for i in (number, 1 - number))
+    for number, addend in _operand_pairs(record):
+        inner, other = slots[record.reads[number]].spec, slots[addend].spec
         value = record.sources[number]
         product = builder.records[value.node]
         if product.op in KINDS or get(product.op).traits.addend != len(product.reads):
@@ -118,9 +105,14 @@ def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slo
         use = RewriteRecord("addend into product", product.node, record.node, bound)
         record.rewrites = (*record.rewrites, use)
         record.op, record.attrs = product.op, product.attrs
-        record.reads = (*product.reads, record.reads[1 - number])
+        record.reads = (*product.reads, addend)
         return None
     return None
+
+
+def _operand_pairs(record: NodeRecord) -> list[tuple[int, int]]:
+    """Of two operands each number with the slot of the other one; nothing for other counts."""
+    return [(0, record.reads[1]), (1, record.reads[0])] if len(record.reads) == 2 else []
 
 
 def narrow_weight(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
@@ -137,7 +129,7 @@ def narrow_weight(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
         param = builder.maker(stored.index)
         if param is None or param.op != PARAM or stored.index not in param.own or stored.dtype is not bfloat16:
             continue
-        record.rewrites = (*record.rewrites, RewriteRecord("narrow weight", record.node, param.node))
+        record.log("narrow weight", param.node)
         record.reads = (*record.reads[:number], stored.index, *record.reads[number + 1 :])
     return None
 

@@ -7,18 +7,14 @@ first run of each size is compared with an unpadded one, so that such a change i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.array import bool_, from_numpy
+from graphwright.array import NDArray, Spec, bool_, from_numpy
 from graphwright.errors import ComputeError, UsageError
-from graphwright.plan.running.transfer import as_array
-from graphwright.program import check_feeds
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray, Spec
-    from graphwright.program import Program
+from graphwright.plan.running.memory import as_array, differences
+from graphwright.program import Program, check_feeds
 
 _TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order
 
@@ -121,16 +117,7 @@ class PaddingBuckets:
         return value[tuple(slice(0, n) for n in sizes)].copy() if sizes != value.shape else value
 
     def _check(self, valid: Mapping[str, NDArray], exact: Mapping[str, NDArray], padded: Mapping[str, int]) -> None:
-        wrong = []
-        for name, expected in exact.items():
-            ours, theirs = (np.asarray(a.to_numpy("float64")) for a in (valid[name], expected))
-            room = _TOLERANCE * max(1.0, float(np.nanmax(np.abs(theirs), initial=0.0)))
-            if not np.allclose(ours, theirs, _TOLERANCE, room, equal_nan=True):
-                wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs)):.3g}")
-        if wrong:
-            raise BucketMismatch(
-                "padding changes valid results:\n  " + "\n  ".join(wrong),
-                where=self.program.name,
-                got=", ".join(f"{name} = {n}" for name, n in padded.items()),
-                fix="a bool input that masks the padding, named as mask=",
-            )
+        if wrong := differences(valid, exact, _TOLERANCE, _TOLERANCE, scaled=True):
+            raise BucketMismatch("padding changes valid results:\n  " + "\n  ".join(wrong), where=self.program.name,
+                                 got=", ".join(f"{name} = {n}" for name, n in padded.items()),
+                                 fix="a bool input that masks the padding, named as mask=")  # fmt: skip

@@ -11,22 +11,19 @@ from contextlib import suppress
 from itertools import chain
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
-from weakref import WeakMethod, finalize
+from weakref import finalize
 
 from graphwright.array import CPU
-from graphwright.array.memory_pool import DriverError
-from graphwright.errors import ComputeError, UsageError
-from graphwright.ops import expansion, get
-from graphwright.plan.planning.hazards import CAPTURED
+from graphwright.array.memory_pool import Driver, DriverError
+from graphwright.autograd import Variable
+from graphwright.errors import ComputeError, Facts, UsageError
+from graphwright.plan.planning.hazards import CAPTURED, Region
+from graphwright.plan.planning.lowering import needs
 from graphwright.plan.running.executable import Executable
 from graphwright.plan.running.kernels import BoundKernels
 
 if TYPE_CHECKING:
-    from graphwright.array.memory_pool import Driver
-    from graphwright.autograd import Variable
-    from graphwright.errors import Facts
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.hazards import Region
 
 COLD, WARM, DONE, FAILED = "cold", "warm", "captured", "failed"
 
@@ -88,21 +85,14 @@ class CaptureExecutable(Executable):
         watchdog: float = 30.0,
     ) -> None:
         if plan.options.device == CPU:
-            raise UsageError(
-                "the CPU has no graphs to capture",
-                where=plan.program.name,
-                expected="a plan of a device with graphs",
-                got=plan.options.device,
-                fix='Executable(plan), or program.compile(..., device="cuda")',
-            )
-        rebound = WeakMethod(self._rebound)  # no cycle: memory is freed with the last reference
-        kernels = BoundKernels(
-            plan, variables, poison=poison, shared=False, in_order=False, on_rebind=lambda: _call(rebound)
-        )
+            raise UsageError("the CPU has no graphs to capture", where=plan.program.name,
+                             expected="a plan of a device with graphs", got=plan.options.device,
+                             fix='Executable(plan), or program.compile(..., device="cuda")')  # fmt: skip
+        kernels = BoundKernels(plan, variables, poison=poison, shared=False, in_order=False)
         super().__init__(plan, poison=poison, safe=safe, kernels=kernels)
         self.warmups, self.require_capture, self.watchdog = warmups, require_capture, watchdog
         self.regions = plan.regions()
-        self.state, self.captures = CaptureState(COLD), 0
+        self.state, self.captures, self._binds = CaptureState(COLD), 0, 0
         if not self._capturable:
             why = next((w for region in self.regions for w in region.why), "the plan has no instruction")
             if require_capture:
@@ -132,6 +122,9 @@ class CaptureExecutable(Executable):
 
     def execute(self) -> None:
         """Run the regions on the present inputs. Raises: ComputeError; CaptureRefused if capture is required."""
+        if self.kernels.binds != self._binds:
+            self._binds = self.kernels.binds
+            self._rebound()
         if self.kernels.override is not None:
             super().execute()
             return
@@ -202,11 +195,10 @@ class CaptureExecutable(Executable):
                 device = bound.view(s).device
                 if device != bound.device:
                     raise CaptureRefused(f"slot {s} is on {device}", slot=s, op=instr.op, where=where)
-            outs, ins = ([bound.view(s).spec for s in slots] for slots in (instr.outs, instr.ins))
-            needs = expansion.needs(get(instr.op), bound.backend, outs, ins, instr.attrs)
-            if needs.why or needs.reads:
-                slot = instr.ins[needs.reads[0]] if needs.reads else instr.outs[0]
-                raise CaptureRefused(needs.why or "the host reads it", slot=slot, op=instr.op, where=where)
+            asked = needs(instr, bound.backend, lambda s: bound.view(s).spec)
+            if asked.why or asked.reads:
+                slot = instr.ins[asked.reads[0]] if asked.reads else instr.outs[0]
+                raise CaptureRefused(asked.why or "the host reads it", slot=slot, op=instr.op, where=where)
 
     def _pin(self) -> None:
         """Keep the memory that graphs use from being freed."""
@@ -275,12 +267,6 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
 def _describe(error: Exception) -> str:
     where = getattr(error, "where", None)
     return f"{type(error).__name__}: {where}: {error}".splitlines()[0] if where else f"{type(error).__name__}: {error}"
-
-
-def _call(method: WeakMethod[Callable[[], None]]) -> None:
-    bound = method()
-    if bound is not None:
-        bound()
 
 
 def _unpin(pins: list[Any]) -> None:

@@ -8,14 +8,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from graphwright.array import NDArray, Storage, empty
+from graphwright.array import Device, DType, NDArray, Spec, Storage, empty
 from graphwright.ops import compute, get
+from graphwright.plan.table import Instr
 
 if TYPE_CHECKING:
-    from graphwright.array import Device, DType, Spec
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.plan_tables import PlanTables
-    from graphwright.plan.table import Instr
 
 _converted: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref[Storage]]]] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[NDArray, int] = WeakKeyDictionary()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import is_, length_hint
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,9 @@ from graphwright.autograd import Tensor, Variable
 from graphwright.errors import GraphwrightError, UsageError
 from graphwright.ops.call import kernel_error
 from graphwright.plan.errors import DeviceFailed, StepTorn, checked_index
-from graphwright.plan.running.arena import BorrowedStorage, fill
 from graphwright.plan.running.kernels import BoundKernels
+from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, differences, fill
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
-from graphwright.plan.running.transfer import as_array
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
 from graphwright.program import FeedError
 from graphwright.program.run import origin
@@ -25,7 +25,6 @@ from graphwright.program.state import StateSnapshot
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
-    from graphwright.plan.running.transfer import Given
 
 
 class Executable:
@@ -105,7 +104,10 @@ class Executable:
             self._run_slice(feeds)
             return {}
         arrays = None if borrow else self.fitting(map(feeds.get, self.plan.inputs), len(feeds))
-        return self._run(lambda: self._checked(feeds), borrow) if arrays is None else self.step(arrays)
+        if arrays is not None:
+            return self.step(arrays)
+        with self._running():
+            return self._run_held(lambda: self._checked(feeds), borrow)
 
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
         """The values as arrays, if all are open CPU tensors or numpy arrays of the inputs' specs; else None.
@@ -157,13 +159,6 @@ class Executable:
         bound = self.kernels
         bound.pointed = arrays if all([point(arrays[i]) for i, point in bound.points]) else None
 
-    def _run(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
-        self._begin()
-        try:
-            return self._run_held(feeds, borrow)
-        finally:
-            self._end()
-
     def _run_held(self, feeds: Callable[[], Sequence[Given]], borrow: bool) -> dict[str, NDArray]:
         self._refresh()
         if not self.safe:
@@ -187,7 +182,7 @@ class Executable:
         bound.end_borrow()  # borrowed feeds were copied
         if self.poison and bound.arena is not None:
             for chunk in bound.arena.chunks:
-                fill(chunk)
+                fill(chunk, 0, chunk.nbytes)
         if bound.fed is not None:
             self._point(arrays)
             if bound.fed.run() is not None:
@@ -213,17 +208,11 @@ class Executable:
     def _run_slice(self, part: PlanSlice) -> None:
         """Run the instructions of a slice one by one."""
         if part.plan is not self.plan:
-            raise UsageError(
-                "this slice is of another plan",
-                where=self.plan.program.name,
-                expected=self.plan,
-                got=part.plan,
-                fix="executable.run(executable.plan[i:j])",
-            )
+            raise UsageError("this slice is of another plan", where=self.plan.program.name, expected=self.plan,
+                             got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
         if part.start:
             self._check_arena_kept()
-        self._begin()
-        try:
+        with self._running():
             self._refresh()
             if part.start == 0:
                 self.kernels.runs.rise()
@@ -233,18 +222,12 @@ class Executable:
                         call()
                 except Exception as error:
                     raise self.failed(i, error) from error
-        finally:
-            self._end()
 
     def _begin(self) -> None:
         if not self._busy.acquire(False):  # positional: this is in every run
-            raise UsageError(
-                "this executable is already running",
-                where=self.plan.program.name,
-                expected="one run at a time",
-                got="a second one before the first has ended",
-                fix="Executable(plan) per thread",
-            )
+            raise UsageError("this executable is already running", where=self.plan.program.name,
+                             expected="one run at a time", got="a second one before the first has ended",
+                             fix="Executable(plan) per thread")  # fmt: skip
         shared = self.kernels.shared
         if shared is not None and not shared.enter(self.kernels):
             self.kernels.leave_shared()  # another plan runs right now
@@ -254,6 +237,14 @@ class Executable:
             self.kernels.shared.leave()
         self._busy.release()
 
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        self._begin()
+        try:
+            yield
+        finally:
+            self._end()
+
     def _refresh(self) -> None:
         if self.kernels.stale:
             self.kernels.refresh()
@@ -261,12 +252,9 @@ class Executable:
     # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
         """Write the inputs, to run slices of the plan on. Raises: as `run`."""
-        self._begin()
-        try:
+        with self._running():
             self._refresh()
             self._feed(self._checked(feeds))
-        finally:
-            self._end()
 
     def _feed(self, arrays: Sequence[Given]) -> None:
         for feed, array in zip(self.kernels.feeds, arrays, strict=True):
@@ -281,28 +269,18 @@ class Executable:
         """
         shown = self.plan.slots[self._checked_slot(slot)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
-            raise UsageError(
-                "cannot write this slot: several of its elements share memory",
-                where=f"slot {slot}",
-                expected="a slot whose elements have separate memory",
-                got=f"strides {shown.layout.strides}",
-                fix=f"set slot {shown.base}, of which it is a view",
-            )
-        self._begin()
-        try:
+            raise UsageError("cannot write this slot: several of its elements share memory", where=f"slot {slot}",
+                             expected="a slot whose elements have separate memory",
+                             got=f"strides {shown.layout.strides}",
+                             fix=f"set slot {shown.base}, of which it is a view")  # fmt: skip
+        with self._running():
             self._refresh()
             view, given = self.kernels.view(slot), as_array(array)
             if given.spec != view.spec:
-                raise FeedError(
-                    "the value does not have the spec of the slot",
-                    where=f"slot {slot}",
-                    expected=view.spec,
-                    got=given.spec,
-                    fix="an array of plan.slots[slot].spec",
-                )
+                raise FeedError("the value does not have the spec of the slot", where=f"slot {slot}",
+                                expected=view.spec, got=given.spec,
+                                fix="an array of plan.slots[slot].spec")  # fmt: skip
             backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
-        finally:
-            self._end()
 
     def value(self, slot: int) -> NDArray:
         """A copy of the value of a slot; meaningful while its buffer is live.
@@ -317,13 +295,9 @@ class Executable:
     def watched(self, name: str) -> NDArray:
         """A copy of a watched node's value in the last run. Raises: UsageError for a node that is not watched."""
         if name not in self.plan.watched:
-            raise UsageError(
-                f"node {name!r} is not watched",
-                where=name,
-                expected=", ".join(self.plan.watched) or "nothing: the plan has no watch",
-                got=repr(name),
-                fix="program.compile(..., watch=[name])",
-            )
+            raise UsageError(f"node {name!r} is not watched", where=name,
+                             expected=", ".join(self.plan.watched) or "nothing: the plan has no watch", got=repr(name),
+                             fix="program.compile(..., watch=[name])")  # fmt: skip
         return self.value(self.plan.watched[name])
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -333,13 +307,8 @@ class Executable:
         """
         plan, tables = self.plan, self.plan.buffer_layout.tables
         if self.kernels.device != CPU:
-            raise UsageError(
-                "memory of a device has no numpy view",
-                where=plan.program.name,
-                expected=CPU,
-                got=self.kernels.device,
-                fix="plan(feeds), or a plan of the CPU",
-            )
+            raise UsageError("memory of a device has no numpy view", where=plan.program.name, expected=CPU,
+                             got=self.kernels.device, fix="plan(feeds), or a plan of the CPU")  # fmt: skip
 
         def view(slot: int) -> np.ndarray:
             return self.kernels.view(slot).to_numpy(bits=True)
@@ -368,13 +337,10 @@ class Executable:
                 wrong.append(f"{name}: is on {data.device}, expected {device} or the host")
             ready.append(data)
         if wrong:
-            raise FeedError(
-                "inputs do not fit:\n  " + "\n  ".join(wrong),
-                where=self.plan.program.name,
-                expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
-                got=", ".join(feeds) or "no input",
-                fix="feeds of these specs, or program.compile(...) for other shapes: each shape has its own plan",
-            )
+            raise FeedError("inputs do not fit:\n  " + "\n  ".join(wrong), where=self.plan.program.name,
+                            expected=", ".join(f"{name}: {spec}" for name, spec in specs.items()) or "no input",
+                            got=", ".join(feeds) or "no input",
+                            fix="feeds of these specs, or program.compile(...) for other shapes")  # fmt: skip
         # a borrowed value is in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
@@ -385,13 +351,10 @@ class Executable:
         """Raises: UsageError if the arena no longer holds the last run's values."""
         shared = self.kernels.shared
         if shared is not None and not shared.used_by(self.kernels):
-            raise UsageError(
-                "this plan has not run, or another plan has used the shared arena since",
-                where=self.plan.program.name,
-                expected="values of this plan's last run in the arena",
-                got="an arena that plans share, in use by another plan",
-                fix="Executable(plan), which has its own memory",
-            )
+            raise UsageError("this plan has not run, or another plan has used the shared arena since",
+                             where=self.plan.program.name, expected="values of this plan's last run in the arena",
+                             got="an arena that plans share, in use by another plan",
+                             fix="Executable(plan), which has its own memory")  # fmt: skip
 
     def _borrowed(self, view: NDArray) -> NDArray:
         bound = self.kernels
@@ -515,16 +478,15 @@ class _CheckedRun:
         self._space.execute()
 
 
-def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: float) -> None:
-    """Run with and without the override on copies of the variables; see `Plan.check_override`."""
+def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    """Run with and without the override, on copies of the variables, and compare outputs and states.
+
+    Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
+    """
     if not plan.overrides:
-        raise UsageError(
-            "the plan has no override to check",
-            where=plan.program.name,
-            expected="a call inside of a block of plan.override",
-            got="no active override",
-            fix="with plan.override(fn): plan.check_override(feeds)",
-        )
+        raise UsageError("the plan has no override to check", where=plan.program.name,
+                         expected="a call inside of a block of plan.override", got="no active override",
+                         fix="with plan.override(fn): plan.check_override(feeds)")  # fmt: skip
     found: list[dict[str, NDArray]] = []
     for overridden in (True, False):
         # constants that a rewrite assumed stay the program's; nothing writes them
@@ -534,18 +496,6 @@ def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float, atol: floa
         space.kernels.overridden = overridden
         results = {name: a.to(CPU) for name, a in space.run(feeds).items()}
         found.append({**results, **{f"state {key}": v.data.to(CPU) for key, v in sorted(copies.items())}})
-    wrong = []
-    for name, expected in found[1].items():
-        ours, theirs = (_as_float64(a) for a in (found[0][name], expected))
-        if not np.allclose(ours, theirs, rtol, atol, equal_nan=True):
-            wrong.append(f"{name}: off by up to {np.nanmax(np.abs(ours - theirs), initial=0):.3g}")
-            if np.isnan(ours).sum() != np.isnan(theirs).sum():
-                wrong[-1] += f", {np.isnan(ours).sum()} values are NaN or were not written"
-    if wrong:
-        raise OverrideMismatch(
-            "the override computes other values than the plan:\n  " + "\n  ".join(wrong), where=plan.program.name
-        )
-
-
-def _as_float64(array: NDArray) -> np.ndarray:
-    return np.asarray(array.to_numpy("float32") if array.dtype.as_bits else array.to_numpy(), np.float64)
+    if wrong := differences(found[0], found[1], rtol, atol):
+        raise OverrideMismatch("the override computes other values than the plan:\n  " + "\n  ".join(wrong),
+                               where=plan.program.name)  # fmt: skip

@@ -10,12 +10,12 @@ from weakref import finalize, ref
 
 import numpy as np
 
-from graphwright.array import CPU, NDArray, WriteCount, backend
+from graphwright.array import CPU, NDArray, Storage, WriteCount, backend
 from graphwright.array.backend import queued_failure
 from graphwright.array.vm.encode.fuse import Inner, Member, encode_group
 from graphwright.array.vm.encode.operands import View, copy_row
-from graphwright.array.vm.encode.share import cut
-from graphwright.autograd import changes
+from graphwright.array.vm.encode.share import Cut, cut
+from graphwright.autograd import Variable, changes
 from graphwright.errors import ComputeError
 from graphwright.ops import expansion, get
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan
@@ -23,24 +23,16 @@ from graphwright.plan.options import VM
 from graphwright.plan.planning.native import loops
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
-from graphwright.plan.running.arena import Arena, PoisonCall, shared_arena
 from graphwright.plan.running.derived_weights import converted, fold, folded_from
-from graphwright.plan.running.override import OverrideCall
-from graphwright.plan.running.transfer import pointer, reader, writer
-from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT
+from graphwright.plan.running.memory import Arena, BorrowedStorage, Given, fill, pointer, reader, shared_arena, writer
+from graphwright.plan.running.override import Override, OverrideCall
+from graphwright.plan.table import ARENA, FOLDED, HOST, INPUT, Instr
 
 if TYPE_CHECKING:
-    from graphwright.array import Storage
-    from graphwright.array.vm.encode.share import Cut
     from graphwright.array.vm.running.segment import VmSegment
-    from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
-    from graphwright.plan.planning.buffer_layout import BufferLayout
     from graphwright.plan.planning.fusion import FusionRegion
-    from graphwright.plan.running.arena import BorrowedStorage
-    from graphwright.plan.running.override import Override
-    from graphwright.plan.running.transfer import Given
-    from graphwright.plan.table import Instr
+    from graphwright.plan.planning.planner import BufferLayout
 
 _NOTHING, _UNKNOWN = cut(()), cut(())
 _UNBOUND: list[Any] = []
@@ -79,12 +71,6 @@ class VmCode:
             del self._rows[q]
         for q in instrs & self._region_of.keys():
             self._parts.pop(self._region_of.pop(q), None)
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._rows.clear()
-        self._parts.clear()
-        self._region_of.clear()
 
     def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
         """The encoded parts of a region, which replaces older regions with some of its instructions."""
@@ -156,7 +142,6 @@ class BoundKernels:
         shared: use the arena that plans of the device share.
         separate: one VM scratch per segment and no single native call, for segments that run side by side.
         in_order: calls run in the order of the plan; False if a caller runs them by region.
-        on_rebind: called after calls were bound.
 
     Attributes:
         arena: memory of the plan's offsets; None before the first run.
@@ -165,6 +150,7 @@ class BoundKernels:
         borrowed: id of a chunk -> its borrowed storage.
         calls: the calls of a run.
         runs: number of runs, as the version of what they write.
+        binds: how often calls were bound.
         watching: whether other plans write what this one assumes, so that versions must be compared.
         feeds, takes: functions that copy an input in, and an output out.
         fed: a native call that copies the inputs and runs all, if there is one; `points` set its input addresses.
@@ -181,10 +167,9 @@ class BoundKernels:
         shared: bool,
         separate: bool = False,
         in_order: bool = True,
-        on_rebind: Callable[[], None] = lambda: None,
     ) -> None:
         self.poison, self.device = poison, plan.options.device
-        self._separate, self._in_order, self._on_rebind = separate, in_order, on_rebind
+        self._separate, self._in_order = separate, in_order
         self.backend = backend(self.device)
         self._own = {} if variables is None else variables
         self._set_plan(plan)
@@ -193,7 +178,7 @@ class BoundKernels:
         self.shared = shared_arena(self.backend) if shared else None
         self.arena: Arena | None = None
         self.borrowed: dict[int, BorrowedStorage] = {}
-        self.runs = WriteCount()
+        self.runs, self.binds = WriteCount(), 0
         finalize(self, self.runs.retire)
         self.watching, self.overridden = False, True
         self.override: Override | None = None
@@ -301,7 +286,8 @@ class BoundKernels:
         self._clear_bound()
 
     def _clear_bound(self) -> None:
-        for table in (self.instruction_calls, self._code, self._views, self._readers, self._writers):
+        self._code = VmCode()
+        for table in (self.instruction_calls, self._views, self._readers, self._writers):
             table.clear()
 
     # -- memory ------------------------------------------------------------------------------------------------------
@@ -363,13 +349,9 @@ class BoundKernels:
         for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
             kind, _, key = tables.buffers[tables.holders[s]]
             if kind not in (INPUT, HOST) and self.variables[key].spec != tables.slots[s].spec:
-                raise StalePlan(
-                    "the shape or dtype of a weight changed after planning",
-                    where=f"{self.plan.program.name}: {key}",
-                    expected=tables.slots[s].spec,
-                    got=self.variables[key].spec,
-                    fix="program.compile(...) again",
-                )
+                raise StalePlan("the shape or dtype of a weight changed after planning",
+                                where=f"{self.plan.program.name}: {key}", expected=tables.slots[s].spec,
+                                got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
 
     def _array(self, key: str, variable: Variable) -> NDArray:
         """What is read for a variable: its array, or a copy on the device. A written variable moves to the device."""
@@ -409,29 +391,27 @@ class BoundKernels:
 
     def view(self, slot: int) -> NDArray:
         """A slot as an array over its memory."""
-        found = self._views.get(slot)
-        if found is None:
-            found = self._views[slot] = self._make_view(slot)
-        return found
+        if slot not in self._views:
+            self._views[slot] = self._make_view(slot)
+        return self._views[slot]
 
     def _make_view(self, slot: int) -> NDArray:
         plan, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         row = tables.slots[slot]
         layout, buffer = row.layout, plan.home_of(row.buffer)
         kind, size, key = tables.buffers[buffer]
-        if plan.fusion.tiles[buffer] >= 0:  # read outside of its group
+        if plan.fusion.tiles[buffer] >= 0 or kind == HOST:  # a tile is read outside of its group
             if buffer not in self._memory:
                 self._memory[buffer] = backend(CPU).allocate(size)
         elif kind in ARENA:
             assert self.arena is not None
             chunk, at = self.arena.at(int(plan.offsets[buffer]))
             return NDArray(chunk, row.dtype, layout.shape, layout.strides, at // row.dtype.itemsize + layout.offset)
-        elif kind not in (FOLDED, HOST):
+        elif kind != FOLDED:
             base = self._bound[key]
             if not base.contiguous:
-                raise ComputeError(
-                    "a variable of a plan must be contiguous", where=key, fix="variable.own(), which copies it"
-                )
+                raise ComputeError("a variable of a plan must be contiguous", where=key,
+                                   fix="variable.own(), which copies it")  # fmt: skip
             return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
         return NDArray(self._memory[buffer], row.dtype, layout.shape, layout.strides, layout.offset)
 
@@ -440,10 +420,6 @@ class BoundKernels:
         plan, tables = self.plan, self.plan.buffer_layout.tables
         self._clear_calls()
         self._rebind = False
-        for b in tables.on_host:
-            kind, size, _ = tables.buffers[b]
-            if kind == HOST and b not in self._memory:
-                self._memory[b] = backend(CPU).allocate(size)
         segments: dict[Any, Any] = {}
         nearby = {id(op): known for rows, known in self._segments.values() for op in (rows[0], rows[-1])}
         for segment in plan.segments:
@@ -474,7 +450,7 @@ class BoundKernels:
         self.takes = {name: self._once(self._readers, slot, reader) for name, slot in plan.outputs.items()}
         for key in plan.buffer_layout.written:
             self._bound[key].storage.counted_by(self.runs)
-        self._on_rebind()
+        self.binds += 1
 
     def _add_calls(self, instructions: int, calls: list[Any]) -> None:
         """Append calls that count as those of the first of some instructions."""
@@ -513,9 +489,8 @@ class BoundKernels:
         except DeviceFailed:
             raise
         except Exception as error:
-            raise DeviceFailed(
-                f"an instruction failed on the device: {error}", where=self.plan.program.name, got=str(self.device)
-            ) from error
+            raise DeviceFailed(f"an instruction failed on the device: {error}", where=self.plan.program.name,
+                               got=str(self.device)) from error  # fmt: skip
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
         """Where the run is one native call, make one that copies the inputs too."""
@@ -564,7 +539,7 @@ class BoundKernels:
         if self.poison and self._in_order:
             assert self.arena is not None
             dead = [self.plan.buffers[b] for i in range(start, stop) for b in self.plan.free_after(i)]
-            calls += [PoisonCall(*self.arena.at(b.offset), b.nbytes) for b in dead]
+            calls += [partial(fill, *self.arena.at(b.offset), b.nbytes) for b in dead]
         return calls
 
     def _bind_kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:

@@ -47,13 +47,9 @@ def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractCont
     Raises: UsageError for a segment out of range, or if `fn` is not callable.
     """
     if not callable(fn):
-        raise UsageError(
-            "an override must be a function",
-            where=plan.program.name,
-            expected="fn(ins, outs), which writes all of outs",
-            got=repr(fn)[:80],
-            fix="with plan.override(fn): ...",
-        )
+        raise UsageError("an override must be a function", where=plan.program.name,
+                         expected="fn(ins, outs), which writes all of outs", got=repr(fn)[:80],
+                         fix="with plan.override(fn): ...")  # fmt: skip
     segments, start, stop = plan.segments, 0, len(plan.instrs)
     if segment is not None:
         _, start, stop = segments[checked_index(plan, "segments", segment, len(segments))]

@@ -13,18 +13,17 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from weakref import finalize
 
-from graphwright.array import CPU
+from graphwright.array import CPU, NDArray
+from graphwright.autograd import Variable
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.options import VM
 from graphwright.plan.planning.hazards import dependencies
 from graphwright.plan.running.executable import Executable
 from graphwright.plan.running.kernels import BoundKernels
+from graphwright.plan.table import PlanSlice
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
     from graphwright.plan.plan import Plan
-    from graphwright.plan.table import PlanSlice
 
 
 class Cancelled(ComputeError):
@@ -68,21 +67,11 @@ class ParallelExecutable(Executable):
         self, plan: Plan, variables: Mapping[str, Variable] | None = None, *, threads: int = 2, safe: bool = False
     ) -> None:
         if threads < 1:
-            raise UsageError(
-                "threads must be at least 1",
-                where=plan.program.name,
-                expected="threads >= 1",
-                got=threads,
-                fix="threads=2",
-            )
+            raise UsageError("threads must be at least 1", where=plan.program.name, expected="threads >= 1",
+                             got=threads, fix="threads=2")  # fmt: skip
         if plan.options.device != CPU:
-            raise UsageError(
-                "parallel runs are for the CPU; a device has queues",
-                where=plan.program.name,
-                expected=CPU,
-                got=plan.options.device,
-                fix="plan.new_executable()",
-            )
+            raise UsageError("parallel runs are for the CPU; a device has queues", where=plan.program.name,
+                             expected=CPU, got=plan.options.device, fix="plan.new_executable()")  # fmt: skip
         kernels = BoundKernels(plan, variables, poison=False, shared=False, separate=True)
         super().__init__(plan, safe=safe, kernels=kernels)
         self.pinned = True  # the tasks are those of this plan
@@ -109,13 +98,9 @@ class ParallelExecutable(Executable):
             instruction of another parallel run.
         """
         if getattr(_thread, "inside", False):
-            raise UsageError(
-                "nested parallel run: this thread already runs an instruction of another one",
-                where=self.plan.program.name,
-                expected="a thread that runs no parallel plan",
-                got="one that does",
-                fix="Executable(plan) inside of instructions",
-            )
+            raise UsageError("nested parallel run: this thread already runs an instruction of another one",
+                             where=self.plan.program.name, expected="a thread that runs no parallel plan",
+                             got="one that does", fix="Executable(plan) inside of instructions")  # fmt: skip
         self._cancel = cancel
         self._until = None if deadline is None else monotonic() + deadline
         try:
@@ -219,27 +204,26 @@ class _ParallelRun:
                     for call in self.calls[task]:
                         call()
                 except Exception as error:
-                    self._fail(self.tasks.bounds[task][0] + getattr(error, "op", 0), error)
+                    self.stop((self.tasks.bounds[task][0] + getattr(error, "op", 0), error))
                 else:
                     self._finish(task)
         finally:
             _thread.inside = False
 
-    def stop(self) -> None:
+    def stop(self, error: tuple[int, Exception] | None = None) -> None:
         """Start no further task."""
         with self._changed:
+            self.error = self.error or error
             self._over = True
             self._changed.notify_all()
 
     def _next(self) -> int | None:
         """Wait for a task to run; None if no task is left."""
         with self._changed:
-            while not self._over:
-                if len(self.done) == len(self.calls):
-                    break
+            while not self._over and len(self.done) < len(self.calls):
                 if self._front:
-                    self._check_limits()
-                    if self._over:
+                    self.stopped = self._limit()
+                    if self.stopped is not None:
                         break
                 if self._ready:
                     return heappop(self._ready)
@@ -248,22 +232,13 @@ class _ParallelRun:
             self._changed.notify_all()
             return None
 
-    def _check_limits(self) -> None:
+    def _limit(self) -> ComputeError | None:
+        """The reason to stop before the commit, if there is one."""
+        progress = f"{len(self.done)} of {len(self.calls)} tasks done"
         if self.cancel is not None and self.cancel.cancelled:
-            self.stopped = Cancelled("the run was cancelled", got=self._progress())
-        elif self.until is not None and monotonic() >= self.until:
-            self.stopped = DeadlineExceeded("the run exceeded its deadline", got=self._progress())
-        self._over = self._over or self.stopped is not None
-
-    def _progress(self) -> str:
-        return f"{len(self.done)} of {len(self.calls)} tasks done"
-
-    def _fail(self, at: int, error: Exception) -> None:
-        with self._changed:
-            if self.error is None:
-                self.error = at, error
-            self._over = True
-            self._changed.notify_all()
+            return Cancelled("the run was cancelled", got=progress)
+        late = self.until is not None and monotonic() >= self.until
+        return DeadlineExceeded("the run exceeded its deadline", got=progress) if late else None
 
     def _finish(self, task: int) -> None:
         with self._changed:

@@ -7,7 +7,7 @@ an edit can find it again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Product, atoms, resolve, spread, text
+from graphwright.ops.axes import Atom, Product, Term, atoms, resolve, spread, text
 from graphwright.program.axes.solve_axes import AtomNotes, origin, solve
 from graphwright.program.axes.units import Units, numbers
 from graphwright.program.errors import BadName, NameTaken, UnknownAxis
 from graphwright.program.gates import RESERVED as GATE_KEYS
-from graphwright.program.infer import infer
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.op_graph import is_name
-from graphwright.program.validate import refuse_broken
+from graphwright.program.validate import infer, refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Atom, Term
     from graphwright.program.axes.solve_axes import AxisSolution
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
@@ -101,6 +99,10 @@ class AxisGroup:
         found = dict.fromkeys(m for atom in self.atoms for m in self.axes.members_of(atom))
         return tuple(sorted(found, key=lambda m: (self.axes.rank[m.value.node], m.value.port, m.dim)))
 
+    @property
+    def _stored(self) -> list[AxisMember]:
+        return [m for m in self.members if m.key is not None]
+
     def units(self, ids: Any = None) -> Units:
         """Return units by an int, several, a slice or a mask; all by default. Raises: UnitRange."""
         whole = Units.of(self.axes.program, [self])
@@ -122,8 +124,7 @@ class AxisGroup:
 
     def details(self) -> str:
         """Describe why its weights belong together: the ops that connect each with the first one."""
-        names = self.axes.names
-        weights = [m for m in self.members if m.key is not None]
+        names, weights = self.axes.names, self._stored
         lines = [f"{self.name}: {self.size} {self.kind}"]
         lines += [f"  cannot be resized: {reason}" for reason in self.frozen]
         lines += [f"  not exact: {reason}" for reason in self.mixed]
@@ -191,7 +192,10 @@ class Axes(Mapping[str, AxisGroup]):
 
     def readers(self, weight: NodeId) -> int:
         """Return the number of ports that read a weight, directly or through casts."""
-        return _readers(self.program, weight)
+        p = self.program
+        targets = [p.graph.target(e) for e in p.out_edges(weight)]
+        casts = [t for t in targets if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert]
+        return len(targets) - len(casts) + sum(map(self.readers, casts))
 
     def name(self, old: str, new: str) -> AxisGroup:
         """Name an axis, by an edit that is saved, undone and replayed like others; returns the axis.
@@ -244,9 +248,8 @@ class Axes(Mapping[str, AxisGroup]):
         width = max(map(len, self._groups), default=0)
         lines = []
         for name, group in self._groups.items():
-            keys = [m for m in group.members if m.key is not None]
-            state = group.frozen[0] if group.frozen else ""
-            lines.append(f"{name:<{width}}  {group.size:>6} {group.kind:<10} {len(keys):>4} weights  {state}".rstrip())
+            sizes = f"{group.size:>6} {group.kind:<10} {len(group._stored):>4} weights"
+            lines.append(f"{name:<{width}}  {sizes}  {group.frozen[0] if group.frozen else ''}".rstrip())
         return "\n".join(lines) or "(no axes)"
 
     def __repr__(self) -> str:
@@ -294,14 +297,15 @@ def _grouped(p: Program, solution: AxisSolution) -> Axes:
             operands = p.operands(node)
             weights = [(origin(p, operands[port]), dim) for port, dim in ends]
             reads.update((weight, dim, atom) for weight, dim in weights if weight is not None)
-    made.summed |= {use: count == _readers(p, use[0]) for use, count in reads.items()}
+    made.summed |= {use: count == made.readers(use[0]) for use, count in reads.items()}
     plain = {atom: _group(made, (atom,)) for atom in found}
     together: dict[tuple[Atom, ...], str] = {}
     for _, kind, term in solution.composites:
         if kind in TOGETHER and isinstance(term, Product) and all(f in plain for f in term.factors):
             together[term.factors] = kind  # pyright: ignore[reportArgumentType]  # each is an atom of `plain`
     groups = [*(_group(made, a, kind) for a, kind in together.items()), *plain.values()]
-    given = [_given(group) for group in groups]
+    stored = map(_position, groups)
+    given: list[str | None] = [dict(p.attrs(node).get("axes", ())).get(position) for node, position in stored]
     wanted = [name or _wanted(group) for group, name in zip(groups, given, strict=True)]
     taken = Counter(wanted)
     ranked = sorted(zip(groups, given, wanted, strict=True), key=lambda row: (row[1] is None, _rank(row[0])))
@@ -323,43 +327,27 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
     if kinds == ("heads",) and any("kv_groups" in s.kinds for s in about) and kind is None:
         kinds = ("heads", "kv_groups")
     exact_after = {node for node, c in solution.corrections if any(a in parts for a in atoms(resolve(c.term)))}
-    mixed = [(node, why) for s in about for node, why in s.mixed]
     size = int(np.prod([int(a.size) for a in parts])) if all(isinstance(a.size, int) for a in parts) else 0
-    return AxisGroup(
-        made,
-        "",
-        kinds[0],
-        kinds,
-        parts,
-        size,
-        tuple(dict.fromkeys(_reason(p, node, why) for s in about for node, why in (*s.frozen, *s.ends))),
-        tuple(dict.fromkeys(_reason(p, node, why) for s in about for node, why in s.ends)),
-        tuple(dict.fromkeys(_reason(p, node, why) for node, why in mixed)),
-        bool(mixed) and all(node in exact_after for node, _ in mixed),
-    )
+    ends, mixed = [note for s in about for note in s.ends], [note for s in about for note in s.mixed]
+    frozen = [note for s in about for note in (*s.frozen, *s.ends)]
+    corrected = bool(mixed) and all(node in exact_after for node, _ in mixed)
 
+    def reasons(notes: Iterable[tuple[NodeId, str]]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(f"{p.path(node)} ({p.op(node)}) {why}" for node, why in notes))
 
-def _reason(p: Program, node: NodeId, why: str) -> str:
-    return f"{p.path(node)} ({p.op(node)}) {why}"
-
-
-def _readers(p: Program, node: NodeId) -> int:
-    """Return the number of ports that read a weight, directly or through casts."""
-    targets = [p.graph.target(e) for e in p.out_edges(node)]
-    return sum(_readers(p, t) if p.op(t) not in KINDS_OF_NODES and get(p.op(t)).traits.convert else 1 for t in targets)
+    return AxisGroup(made, "", kinds[0], kinds, parts, size, reasons(frozen), reasons(ends), reasons(mixed), corrected)
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
     """Weights that produce the axis, oldest first: those read by more than sums over it."""
-    consumers = group.axes.summed
-    weights = _weights(group)
-    return [m for m in weights if not any(consumers.get((m.value.node, m.dim, a)) for a in group.atoms)]
+    summed = group.axes.summed
+    return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
     """Its weights, oldest first; only those with all its atoms, and only trained ones, if there are any."""
     p, dims = group.axes.program, group.axes.solution.dims
-    weights = [m for m in group.members if m.key is not None]
+    weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
     weights = [m for m in weights if set(group.atoms) <= set(atoms(dims[m.value][m.dim]))] or weights
     trained = [m for m in weights if p.op(m.value.node) == PARAM] or weights
@@ -371,12 +359,6 @@ def _position(group: AxisGroup) -> tuple[NodeId, str]:
     first = _weights(group)[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
-
-
-def _given(group: AxisGroup) -> str | None:
-    """The name that an edit gave the axis, if one did."""
-    node, position = _position(group)
-    return dict(group.axes.program.attrs(node).get("axes", ())).get(position)
 
 
 def _rank(group: AxisGroup) -> tuple[int, int, int]:

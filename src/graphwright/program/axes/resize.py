@@ -6,7 +6,8 @@ Weights are sliced, not computed, so their entries keep all bits; the inverse ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,11 +17,14 @@ from graphwright.array import CPU, NDArray, Spec, from_numpy
 from graphwright.autograd import Tensor
 from graphwright.autograd.variable import inverse, remapped
 from graphwright.errors import ShapeError, UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
-from graphwright.ops.axes import Atom, Product, atoms, known, resized, resolve, spread
+from graphwright.ops.axes import Atom, IndexMap, Product, Term, atoms, known, resized, resolve, spread
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, parsed, remove_layers, runs
+from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import Edit, RecordReader
+from graphwright.program.editing.fields import each
 from graphwright.program.errors import EmptyAxis, FrozenAxis, RaggedUnit, ReplayConflict, StaleSelection
 from graphwright.program.files import forms
 from graphwright.program.files.forms import handle_form
@@ -30,15 +34,16 @@ from graphwright.program.op_graph import Value
 from graphwright.program.weights import abstract_array, as_array, is_abstract, payload_json
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Term
     from graphwright.program.axes.axes import Axes, AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
 Numbers = tuple[int, ...]
-New = Callable[[str, NDArray, Mapping[int, np.ndarray]], np.ndarray]
+Maps = Mapping[int, np.ndarray]
+"""Dimension -> for each new index the old one, or -1."""
+New = Callable[[str, NDArray, Maps], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
+_DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
@@ -69,8 +74,13 @@ class ResizeAxis(Edit):
         inputs: inputs of the program whose spec changes, with the new one.
     """
 
-    packed = {"axes": "axes", "weights": "resized_weights", "attrs": "node_attrs", "correct": "flag",
-              "inputs": "node_specs"}  # fmt: skip
+    packed = {
+        "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
+        "weights": each(f.row(f.TEXT, f.ARRAY, each(f.row(_DIM, f.INDICES)), make=ResizedWeight)),
+        "attrs": each(f.row(f.NODE, f.ATTRS)),
+        "correct": f.FLAG,
+        "inputs": each(f.row(f.NODE, f.SPECS)),
+    }
     axes: tuple[ResizedAxis, ...]
     weights: tuple[ResizedWeight, ...]
     attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
@@ -95,29 +105,26 @@ class ResizeAxis(Edit):
             for dim, old in dims:
                 after[dim] = len(old)
                 if old and not -1 <= min(old) <= max(old) < before[dim]:
-                    raise ShapeError(
-                        "index out of range",
-                        where=f"{key}, dimension {dim}",
-                        expected=f"-1 to {before[dim] - 1}",
-                        got=f"{min(old)} to {max(old)}",
-                    )
+                    raise ShapeError("index out of range", where=f"{key}, dimension {dim}",
+                                     expected=f"-1 to {before[dim] - 1}", got=f"{min(old)} to {max(old)}")  # fmt: skip
             if tuple(after) != array.shape:
                 raise ShapeError("wrong shape of the new value", where=key, expected=tuple(after), got=array.spec)
-        for node, attrs in self.attrs:
-            p.node(node)
+        for _, attrs in self.attrs:
             encode_attrs(attrs)
-        for node, _ in self.inputs:
+        for node, _ in (*self.attrs, *self.inputs):
             p.node(node)
 
     def invert(self, p: Program) -> ResizeAxis:
-        weights = []
-        for key, _, dims in self.weights:
-            present = p.weights.array(key)
-            back = tuple((dim, _back(old, present.shape[dim])) for dim, old in dims)
-            weights.append(ResizedWeight(key, present, back))
-        axes = tuple(ResizedAxis(a.axis, len(a.old), _back(a.old, a.of)) for a in self.axes)
-        inputs = tuple((n, p.specs(n)) for n, _ in self.inputs)
-        return ResizeAxis(axes, tuple(weights), tuple((n, p.attrs(n)) for n, _ in self.attrs), self.correct, inputs)
+        def back(old: Numbers, size: int) -> Numbers:
+            return tuple(inverse(np.asarray(old, np.int64), size).tolist())
+
+        present = [p.weights.array(w.key) for w in self.weights]
+        pairs = zip(self.weights, present, strict=True)
+        old_dims = [tuple((dim, back(old, a.shape[dim])) for dim, old in w.dims) for w, a in pairs]
+        weights = tuple(map(ResizedWeight, self.written, present, old_dims))
+        axes = tuple(ResizedAxis(a.axis, len(a.old), back(a.old, a.of)) for a in self.axes)
+        attrs, inputs = tuple((n, p.attrs(n)) for n, _ in self.attrs), tuple((n, p.specs(n)) for n, _ in self.inputs)
+        return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
     def apply(self, p: Program) -> None:
         """Set weights and attributes; the lineage of a variable tells optimizers how its entries moved."""
@@ -170,13 +177,11 @@ class ResizeAxis(Edit):
             if any(not -1 <= i < group.size for i in old[group.name]):
                 raise UsageError("index outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
 
-        def new(key: str, array: NDArray, dims: Mapping[int, np.ndarray]) -> np.ndarray:
+        def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
             value = r.payload(brought[key]).to_numpy("float64")
             wanted = _new_shape(array, dims)
             if value.shape != wanted:
-                raise ReplayConflict(
-                    "the new entries have another shape here", where=key, expected=wanted, got=value.shape
-                )
+                raise ReplayConflict("shape of the new entries differs", where=key, expected=wanted, got=value.shape)
             return value
 
         return resize(found, old, correct=forms.flag(record["correct"]), new=new)
@@ -198,10 +203,8 @@ def resize(
     maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
     renumbered = _renumbered(found, maps)
     factors = _corrections(found, maps) if correct else {}
-    changes = {
-        key: {dim: spread(term, maps) for dim, term in enumerate(dims) if any(a in maps for a in atoms(term))}
-        for key, dims in found.weights.items()
-    }
+    weights = found.weights.items()
+    changes = {key: {d: spread(t, maps) for d, t in enumerate(dims) if _along([t], maps)} for key, dims in weights}
 
     def sliced(key: str) -> ResizedWeight:
         if key in renumbered:
@@ -209,8 +212,8 @@ def resize(
         return _sliced(p, key, changes[key], factors.get(key), new)
 
     keys = [key for key, changed in changes.items() if changed or key in renumbered]
-    weights = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
-    for w in weights:
+    made = side_by_side(sliced, keys) if new is None and _large(p, keys) else [sliced(key) for key in keys]
+    for w in made:
         if w.key not in renumbered and w.key not in factors and not is_abstract(w.array):
             changed = changes[w.key]
             if new is None or all((old >= 0).all() for old in changed.values()):
@@ -218,7 +221,7 @@ def resize(
     attrs: dict[NodeId, dict[str, Any]] = {}
     for node, attr, term in solution.sizes:
         terms = [resolve(t) for t in (term if isinstance(term, tuple) else (term,))]
-        if any(a in maps for t in terms for a in atoms(t)):
+        if _along(terms, maps):
             sizes = tuple(resized(t, maps) for t in terms)
             attrs.setdefault(node, dict(p.attrs(node)))[attr] = sizes if isinstance(term, tuple) else sizes[0]
     for node, c in solution.corrections if correct else ():
@@ -226,16 +229,17 @@ def resize(
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
     axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
-    return ResizeAxis(axes, tuple(weights), tuple(attrs.items()), correct, tuple(_inputs(found, maps)))
+    inputs = {node: solution.dims[Value(node)] for node in p.inputs()}
+    specs = tuple(
+        (node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),))
+        for node, terms in inputs.items()
+        if _along(terms, maps)
+    )
+    return ResizeAxis(axes, tuple(made), tuple(attrs.items()), correct, specs)
 
 
-def _inputs(found: Axes, maps: Mapping[Atom, np.ndarray]) -> Iterator[tuple[NodeId, tuple[Spec, ...]]]:
-    """Yield the inputs of the program along a resized axis, with their new specs."""
-    p = found.program
-    for node in p.inputs():
-        terms = found.solution.dims[Value(node)]
-        if any(a in maps for t in terms for a in atoms(t)):
-            yield node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),)
+def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
+    return any(a in maps for t in terms for a in atoms(t))
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
@@ -246,9 +250,7 @@ def _large(p: Program, keys: Sequence[str]) -> bool:
     return all(a.storage.memory is not None for a in arrays)
 
 
-def _sliced(
-    p: Program, key: str, changed: Mapping[int, np.ndarray], factor: tuple[float, float] | None, new: New | None
-) -> ResizedWeight:
+def _sliced(p: Program, key: str, changed: Maps, factor: tuple[float, float] | None, new: New | None) -> ResizedWeight:
     array = p.weights.array(key)
     fresh = any((old < 0).any() for old in changed.values())
     if is_abstract(array):
@@ -263,8 +265,7 @@ def _sliced(
         wide = made.to_numpy("float64") if array.dtype.is_float else made.to_numpy()
         at_new = ~kept(host.shape, changed)
         made = as_array(np.where(at_new, new(key, array, changed), wide), array.dtype)
-        exact = remapped(array.to_numpy(bits=True), changed)  # old entries keep their bits
-        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), exact), bits=array.dtype)
+        made = from_numpy(np.where(at_new, made.to_numpy(bits=True), host), bits=array.dtype)  # old entries keep bits
     if factor is not None:
         scale, offset = factor
         made = as_array((made.to_numpy("float64") + offset) * scale - offset, array.dtype)
@@ -273,11 +274,11 @@ def _sliced(
     return ResizedWeight(key, made, _numbers(changed))
 
 
-def _new_shape(array: NDArray, changed: Mapping[int, np.ndarray]) -> tuple[int, ...]:
+def _new_shape(array: NDArray, changed: Maps) -> tuple[int, ...]:
     return tuple(len(changed[d]) if d in changed else n for d, n in enumerate(array.shape))
 
 
-def _numbers(changed: Mapping[int, np.ndarray]) -> tuple[tuple[int, Numbers], ...]:
+def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
     return tuple((dim, tuple(old.tolist())) for dim, old in changed.items())
 
 
@@ -305,7 +306,7 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
     return tables
 
 
-def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
+def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
     """Return a mask of the entries of a new shape that come from old ones."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
@@ -313,14 +314,18 @@ def kept(shape: Iterable[int], changed: Mapping[int, np.ndarray]) -> np.ndarray:
     return stays
 
 
-def _ratio(term: Any, maps: Mapping[Atom, np.ndarray]) -> float:
-    return known(term) / max(int(resized(term, maps)), 1) if any(a in maps for a in atoms(term)) else 1
+def _ratio(term: Term, maps: IndexMap) -> float:
+    return known(term) / max(int(resized(term, maps)), 1) if _along([term], maps) else 1
 
 
-def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tuple[float, float]]:
+def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
     """Return scale of a norm over a resized axis -> (factor, offset that the norm adds to the scale)."""
-    p, factors = found.program, {}
-    readers: dict[NodeId, int] = {}
+    p, factors = found.program, dict[str, tuple[float, float]]()
+    readers: Counter[NodeId] = Counter()
+
+    def refused(why: str, where: str) -> FrozenAxis:
+        return FrozenAxis(f"cannot correct {why}", where=where, fix="cut_units(correct=False)")
+
     for node, c in found.solution.corrections:
         ratio = _ratio(resolve(c.term), maps)
         if ratio == 1:
@@ -328,30 +333,15 @@ def _corrections(found: Axes, maps: Mapping[Atom, np.ndarray]) -> dict[str, tupl
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise FrozenAxis(
-                "cannot correct a norm whose scale is computed",
-                where=where,
-                fix="cut_units(correct=False)",
-            )
-        if factors.setdefault(p.key(scale), (ratio**0.5, c.offset)) != (ratio**0.5, c.offset):
-            raise FrozenAxis(
-                "cannot correct two norms of unequal size that share a scale",
-                where=where,
-                fix="cut_units(correct=False)",
-            )
-        readers[scale] = readers.get(scale, 0) + 1
+            raise refused("a norm whose scale is computed", where)
+        factor = ratio**0.5, c.offset
+        if factors.setdefault(p.key(scale), factor) != factor:
+            raise refused("two norms of unequal size that share a scale", where)
+        readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise FrozenAxis(
-                "cannot correct a norm whose scale other nodes read too",
-                where=p.path(scale),
-                fix="cut_units(correct=False)",
-            )
+            raise refused("a norm whose scale other nodes read too", p.path(scale))
     return factors
-
-
-def _back(old: Numbers, size: int) -> Numbers:
-    return tuple(inverse(np.asarray(old, np.int64), size).tolist())
 
 
 def cut_units(
@@ -413,9 +403,8 @@ def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool =
     indices = [int(i) for i in order]
     if len(group.atoms) != 1 or sorted(indices) != list(range(group.size)):
         of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
-        raise UsageError(
-            "not a permutation of the units", where=axis, expected=f"0 to {group.size - 1} once each, of {of}"
-        )
+        expected = f"0 to {group.size - 1} once each, of {of}"
+        raise UsageError("not a permutation of the units", where=axis, expected=expected)
     e.do(resize(found, {axis: indices}))
 
 
@@ -471,13 +460,9 @@ def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
     one = [f"unit {i} of {name}" for i, name in zip(np.unravel_index(ids[0], shape), names, strict=True)]
     ragged = ", or cut_units(ragged=True)" if group.kind == "heads" else ""
     whole = f"all {shape[-1]} of one of {names[0]}, or " if group.kind == "heads" else ""
-    return RaggedUnit(
-        f"{names[0]} would have unequal numbers of {group.kind}",
-        where=group.name,
-        expected=f"{whole}the same one of each of {names[0]}",
-        got=runs(tuple(ids)),
-        fix=" or ".join(one) + ragged,
-    )
+    return RaggedUnit(f"{names[0]} would have unequal numbers of {group.kind}", where=group.name,
+                      expected=f"{whole}the same one of each of {names[0]}", got=runs(tuple(ids)),
+                      fix=" or ".join(one) + ragged)  # fmt: skip
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
@@ -493,14 +478,8 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
         path = p.path(node)
         table = e.const(p.free_name(f"{path}.key_head"), np.arange(group.size) // each)
         for edge in p.in_edges(node)[1:3]:
-            rows = e.add(
-                "index",
-                p.edge_value(edge),
-                table,
-                axis=1,
-                name=p.free_name(f"{path}.{'_kv'[p.edge_port(edge)]}_of_head"),
-            )
-            e.rewire(edge, rows)
+            name = p.free_name(f"{path}.{'_kv'[p.edge_port(edge)]}_of_head")
+            e.rewire(edge, e.add("index", p.edge_value(edge), table, axis=1, name=name))
     found = e.program.axes()
     return next(g.name for g in found.of(p.path(weight.value.node), weight.dim) if g.size == group.size)
 
@@ -523,10 +502,8 @@ class _Growth:
             weights = [(w, dim) for port, dim in ends if (w := origin(p, operands[port])) is not None]
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
-                raise UsageError(
-                    "new units would change the function: no weight reads only this axis",
-                    where=f"{self.group.name}, {p.path(node)} ({p.op(node)})",
-                )
+                raise UsageError("new units would change the function: no weight reads only this axis",
+                                 where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
         return found
@@ -546,7 +523,7 @@ class _Growth:
         if init == "duplicate":
             self._share()
 
-    def _zero_out(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
         """Return random entries where units are produced and zeros where they are read; the reverse under a norm."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
@@ -576,14 +553,11 @@ class _Growth:
                 return p.path(node)
         return None
 
-    def _copies(self, key: str, array: NDArray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-        return _copied(array.to_numpy("float64"), self._sources(key, indices))
-
-    def _sources(self, key: str, indices: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-        """Return the old indices with the index of the copied unit for each new one."""
-        dims = self.found.weights[key]
+    def _copies(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
+        """Return the old entries, and at new indices those of the copied units."""
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
-        return {dim: spread(dims[dim], units) for dim in indices}
+        old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}
+        return remapped(array.to_numpy("float64"), old)
 
     def _share(self) -> None:
         """Split the weights that read a unit among the unit and its copies; the parts sum to the whole."""
@@ -604,12 +578,6 @@ class _Growth:
                 shape = [-1 if d == dim else 1 for d in range(len(after.weights[key]))]
                 scaled = after.program.weights.array(key).to_numpy("float64") * whole.reshape(shape)
                 self.e.set_weight(key, scaled)
-
-
-def _copied(host: np.ndarray, indices: Mapping[int, np.ndarray]) -> np.ndarray:
-    for dim, old in indices.items():
-        host = np.take(host, old, dim)
-    return host
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:

@@ -7,82 +7,60 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from graphwright.graph import NodeId
 from graphwright.ops import get
-from graphwright.ops.axes import Atom, AxesUse, AxisFact, atoms, resolve, same
+from graphwright.ops.axes import Atom, AxesUse, AxisFact, Correction, Dims, Term, atoms, resolve, same
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Correction, Dims, Term
     from graphwright.program.program import Program
 
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Notes of ops on one atom, as (node, text).
+    """Notes of ops on one atom, as (node, text); sums over the atom as (node, (operand, dimension) pairs)."""
 
-    Attributes:
-        frozen: reasons why it cannot be resized.
-        ends: inputs and outputs of the program with the atom.
-        mixed: reasons why a zero unit is not a removed one.
-        summed: sums over the atom, as (node, (operand, dimension) pairs).
-        kinds: names for its units.
-    """
-
-    frozen: list[tuple[NodeId, str]] = field(default_factory=list)
-    ends: list[tuple[NodeId, str]] = field(default_factory=list)
-    mixed: list[tuple[NodeId, str]] = field(default_factory=list)
+    frozen: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why it cannot be resized
+    ends: list[tuple[NodeId, str]] = field(default_factory=list)  # inputs and outputs of the program with the atom
+    mixed: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why a zero unit is not a removed one
     summed: list[tuple[NodeId, tuple[tuple[int, int], ...]]] = field(default_factory=list)
-    kinds: dict[str, None] = field(default_factory=dict)
+    kinds: dict[str, None] = field(default_factory=dict)  # names for its units
 
 
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A constant table of indices into an axis: an entry is removed with the unit it refers to.
+class Lookup(NamedTuple):
+    """A constant table of indices into an axis: an entry is removed with the unit it refers to."""
 
-    Attributes:
-        key: of the constant.
-        axis: that the entries index.
-        entries: the table's own dimension.
-    """
-
-    key: str
-    axis: Term
-    entries: Term
+    key: str  # of the constant
+    axis: Term  # that the entries index
+    entries: Term  # the table's own dimension
 
 
 @dataclass(slots=True)
 class AxisSolution:
     """The dimensions of one state of a program, as terms of atoms.
 
-    Attributes:
-        dims: value -> terms of its dimensions, resolved.
-        notes: atom -> notes of ops on it.
-        sizes: (node, attribute, term or terms) of attributes that are sizes.
-        corrections: (node, how to keep its result exact).
-        lookups: tables of indices, which change with the axis they index.
-        composites: (node, kind, term) of named dimensions of several atoms.
+    `sizes` are (node, attribute, term or terms) of attributes that are sizes, `composites` (node, kind, term) of named
+    dimensions of several atoms.
     """
 
-    dims: dict[Value, Dims]
-    notes: dict[Atom, AtomNotes]
-    sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]]
-    corrections: list[tuple[NodeId, Correction]]
-    lookups: list[Lookup]
-    composites: list[tuple[NodeId, str, Term]]
+    dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved
+    notes: dict[Atom, AtomNotes] = field(default_factory=dict)  # atom -> notes of ops on it
+    sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = field(default_factory=list)
+    corrections: list[tuple[NodeId, Correction]] = field(default_factory=list)  # (node, how to keep its result exact)
+    lookups: list[Lookup] = field(default_factory=list)  # tables of indices, which change with the axis they index
+    composites: list[tuple[NodeId, str, Term]] = field(default_factory=list)
 
 
 def solve(p: Program) -> AxisSolution:
     """Solve for the axes of a program whose specs are up to date."""
-    dims: dict[Value, Dims] = {}
+    found = AxisSolution()
+    dims = found.dims
     ranges: dict[Value, Term | None] = {}
     by_key: dict[str, Dims] = {}
     notes: list[tuple[NodeId, AxisFact]] = []
-    sizes: list[tuple[NodeId, str, Term | tuple[Term, ...]]] = []
-    corrections: list[tuple[NodeId, Correction]] = []
     lookups: dict[NodeId, list[tuple[NodeId, Term]]] = {}
     for node in p.order():
         op = p.op(node)
@@ -99,15 +77,14 @@ def solve(p: Program) -> AxisSolution:
         if op == ASSIGN:
             for a, b in zip(*ins, strict=True):
                 if not same(a, b):
-                    notes += [
-                        (node, AxisFact("frozen", t, "assigns a value that splits it differently")) for t in (a, b)
-                    ]
+                    why = "assigns a value that splits it differently"
+                    notes += [(node, AxisFact("frozen", t, why)) for t in (a, b)]
             continue
         use = AxesUse(
             ins,
             [s.shape for s in p.specs(node)],
             p.attrs(node),
-            [stored(p, v) for v in operands],
+            [origin(p, v) is not None for v in operands],
             [ranges.get(v) for v in operands],
             [p.op(v.node) == CONST for v in operands],
         )
@@ -122,40 +99,24 @@ def solve(p: Program) -> AxisSolution:
             dims[Value(node, port)] = tuple(result)
             ranges[Value(node, port)] = use.result_ranges.get(port)
         notes += [(node, note) for note in use.notes]
-        corrections += [(node, c) for c in use.corrections]
+        found.corrections += [(node, c) for c in use.corrections]
         for axis, port in use.lookups:
             lookups.setdefault(operands[port].node, []).append((node, axis))
-        sizes += [(node, attr, term) for attr, term in use.sizes.items()]
+        found.sizes += [(node, attr, term) for attr, term in use.sizes.items()]
     for name, value in zip(p.output_names(), p.outputs(), strict=True):
         notes += [(value.node, AxisFact("end", t, f"is the output {name!r} of the program")) for t in dims[value]]
-    tables = [_table(p, table, uses, dims, notes) for table, uses in lookups.items()]
-    return AxisSolution(
-        {v: tuple(map(resolve, d)) for v, d in dims.items()},
-        _collected(notes),
-        sizes,
-        corrections,
-        tables,
-        [(n, note.text, term) for n, note in notes if note.fact == "kind" and _several(term := resolve(note.term))],
-    )
-
-
-def _table(
-    p: Program,
-    table: NodeId,
-    uses: list[tuple[NodeId, Term]],
-    dims: dict[Value, Dims],
-    notes: list[tuple[NodeId, AxisFact]],
-) -> Lookup:
-    """Join the axes that one table indexes, or freeze them if something else reads the table."""
-    axis = uses[0][1]
-    fits = [same(axis, other) for _, other in uses]
-    if len(uses) != p.graph.out_degree(table) or not all(fits):
-        notes += [(node, AxisFact("frozen", term, "indexes it by a table with other readers")) for node, term in uses]
-    return Lookup(p.key(table), axis, dims[Value(table)][0])
-
-
-def _several(term: Term) -> bool:
-    return not isinstance(term, Atom)
+    for table, uses in lookups.items():  # join the axes that one table indexes, or freeze them
+        axis = uses[0][1]
+        fits = [same(axis, other) for _, other in uses]
+        if len(uses) != p.graph.out_degree(table) or not all(fits):
+            why = "indexes it by a table with other readers"
+            notes += [(node, AxisFact("frozen", term, why)) for node, term in uses]
+        found.lookups.append(Lookup(p.key(table), axis, dims[Value(table)][0]))
+    found.dims = {v: tuple(map(resolve, d)) for v, d in dims.items()}
+    found.notes = _collected(notes)
+    kinds = [(node, note.text, resolve(note.term)) for node, note in notes if note.fact == "kind"]
+    found.composites = [kind for kind in kinds if not isinstance(kind[2], Atom)]
+    return found
 
 
 def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes]:
@@ -164,22 +125,14 @@ def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes
         among = dict.fromkeys(atoms(resolve(note.term)))
         for atom in among:
             about = found.setdefault(atom, AtomNotes())
-            if note.fact == "frozen":
-                about.frozen.append((node, note.text))
-            elif note.fact == "end":
-                about.ends.append((node, note.text))
-            elif note.fact == "mixed":
-                about.mixed.append((node, note.text))
-            elif note.fact == "summed":
+            if note.fact == "summed":
                 about.summed.append((node, note.ends))
+            elif note.fact != "kind":
+                lists = {"frozen": about.frozen, "end": about.ends, "mixed": about.mixed}
+                lists[note.fact].append((node, note.text))
             elif len(among) == 1:
                 about.kinds[note.text] = None
     return found
-
-
-def stored(p: Program, value: Value) -> bool:
-    """Return True for a stored weight, or a cast or copy of one."""
-    return origin(p, value) is not None
 
 
 def origin(p: Program, value: Value) -> NodeId | None:

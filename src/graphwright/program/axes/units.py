@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
+from graphwright.program import errors
 from graphwright.program.editing.replace import boundary, redirect
-from graphwright.program.errors import (
-    CountMismatch,
-    EmptyAxis,
-    EmptySelection,
-    ForeignNode,
-    FrozenAxis,
-    StaleSelection,
-    UnitRange,
-)
 from graphwright.program.kinds import KINDS, STORED
 
 if TYPE_CHECKING:
-    from graphwright.graph import EdgeId
     from graphwright.program.axes.axes import AxisGroup
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
@@ -86,7 +77,9 @@ class Units:
     def assert_count(self, n: int) -> Units:
         """Return itself. Raises: CountMismatch unless it has `n` units."""
         if self.count != n:
-            raise CountMismatch("unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}")
+            raise errors.CountMismatch(
+                "unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}"
+            )
         return self
 
     def __len__(self) -> int:
@@ -97,10 +90,8 @@ class Units:
 
     def __str__(self) -> str:
         width = max(map(len, self.chosen), default=0)
-        lines = [
-            f"{name:<{width}}  {len(ids):>6} of {self.sizes[name]:<6} {runs(ids)[:60]}"
-            for name, ids in list(self.chosen.items())[:39]
-        ]
+        few = list(self.chosen.items())[:39]
+        lines = [f"{name:<{width}}  {len(ids):>6} of {self.sizes[name]:<6} {runs(ids)[:60]}" for name, ids in few]
         if len(self.chosen) > 39:
             lines.append(f"... {len(self.chosen) - 39} more axes")
         return "\n".join(lines) or "(no units)"
@@ -131,9 +122,7 @@ class Units:
 
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
-            raise ForeignNode(
-                "units of different programs cannot be combined", expected=repr(self), got=repr(other)[:120]
-            )
+            raise errors.ForeignNode("the units are of different programs", expected=repr(self), got=repr(other)[:120])
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
@@ -184,27 +173,26 @@ class Units:
         """Raises: EmptySelection if no unit is chosen."""
         if not self.count and not allow_empty:
             known = ", ".join(list(self.sizes or self.program.axes())[:6])
-            raise EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
+            raise errors.EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
 
 
 def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
     """Return ascending unit numbers from an int, several, a slice or a mask. Raises: UnitRange, UsageError."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
-    if isinstance(index, range):
-        index = list(index)
+    wrong = UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
     if isinstance(index, bool) or not isinstance(index, int | np.integer | Sequence | np.ndarray | set | frozenset):
-        raise UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
-    given = np.asarray(sorted(index) if isinstance(index, set | frozenset) else index)
+        raise wrong
+    given = np.asarray(sorted(index) if isinstance(index, set | frozenset | range) else index)
     if given.dtype == np.bool_:
         if given.shape != (count,):
-            raise UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
+            raise errors.UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
         return tuple(int(i) for i in np.flatnonzero(given))
     if given.size and given.dtype.kind not in "iu":
-        raise UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
+        raise wrong
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
-        raise UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
+        raise errors.UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
     return tuple(sorted({int(i) % count for i in flat}))
 
 
@@ -239,12 +227,17 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
     """Return path of a list of modules -> ascending module numbers; with `nodes`, only of modules that contain some."""
-    found: dict[str, set[int]] = {}
-    for node in p.nodes() if nodes is None else nodes:
-        head = _numbered(p.path(node))
-        if head is not None:
-            found.setdefault(head[0], set()).add(head[1])
+    found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
+
+
+def _modules(p: Program, nodes: Iterable[NodeId]) -> dict[str, dict[int, list[NodeId]]]:
+    """Return path of a list of modules -> module number -> its nodes."""
+    found: dict[str, dict[int, list[NodeId]]] = {}
+    for node in nodes:
+        if (head := _numbered(p.path(node))) is not None:
+            found.setdefault(head[0], {}).setdefault(head[1], []).append(node)
+    return found
 
 
 def _numbered(path: str) -> tuple[str, int] | None:
@@ -260,24 +253,21 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
     Raises: StaleSelection if their number changed; EmptyAxis for all of them; FrozenAxis for a layer without a residual
     path around it.
     """
-    numbers = _there(e.program, prefix, count)
+    chosen = _chosen(e.program, prefix, ids, count)
     if len(ids) == count:
-        raise EmptyAxis("cannot remove all layers", where=prefix, got=f"all {count}")
-    for number in [numbers[i] for i in ids]:
-        _remove(e, _nodes(e.program, prefix, number), f"{prefix}.{number}")
+        raise errors.EmptyAxis("cannot remove all layers", where=prefix, got=f"all {count}")
+    for number, nodes in chosen:
+        _remove(e, nodes, f"{prefix}.{number}")
 
 
-def _there(p: Program, prefix: str, count: int) -> list[int]:
-    """Return the numbers of a list of layers. Raises: StaleSelection if their number changed."""
-    numbers = layers(p).get(prefix, [])
-    if len(numbers) != count:
-        what = "the number of layers changed since" if numbers else "no axis and no list of layers has this name"
-        raise StaleSelection(what, where=prefix, expected=count, got=len(numbers))
-    return numbers
-
-
-def _nodes(p: Program, prefix: str, number: int) -> list[NodeId]:
-    return [n for n in p.nodes() if _numbered(p.path(n)) == (prefix, number)]
+def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[NodeId]]]:
+    """Return numbers and nodes of layers, given by index. Raises: StaleSelection if the number of layers changed."""
+    inside = _modules(p, p.nodes()).get(prefix, {})
+    if len(inside) != count:
+        what = "the number of layers changed since" if inside else "no axis and no list of layers has this name"
+        raise errors.StaleSelection(what, where=prefix, expected=count, got=len(inside))
+    numbers = sorted(inside)
+    return [(numbers[i], inside[numbers[i]]) for i in ids]
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
@@ -285,15 +275,15 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
     Raises: StaleSelection; FrozenAxis for a layer without a residual path around it.
     """
-    numbers, found = _there(p, prefix, count), []
-    for number in [numbers[i] for i in ids]:
-        inside = {n for n in _nodes(p, prefix, number) if p.op(n) not in STORED}
+    found = []
+    for number, nodes in _chosen(p, prefix, ids, count):
+        inside = {n for n in nodes if p.op(n) not in STORED}
         _, leaves = boundary(p, sorted(inside, key=p.order_labels.key))
         edges: dict[EdgeId, None] = {}
         for value in leaves:
             before = _entering(p, value, inside)
             if before is None:
-                raise FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
+                raise errors.FrozenAxis("the layer has no residual path around it", where=f"{prefix}.{number}",
                                  got=p.path(value))  # fmt: skip
             _onto(p, value, before, inside, edges)
         found.append((number, list(edges)))
@@ -304,8 +294,7 @@ def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: d
     """Return True if a value is on the residual path; adds the edges that enter the path to `edges`."""
     if value == before:
         return True
-    op = p.op(value.node)
-    if value.node not in inside or op in KINDS or not (p.is_junction(value.node) or get(op).traits.sums):
+    if value.node not in inside or not _sums(p, value.node):
         return False
     on = {edge: _onto(p, p.edge_value(edge), before, inside, edges) for edge in p.in_edges(value.node)}
     if any(on.values()):
@@ -322,7 +311,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
     lost = [v for v, before in around.items() if before is None]
     if lost or not around:
         path = ", ".join(p.path(v) for v in lost)
-        raise FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
+        raise errors.FrozenAxis("the layer has no residual path around it", where=where, got=path or "no readers")
     redirect(e, {value: before for value, before in around.items() if before is not None}, skip=ops)
     e.remove(sorted(ops, key=p.order_labels.key, reverse=True))
     e.remove([n for n in weights if not p.graph.out_degree(n)])
@@ -335,6 +324,10 @@ def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
         here = stack.pop()
         if here.node not in inside:
             found |= {here} if p.spec(here) == p.spec(value) and p.op(here.node) not in STORED else set()
-        elif p.op(here.node) not in KINDS and (p.is_junction(here.node) or get(p.op(here.node)).traits.sums):
+        elif _sums(p, here.node):
             stack += p.operands(here.node)
     return found.pop() if len(found) == 1 else None
+
+
+def _sums(p: Program, node: NodeId) -> bool:
+    return p.op(node) not in KINDS and (p.is_junction(node) or get(p.op(node)).traits.sums)

@@ -10,34 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from graphwright.autograd import pull_back, scoped
+from graphwright.array import DType, Spec
+from graphwright.autograd import Tensor, pull_back, scoped
+from graphwright.graph import NodeId
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import MirroredProgram
-from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
+from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
-    from graphwright.array import DType, Spec
-    from graphwright.autograd import Tensor
-    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 
+def updatable(p: Program) -> bool:
+    """False for a program whose gradient cannot be updated: one with checkpoints or opaque ops."""
+    return not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque)
+
+
+def writes(p: Program) -> list[tuple[Value, Value]]:
+    """(state or param, its next value) of each write."""
+    return [(target, value) for target, value in map(p.operands, p.assigns())]
+
+
 class VjpCall(NamedTuple):
-    """One recorded vjp.
+    """One recorded vjp."""
 
-    Attributes:
-        grads: gradients of the node's results.
-        needs: which operands want a gradient.
-        results: gradients of the operands.
-        made: the recorded nodes.
-    """
-
-    grads: tuple[Value | None, ...]
-    needs: tuple[bool, ...]
-    results: tuple[Value | None, ...]
-    made: tuple[NodeId, ...]
+    grads: tuple[Value | None, ...]  # gradients of the node's results
+    needs: tuple[bool, ...]  # which operands want a gradient
+    results: tuple[Value | None, ...]  # gradients of the operands
+    made: tuple[NodeId, ...]  # the recorded nodes
 
 
 class GradientSum(NamedTuple):
@@ -57,9 +59,6 @@ class BackwardGraph:
         wanted: values of the source whose gradients are wanted.
         seeds_at: value of the source -> gradients that reach it from outside, summed before those of its readers.
         sum_dtype: value -> the dtype in which its gradients are summed; None for its own.
-
-    Attributes:
-        mirror: the forward nodes.
     """
 
     def __init__(
@@ -164,8 +163,7 @@ class BackwardGraph:
         if known is not None and known.path == path and mirror.spec(known.total).dtype is dtype:
             if known.parts == parts:
                 return known.total
-            if self._replaceable(known.parts, parts):
-                swap = self._rewire(known.made, known.parts, parts)
+            if (swap := self._rewired(known.made, known.parts, parts)) is not None:
                 total = swap.get(known.total, known.total)
                 self._sums[at.node][at.port] = GradientSum(path, parts, total, known.made)
                 return total
@@ -195,11 +193,9 @@ class BackwardGraph:
         if old is not None and not edited and old.needs == needs:
             if old.grads == grads:
                 return old
-            if self._replaceable(old.grads, grads):
-                swap = self._rewire(old.made, old.grads, grads)
-                return VjpCall(
-                    grads, needs, tuple(None if g is None else swap.get(g, g) for g in old.results), old.made
-                )
+            if (swap := self._rewired(old.made, old.grads, grads)) is not None:
+                results = tuple(None if g is None else swap.get(g, g) for g in old.results)
+                return VjpCall(grads, needs, results, old.made)
         if old is not None:
             mirror.discard(old.made)
         p, twin = mirror.program, mirror.twin(Value(node)).node
@@ -224,28 +220,23 @@ class BackwardGraph:
         results = tuple(None if g is None else mirror.recorder.value_of(g) for g in found)
         return VjpCall(grads, needs, results, tuple(mirror.recorder.made))
 
-    def _replaceable(self, before: Sequence[Value | None], after: Sequence[Value | None]) -> bool:
-        """True if each new gradient can replace an old one: distinct values of equal specs that still exist."""
-        if len(before) != len(after):
-            return False
-        pairs = list(zip(before, after, strict=True))
-        if any((a is None) != (b is None) for a, b in pairs):
-            return False
-        present = [(a, b) for a, b in pairs if a is not None and b is not None]
-        graph, spec = self.mirror.program.graph, self.mirror.spec
-        if len({a for a, _ in present}) != len(present) or any(a.node not in graph for a, _ in present):
-            return False
-        return all(spec(a) == spec(b) for a, b in present)
-
-    def _rewire(
+    def _rewired(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
-    ) -> dict[Value, Value]:
-        """Let recorded nodes read new gradients in place of old ones; returns old -> new."""
-        p = self.mirror.program
-        swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None and a != b}
+    ) -> dict[Value, Value] | None:
+        """Let recorded nodes read new gradients in place of old ones; returns old -> new.
+
+        None if they must be recorded again: the old gradients are not distinct existing values of the new ones' specs.
+        """
+        if [g is None for g in before] != [g is None for g in after]:
+            return None
+        swap = {a: b for a, b in zip(before, after, strict=True) if a is not None and b is not None}
+        p, spec = self.mirror.program, self.mirror.spec
+        distinct = len(swap) == sum(g is not None for g in before)
+        if not distinct or any(a.node not in p.graph or spec(a) != spec(b) for a, b in swap.items()):
+            return None
         for node in made:
             for edge in p.in_edges(node):
-                new = swap.get(p.edge_value(edge))
-                if new is not None:
-                    p.move_edge(edge, new)
+                old = p.edge_value(edge)
+                if swap.get(old, old) != old:
+                    p.move_edge(edge, swap[old])
         return swap

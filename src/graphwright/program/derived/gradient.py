@@ -11,11 +11,11 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphwright.array import Spec, UnboundDim
-from graphwright.autograd import NoTape, active_recorder, enable_grad, grad, scoped
+from graphwright.autograd import NoTape, Tensor, active_recorder, enable_grad, grad, scoped
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.ops import OPS, call
-from graphwright.program.derived.backward import BackwardGraph
+from graphwright.ops import call
+from graphwright.program.derived.backward import BackwardGraph, updatable, writes
 from graphwright.program.kinds import INPUT, SOURCES, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.recorder import record_into
@@ -23,7 +23,6 @@ from graphwright.program.run import tensors
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
     from graphwright.program.program import Program
 
 Ref = NodeId | Value | str
@@ -64,26 +63,16 @@ def differentiate(
     roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
-        raise UsageError(
-            "a gradient needs at least one output and one value to differentiate by", got=f"{outputs!r}, {wrt!r}"
-        )
+        raise UsageError("a gradient needs an output and a value to differentiate by", got=f"{outputs!r}, {wrt!r}")
     if mode not in MODES or steps < 1:
-        raise UsageError(
-            "invalid mode or number of steps",
-            where=p.name,
-            expected=f"mode {' or '.join(MODES)}; steps >= 1",
-            got=(mode, steps),
-        )
+        expected = f"mode {' or '.join(MODES)}; steps >= 1"
+        raise UsageError("invalid mode or number of steps", where=p.name, expected=expected, got=(mode, steps))
     specs = [p.spec(n).bind(sizes) for n in p.inputs()]
     for node, spec in zip(p.inputs(), specs, strict=True):
         if spec.symbolic:
-            raise UnboundDim(
-                "a size of an input has no number",
-                where=p.path(node),
-                got=spec,
-                fix='program.grad(outputs, wrt, {"B": 4, ...})',
-            )
-    if steps == 1 and not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque):
+            raise UnboundDim("a size of an input has no number", where=p.path(node), got=spec,
+                             fix='program.grad(outputs, wrt, {"B": 4, ...})')  # fmt: skip
+    if steps == 1 and updatable(p):
         return _cached_gradient(p, roots, wanted, sizes, seeded)
     if steps > 1:
         specs = [Spec((steps, *spec.shape), spec.dtype) for spec in specs]
@@ -105,15 +94,21 @@ def differentiate(
             last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             seeds = list(feeds[len(given) :]) or [None] * len(roots)
-            ends = [_weighted_sum(values[r], seed) for r, seed in zip(roots, seeds, strict=True)]
-            sources = {v: _source(p, v, values[v], given, leaves if mode == "full" else states) for v in wanted}
+            ends = []
+            for root, seed in zip(roots, seeds, strict=True):
+                end = values[root] if seed is None else values[root] * seed
+                ends.append(end if end.size == 1 else end.sum())
+            sources = {v: values[v] for v in wanted}
+            for v in wanted:
+                if p.op(v.node) == INPUT:
+                    sources[v] = given[p.path(v)]
+                elif p.op(v.node) == STATE:
+                    sources[v] = (leaves if mode == "full" else states)[p.key(v.node)]
             back = steps if mode == "full" else 1
             reached = [v for v in wanted if _reaches(p, v, roots, back)]
             found = dict(zip(reached, grad(ends, [sources[v] for v in reached]), strict=True)) if reached else {}
-        return {
-            f"grad.{p.path(v)}": found[v] if v in found else call("full_like", sources[v].detach(), value=0.0)
-            for v in wanted
-        }
+        zeros = {v: call("full_like", sources[v].detach(), value=0.0) for v in wanted if v not in found}
+        return {f"grad.{p.path(v)}": found[v] if v in found else zeros[v] for v in wanted}
 
     program = p.empty("backward")
     record_into(program, backward, specs, names)
@@ -134,9 +129,7 @@ class GradientGraph:
         sizes: numbers for the named sizes of its inputs.
         seeded: weight each root by an additional input `seed.<path>`.
 
-    Attributes:
-        mirror: the forward nodes.
-        program: the inputs of the source (and seeds) -> `grad.<path>` per wanted value, over the same variables.
+    Its `program` maps the inputs of the source (and seeds) to `grad.<path>` per wanted value, over the same variables.
     """
 
     def __init__(
@@ -201,11 +194,8 @@ class GradientGraph:
             if readers and reached is None:
                 reached = source.reachable(self.roots)
             if value in self.roots or (reached is not None and not reached.isdisjoint(readers)):
-                raise NoTape(
-                    "a value reaches the outputs only through ops without a gradient",
-                    where=source.path(value),
-                    got=source.specs(value.node)[value.port],
-                )
+                raise NoTape("a value reaches the outputs only through ops without a gradient",
+                             where=source.path(value), got=source.specs(value.node)[value.port])  # fmt: skip
             self._zeros[value] = outputs[name] = self._zero(value)
         if list(outputs.items()) != list(zip(p.output_names(), p.outputs(), strict=True)):
             p.set_outputs(outputs)
@@ -243,9 +233,8 @@ def _next_states(
     p: Program, feeds: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, Tensor], mode: str
 ) -> dict[str, Tensor]:
     """The states after one more run, by key."""
-    pairs = [p.operands(node) for node in p.assigns()]
-    values = tensors(p, feeds, dict(sizes), [new for _, new in pairs], states)
-    written = {p.key(state.node): values[new] for state, new in pairs}
+    values = tensors(p, feeds, dict(sizes), [new for _, new in writes(p)], states)
+    written = {p.key(state.node): values[new] for state, new in writes(p)}
     return {k: _leaf(v) for k, v in written.items()} if mode == "one_step" else written
 
 
@@ -257,30 +246,13 @@ def _leaf(value: Tensor) -> Tensor:
     return leaf
 
 
-def _source(
-    p: Program, value: Value, last: Tensor, given: Mapping[str, Tensor], leaves: Mapping[str, Tensor]
-) -> Tensor:
-    """The tensor to differentiate by for a wanted value."""
-    op = p.op(value.node)
-    return given[p.path(value)] if op == INPUT else leaves[p.key(value.node)] if op == STATE else last
-
-
 def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bool:
     """True if a root depends on the value, through at most `steps` runs if it is a source."""
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
-        pairs = [p.operands(node) for node in p.assigns()]
-        carried = [new for state, new in pairs if state.node in needed and new.node not in needed]
+        carried = [new for state, new in writes(p) if state.node in needed and new.node not in needed]
         if not carried:
             break
         needed |= p.reachable(carried)
-    return value in roots or any(
-        p.edge_value(e) == value for e in p.out_edges(value.node) if p.graph.target(e) in needed
-    )
-
-
-def _weighted_sum(value: Tensor, weight: Tensor | None) -> Tensor:
-    """Σ weight · value, which is differentiated."""
-    if weight is not None:
-        value = value * weight
-    return value if value.size == 1 else value.sum()
+    readers = [e for e in p.out_edges(value.node) if p.graph.target(e) in needed]
+    return value in roots or any(p.edge_value(e) == value for e in readers)

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import Spec, from_numpy
+from graphwright.array import DType, Spec, from_numpy
 from graphwright.autograd import Symbol, Tensor, Variable, active_recorder, no_grad
 from graphwright.graph import NodeId
-from graphwright.ops import call, get
+from graphwright.ops import Op, call, get
 from graphwright.ops.casting import is_cast, target_dtype
-from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.recorder import TraceRecorder
 from graphwright.program.tombstones import Tombstones
+from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
-    from graphwright.array import DType
-    from graphwright.ops import Op
     from graphwright.program.program import Program
 
 
@@ -37,15 +35,6 @@ class MirroredProgram:
         low: the 16-bit float of autocast, which casts operands as it would while the source runs; None for no casts.
         on_drop: called with each node that is no longer mirrored.
         on_update: called with each node (and its op) once its twin is up to date; True to visit its readers too.
-
-    Attributes:
-        program: the derived program; it has every input of the source.
-        recorder: records new nodes into `program`.
-        operands: mirrored node -> the values it read when it was last visited.
-        casts: mirrored node -> operand number -> the autocast node of that operand.
-        dirty: values that gained or lost a reader.
-        version: version of `program` after the last update, or -1 before the first.
-        visited: nodes visited since the start, for tests of locality.
     """
 
     def __init__(
@@ -59,13 +48,13 @@ class MirroredProgram:
     ) -> None:
         self.source, self.sizes, self.low = source, dict(sizes), low
         self._on_drop, self._on_update = on_drop, on_update
-        self.program = source.empty(name)
+        self.program = source.empty(name)  # the derived program; it has every input of the source
         self.recorder = MirrorRecorder(self.program)
-        self.operands: dict[NodeId, list[Value]] = {}
-        self.casts: dict[NodeId, dict[int, NodeId]] = {}
-        self.dirty: set[Value] = set()
-        self.version = -1
-        self.visited = 0
+        self.operands: dict[NodeId, list[Value]] = {}  # mirrored node -> the values it read when it was last visited
+        self.casts: dict[NodeId, dict[int, NodeId]] = {}  # mirrored node -> operand number -> its node of autocast
+        self.dirty: set[Value] = set()  # values that gained or lost a reader
+        self.version = -1  # of `program` after the last update
+        self.visited = 0  # nodes visited since the start, for tests of locality
         self._twins: dict[NodeId, NodeId] = {}
         self._readers: dict[NodeId, int] = {}
         self._discarded: dict[NodeId, None] = {}
@@ -99,18 +88,12 @@ class MirroredProgram:
         self.recorder.near = self.version >= 0
         changed = set(self._changed)
         self._changed.clear()
-        token = active_recorder.set(self.recorder)
-        try:
-            with no_grad():
-                yield changed
-        finally:
-            active_recorder.reset(token)
+        with recording(self.recorder), no_grad():
+            yield changed
         self.sweep()
-        for node in self.recorder.constants():
-            if self.unread(node):
-                self.program.weights.drop(self.program.key(node))
-                self.program.delete_node(node)
-                self.recorder.forget_constant(node)
+        for node in self.recorder.take_constants(self.unread):
+            self.program.weights.drop(self.program.key(node))
+            self.program.delete_node(node)
         self.program.version += 1
         self.version = self.program.version
 
@@ -326,18 +309,23 @@ class MirroredProgram:
             p.update_node(p.node(name), name=other)
 
 
-class MirrorRecorder(TraceRecorder):
-    """Records into a derived program.
+@contextmanager
+def recording(recorder: TraceRecorder) -> Iterator[None]:
+    """Let operations inside the block be recorded by this recorder."""
+    token = active_recorder.set(recorder)
+    try:
+        yield
+    finally:
+        active_recorder.reset(token)
 
-    Attributes:
-        made: nodes recorded since it was last cleared.
-        near: insert each node right after its last operand, so that an update does not disturb the order.
-    """
+
+class MirrorRecorder(TraceRecorder):
+    """Records into a derived program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
-        self.made: list[NodeId] = []
-        self.near = False
+        self.made: list[NodeId] = []  # nodes recorded since it was last cleared
+        self.near = False  # insert each node right after its last operand, so that an update does not disturb the order
         self._first: NodeId | None = None
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
@@ -347,13 +335,11 @@ class MirrorRecorder(TraceRecorder):
         self._first = self.program.add_source(kind, name, spec, attrs, before=self._first)
         return self._first
 
-    def constants(self) -> list[NodeId]:
-        """Nodes of the constants that derivative rules recorded."""
-        return [value.node for _, value in self._consts.values()]
-
-    def forget_constant(self, node: NodeId) -> None:
-        """Forget a deleted constant."""
-        self._consts = {k: known for k, known in self._consts.items() if known[1].node != node}
+    def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
+        """Forget constants that derivative rules recorded and that are unread; returns their nodes."""
+        gone = {key: value.node for key, (_, value) in self._consts.items() if unread(value.node)}
+        self._consts = {key: known for key, known in self._consts.items() if key not in gone}
+        return list(gone.values())
 
     def constant(self, name: str, spec: Spec) -> NodeId:
         """Add a const node."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 BARRIER = "recall"
@@ -22,15 +22,11 @@ BARRIER = "recall"
 
 
 class Recomputed:
-    """The checkpointed subgraphs of a trace, and the clones of their nodes.
-
-    Attributes:
-        group: the subgraph of nodes recorded now; None outside of any.
-    """
+    """The checkpointed subgraphs of a trace, and the clones of their nodes."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.group: Any = None
+        self.group: Any = None  # the subgraph of nodes recorded now
         self._groups: dict[NodeId, Any] = {}
         self._backward: set[NodeId] = set()
         self._clones: dict[NodeId, NodeId] = {}

@@ -111,10 +111,8 @@ def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
 
         def inputs(new: Program) -> Swaps:
             values = {at: p.edge_value(at) if isinstance(at, EdgeId) else at for at in points}
-            return {
-                at: Value(new.add_source(INPUT, feed_name(p, at), p.specs(v.node)[v.port], {}))
-                for at, v in values.items()
-            }
+            specs = {at: p.specs(v.node)[v.port] for at, v in values.items()}
+            return {at: Value(new.add_source(INPUT, feed_name(p, at), spec, {})) for at, spec in specs.items()}
 
         cached[key] = rewrite(p, f"{p.name} (patched)", {}, inputs)[0]
     return cached[key]

@@ -6,27 +6,129 @@ they depend on changes they are traced again, reusing the nodes of the previous 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from graphwright.autograd import Parameter, Tensor, active_recorder, autocast_to, enable_grad, training
-from graphwright.ops import OPS
-from graphwright.program.derived.backward import BackwardGraph
-from graphwright.program.derived.retrace import ReusingRecorder, TracedNodes
+from graphwright.array import DType, Spec
+from graphwright.autograd import Parameter, Symbol, Tensor, Variable, autocast_to, enable_grad, scope, training
+from graphwright.graph import NodeId
+from graphwright.ops import Op
+from graphwright.program.builder import record
+from graphwright.program.derived.backward import BackwardGraph, updatable, writes
+from graphwright.program.derived.mirror import MirrorRecorder, recording
 from graphwright.program.kinds import INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.run import evaluate
-from graphwright.program.trace import record
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from graphwright.array import DType, Spec
-    from graphwright.graph import NodeId
+    from graphwright.program.derived.mirror import MirroredProgram
     from graphwright.program.program import Program
+
+
+class TracedNodes(NamedTuple):
+    """The nodes of one trace."""
+
+    by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
+    by_role: dict[tuple[str, int, str], NodeId]  # (name, number among nodes of that name, attributes) -> node
+
+
+class ReusingRecorder(MirrorRecorder):
+    """Records tensor code into a derived program, reusing the nodes of the previous trace.
+
+    A node with the same role but other operands is rewired, so its readers see no change.
+
+    Args:
+        mirror: the program it records into.
+        before: nodes of the previous trace.
+        stored: id of each variable of the source that the program reads -> its node there.
+    """
+
+    def __init__(self, mirror: MirroredProgram, before: TracedNodes, stored: Mapping[int, Value]) -> None:
+        super().__init__(mirror.program)
+        self.near = True
+        self.now = TracedNodes({}, {})  # nodes of this trace
+        self.results: dict[str, Value] = {}  # outputs of the traced step by name
+        self._mirror, self._before, self._stored = mirror, before, stored
+        self._taken: set[NodeId] = set()
+        self._counts: Counter[str] = Counter()
+
+    def tensor(self, value: Value) -> Tensor:
+        """A value of the program as a symbolic tensor of this trace."""
+        return self._mirror.tensor(value, self)
+
+    def written(self) -> Iterable[tuple[int, Value, Value]]:
+        """(id of the variable, its node, its new value) of each assignment."""
+        return [(key, self.variables[key][1], self.value_of(value)) for key, value in self._current.items()]
+
+    def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
+        """Record one operation."""
+        operands = [self._own(s) for s in inputs]
+        attributes = repr(sorted(attrs.items()))
+        base = ".".join((*scope.get(), op.name))
+        self._counts[base] += 1
+        role = (base, self._counts[base], attributes)
+
+        def make() -> NodeId:
+            node = self._rewired(role, op, operands, attrs)
+            if node is not None:
+                return node
+            return self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
+
+        node = self.now.by_role[role] = self._take((op.name, *operands, attributes), make)
+        return self.symbols(node)
+
+    def _rewired(
+        self, role: tuple[str, int, str], op: Op, operands: list[Value], attrs: Mapping[str, Any]
+    ) -> NodeId | None:
+        """The node that had this role in the previous trace, reading the new operands; None if it cannot be reused."""
+        p, node = self.program, self._before.by_role.get(role)
+        if node is None or node in self._taken or node not in p.graph:
+            return None
+        if op.specs([self._mirror.spec(v) for v in operands], attrs, p.path(node)) != p.specs(node):
+            return None
+        self._mirror.rewire(node, operands)
+        return node
+
+    def value_of(self, tensor: Tensor) -> Value:
+        """The node of a tensor; an untracked array becomes a constant."""
+        if isinstance(tensor, Variable) or isinstance(tensor.data, Symbol):
+            return super().value_of(tensor)
+        return Value(self._take((id(tensor.data),), lambda: super(ReusingRecorder, self).value_of(tensor).node))
+
+    def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
+        """Add a param, const or state before all other nodes."""
+        return self._mirror.recorder.source(kind, name, spec, attrs)
+
+    def _source(self, variable: Variable) -> Value:
+        found = self.variables.get(id(variable))
+        if found is None:
+            value = self._stored.get(id(variable))
+            if value is None:
+                value = Value(self._take((id(variable), variable.spec), lambda: self._add_variable(variable)))
+            found = self.variables[id(variable)] = (variable, value)
+        return found[1]
+
+    def _add_variable(self, variable: Variable) -> NodeId:
+        """Add a node for a variable that the source does not have."""
+        p, kind = self.program, PARAM if isinstance(variable, Parameter) else STATE
+        name = p.free_name(variable.name or kind)
+        p.weights.add(name, variable)
+        return self.source(kind, name, variable.spec, {"key": name})
+
+    def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
+        """The node of this content: of this trace, of the previous one, or a new one."""
+        node = self.now.by_content.get(key)
+        if node is None:
+            node = self._before.by_content.get(key)
+            if node is None or node in self._taken:  # rewired for another role
+                node = make()
+            self._taken.add(node)
+            self.now.by_content[key] = node
+        return node
+
 
 Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
 """(outputs and inputs by name) -> what is differentiated, and the results of the step by name."""
@@ -34,23 +136,14 @@ Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
-    """What a training step does with a program.
+    """What a training step does with a program."""
 
-    Attributes:
-        inputs: specs of the program's inputs, and of further ones that the objective reads.
-        reads: outputs of the program that the objective reads.
-        objective: see `Objective`; runs with a tape.
-        trained: returns the parameters trained now.
-        update: assigns new values to variables from the `.grad` of the parameters.
-        low: the 16-bit float of autocast, if it is on.
-    """
-
-    inputs: Mapping[str, Spec]
-    reads: Sequence[str]
-    objective: Objective
-    trained: Callable[[], Iterable[Parameter]]
-    update: Callable[[], None]
-    low: DType | None = None
+    inputs: Mapping[str, Spec]  # specs of the program's inputs, and of further ones that the objective reads
+    reads: Sequence[str]  # outputs of the program that the objective reads
+    objective: Objective  # see `Objective`; runs with a tape
+    trained: Callable[[], Iterable[Parameter]]  # returns the parameters trained now
+    update: Callable[[], None]  # assigns new values to variables from the `.grad` of the parameters
+    low: DType | None = None  # the 16-bit float of autocast, if it is on
 
 
 class TrainingStepGraph:
@@ -60,9 +153,7 @@ class TrainingStepGraph:
         source: the program; it is never changed.
         task: what the step does with it.
 
-    Attributes:
-        mirror: the forward nodes.
-        program: the inputs -> the results of the objective; it writes what the source and the task's update write.
+    Its `program` maps the inputs to the results of the objective, and writes what the source and the update write.
     """
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
@@ -87,16 +178,11 @@ class TrainingStepGraph:
         self._update_key: Any = None
         self.update()
 
-    @staticmethod
-    def follows(source: Program) -> bool:
-        """False for a program whose gradient cannot be updated: one with checkpoints or opaque ops."""
-        return not source.checkpoints and not any(source.of_kind(n) for n, row in OPS.items() if row.traits.opaque)
-
     @property
     def usable(self) -> bool:
         """True while `program` was edited by this object alone, and the source has the inputs it had."""
         same_inputs = set(self.program.input_names()) == set(self.task.inputs)
-        return same_inputs and self.follows(self.source) and self.mirror.usable
+        return same_inputs and updatable(self.source) and self.mirror.usable
 
     @property
     def fresh(self) -> bool:
@@ -108,7 +194,7 @@ class TrainingStepGraph:
         source = self.source
         refuse_broken(source)
         reads = [source.output(name).node for name in self.task.reads]
-        reads += [source.operands(write)[1].node for write in source.assigns()]
+        reads += [value.node for _, value in writes(source)]
         trained = list(self.task.trained())
         params = {id(source.weights[source.key(n)]): n for n in source.params()}
         toggled = self._backward.set_wanted(Value(params[id(v)]) for v in trained if id(v) in params)
@@ -125,17 +211,13 @@ class TrainingStepGraph:
         ends = [source.output(name) for name in self.task.reads]
         twins = [(v, mirror.twin(v)) for v in ends]
         key: list[Any] = [(twin, mirror.spec(twin), self._backward.wants(v)) for v, twin in twins]
-        key += [(mirror.has_twin(t.node) and mirror.twin(t), mirror.twin(v)) for t, v in self._source_writes()]
+        key += [(mirror.has_twin(t.node) and mirror.twin(t), mirror.twin(v)) for t, v in writes(source)]
         key += [training(), *(id(v) for v in trained)]
         recorder = None if self.fresh and key == self._objective_key else self._trace_objective(trained)
         self._objective_key = key
         self._backward.update(visited)
-        grads: list[tuple[Parameter, Value]] = []
-        for value in self._backward.wanted:
-            if (total := self._backward.gradient(value)) is not None:
-                variable = source.weights[source.key(value.node)]
-                assert isinstance(variable, Parameter)
-                grads.append((variable, total))
+        totals = {value: self._backward.gradient(value) for value in self._backward.wanted}
+        grads: list[Any] = [(source.weights[source.key(v.node)], g) for v, g in totals.items() if g is not None]
         grads += self._objective_grads.items()
         key = [(id(v), v.lineage, v.spec, self._stored.get(id(v)), g) for v, g in grads]
         if recorder is not None or key != self._update_key:
@@ -146,7 +228,7 @@ class TrainingStepGraph:
         """Trace the objective and its gradient; returns the recorder, which goes on to trace the update."""
         mirror = self.mirror
         recorder = ReusingRecorder(mirror, self._traced, {key: twin for key, (_, twin) in self._stored.items()})
-        for target, value in self._source_writes():
+        for target, value in writes(self.source):
             recorder.assign(self.source.weights[self.source.key(target.node)], recorder.tensor(mirror.twin(value)))
         ends = {name: self.source.output(name) for name in self.task.reads}
         leaves: dict[Value, Tensor] = {}
@@ -155,7 +237,7 @@ class TrainingStepGraph:
             leaf.requires_grad = self._backward.wants(value)
         p, names = self.program, self.task.inputs.keys() - ends.keys()
         given = {name: recorder.tensor(Value(p.node(name))) for name in names}
-        with _recording(recorder):
+        with recording(recorder):
             try:
                 for v in trained:
                     v.grad = None
@@ -182,7 +264,7 @@ class TrainingStepGraph:
     def _trace_update(self, recorder: ReusingRecorder, grads: Sequence[tuple[Parameter, Value]]) -> None:
         """Trace the update, declare the results and writes, and discard the nodes that are no longer used."""
         p, discard = self.program, self.mirror.discard
-        with _recording(recorder):
+        with recording(recorder):
             try:
                 for variable, value in grads:
                     variable.grad = recorder.tensor(value)
@@ -202,12 +284,9 @@ class TrainingStepGraph:
                 node = p.add_assign(target, value, p.free_name(f"{p.path(target)}.next"))
             writes[key] = node
         discard(tuple(self._writes.values()))
-        discard(recorder.now.gone_since(self._traced))
+        used = set(recorder.now.by_content.values())
+        discard([node for node in dict.fromkeys(self._traced.by_content.values()) if node not in used])
         self._writes, self._traced, self._assumptions = writes, recorder.now, recorder.facts
-
-    def _source_writes(self) -> list[tuple[Value, Value]]:
-        """(state or param, its next value) of the source's own writes."""
-        return [(v[0], v[1]) for v in map(self.source.operands, self.source.assigns())]
 
     def _seeds_at(self, value: Value) -> Iterable[Value]:
         return [self._seeds[value]] if value in self._seeds else ()
@@ -216,15 +295,6 @@ class TrainingStepGraph:
         if value not in self._backward.wanted:
             return None
         return self.source.weights[self.source.key(value.node)].grad_dtype
-
-
-@contextmanager
-def _recording(recorder: ReusingRecorder) -> Iterator[None]:
-    token = active_recorder.set(recorder)
-    try:
-        yield
-    finally:
-        active_recorder.reset(token)
 
 
 class RetracedStep:
@@ -249,7 +319,7 @@ class RetracedStep:
     @property
     def usable(self) -> bool:
         """True while the source has the traced version."""
-        return self.source.version == self.version and not TrainingStepGraph.follows(self.source)
+        return self.source.version == self.version and not updatable(self.source)
 
     @property
     def fresh(self) -> bool:
@@ -258,6 +328,3 @@ class RetracedStep:
 
     def update(self) -> None:
         """Do nothing: a changed source is traced again."""
-
-
-__all__ = ["RetracedStep", "TrainingStepGraph", "TrainingTask"]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphwright.array import NDArray
+from graphwright.array import NDArray, Spec
 from graphwright.autograd import Parameter, Tensor, Variable
 from graphwright.errors import UsageError
 from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
-
-if TYPE_CHECKING:
-    from graphwright.array import Spec
 
 STEPS = 3
 """Uses of one parameter from which the tape counts as a loop over steps; a tied weight has two."""

@@ -6,10 +6,9 @@ A program becomes a scene, its groups are arranged and laid out, the layout beco
 from __future__ import annotations
 
 from graphwright.program.draw.dot import to_dot
-from graphwright.program.draw.html import to_html
 from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions, layout
 from graphwright.program.draw.overlay import NodeNote
-from graphwright.program.draw.svg import notebook, to_svg, written
+from graphwright.program.draw.svg import notebook, to_html, to_svg, written
 
 __all__ = [
     "Box",

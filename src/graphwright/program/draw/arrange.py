@@ -1,22 +1,28 @@
 """The arrangement of one group: rows and lanes of its children and the routes of its wires, before sizes are known.
 
 An arrangement depends only on the content of the group, not on which children are open. Opening a child moves its
-neighbours apart and changes no row, lane or track.
+neighbours apart and changes no row, lane or track. Children are numbered 0..n-1 in order of creation; edges join
+children. Everything here is deterministic and iterative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, count, pairwise
+from itertools import chain as chain_of
 from typing import TYPE_CHECKING, NamedTuple
 
+from graphwright.graph.analysis import kahn_order, longest_paths, strong_components
 from graphwright.program.draw.groups import OUTSIDE
-from graphwright.program.draw.ranking import Occupancy, gutter_tracks, lanes, ranks, return_arcs, trunk
 
 if TYPE_CHECKING:
     from graphwright.program.draw.groups import Net
 
 IN, OUT, TRACK, LANE = 0, 1, 2, 3
+Lists = list[list[int]]
 
 
 class X(NamedTuple):
@@ -48,94 +54,37 @@ class Wire:
 
 @dataclass(slots=True)
 class Arrangement:
-    """Rows, lanes and wires of one group.
+    """Rows, lanes and wires of one group."""
 
-    Attributes:
-        rank, lane: row and lane of each child.
-        rows: number of rows.
-        channels: number of tracks per channel.
-        gutters: number of tracks per gutter, from the one above row 0 on.
-        wires: in the order of nets and their targets.
-        entries, exits: positions at which outer sources enter and inner sources leave.
-        entry_steps, exit_steps: positions of these pins on the closed box, in steps right of the middle.
-        main: entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none.
-        pins: per child the largest pin offset on its top, in half steps.
-    """
-
-    rank: list[int]
-    lane: list[int]
-    rows: int
-    channels: dict[int, int]
-    gutters: list[int]
-    wires: list[Wire]
-    entries: list[X]
-    exits: list[X]
-    entry_steps: list[int]
-    exit_steps: list[int]
-    main: tuple[int, int]
-    pins: list[int]
+    rank: list[int]  # row of each child
+    lane: list[int]  # lane of each child
+    rows: int  # number of rows
+    channels: dict[int, int]  # number of tracks per channel
+    gutters: list[int]  # number of tracks per gutter, from the one above row 0 on
+    wires: list[Wire]  # in the order of nets and their targets
+    ends: tuple[list[X], list[X]]  # positions at which outer sources enter (IN) and inner sources leave (OUT)
+    steps: tuple[list[int], list[int]]  # where these pins are on the closed box, in steps right of the middle
+    main: tuple[int, int]  # entry and exit in the middle of lane 0, whether the group is open or closed; -1 for none
+    pins: list[int]  # per child the largest pin offset on its top, in half steps
 
 
-class GroupPins(NamedTuple):
-    """The pins of a child that is a group, as the arrangement of its parent needs them."""
-
-    entry_steps: Sequence[int]
-    exit_steps: Sequence[int]
-    main: tuple[int, int]
-
-
-def arrange(nets: Sequence[Net], inner: Sequence[GroupPins | None], entries: int, exits: int) -> Arrangement:
+def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> Arrangement:
     """Arrange the children of one group.
 
     Args:
         nets: the nets of the group, entries first.
-        inner: per child, its pins if it is a group.
+        inner: per child, its arrangement if it is a group.
         entries, exits: number of sources that enter and leave.
     """
-    n = len(inner)
-    edges = list(dict.fromkeys((net.child, t) for net in nets for t, _ in net.targets if net.child >= 0 and t >= 0))
-    arcs = return_arcs(n, edges)
-    before: list[list[int]] = [[] for _ in range(n)]
-    after: list[list[int]] = [[] for _ in range(n)]
-    for a, b in edges:
-        if (a, b) not in arcs:
-            after[a].append(b)
-            before[b].append(a)
-    readers: list[list[int]] = [[] for _ in range(entries)]
-    leaving: list[int] = []
-    for net in nets:
-        if net.child == OUTSIDE:
-            readers[net.slot] = [t for t, _ in net.targets if t >= 0]
-        elif any(t == OUTSIDE for t, _ in net.targets):
-            leaving.append(net.child)
-    rank, order = ranks(n, before, after, {t for r in readers for t in r})
-    arcs = {(a, b) for a, b in arcs if rank[a] >= rank[b]}  # an edge that still points down is routed as any other
-    entry, spine = trunk(rank, order, after, readers, leaving)
-    inlet = entry >= 0 and bool(spine) and spine[0] in readers[entry]
-    outlet = bool(spine) and spine[-1] in leaving
-    lane, taken, links = lanes(rank, before, after, spine, inlet, outlet)
-    rows = max(rank, default=0) + 1
-    router = _Router(nets, inner, rank, lane, rows, taken, links, arcs, entry, spine, inlet, outlet)
-    wires, entry_at, exit_at = router.run(entries, exits)
+    router = _Router(nets, inner, entries, exits)
+    wires = router.wires()
     pins = router.assign_pins(wires)
-    gutters = gutter_tracks(wires, rows, router.position)
-    steps = _steps([router.position(x) for x in entry_at], entry)
-    main_exit = next((k for k, x in enumerate(exit_at) if router.on_axis(x) and router.position(x) == 0), -1)
-    exit_steps = _steps([router.position(x) for x in exit_at], main_exit)
-    return Arrangement(
-        rank,
-        lane,
-        rows,
-        router.channel_sizes(),
-        gutters,
-        wires,
-        entry_at,
-        exit_at,
-        steps,
-        exit_steps,
-        (entry, main_exit),
-        pins,
-    )
+    gutters = gutter_tracks(wires, router.rows, router.position)
+    came, left = ([router.position(x) for x in end] for end in router.ends)
+    main = router.entry, next((k for k, x in enumerate(router.ends[OUT]) if router.on_axis(x) and left[k] == 0), -1)
+    steps = _steps(came, main[IN]), _steps(left, main[OUT])
+    channels = dict(sorted(router.sizes.items()))
+    return Arrangement(router.rank, router.lane, router.rows, channels, gutters, wires, router.ends, steps, main, pins)
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
@@ -151,43 +100,45 @@ def _steps(positions: list[int], main: int) -> list[int]:
 class _Router:
     """Routes every wire of one group: down its own lane, down that of its target, or on a track between lanes."""
 
-    def __init__(
-        self,
-        nets: Sequence[Net],
-        inner: Sequence[GroupPins | None],
-        rank: list[int],
-        lane: list[int],
-        rows: int,
-        taken: Occupancy,
-        links: set[tuple[int, int]],
-        arcs: set[tuple[int, int]],
-        entry: int,
-        spine: list[int],
-        inlet: bool,
-        outlet: bool,
-    ) -> None:
-        self.nets, self.inner, self.rank, self.lane, self.rows = nets, inner, rank, lane, rows
-        self.taken, self.links, self.arcs, self.entry = taken, links, arcs, entry
-        self.first = spine[0] if inlet else None
-        self.last = spine[-1] if outlet else None
+    def __init__(self, nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> None:
+        self.nets, self.inner, n = nets, inner, len(inner)
+        edges = list(dict.fromkeys((net.child, t) for net in nets for t, _ in net.targets if net.child >= 0 and t >= 0))
+        arcs = return_arcs(n, edges)
+        before: Lists = [[] for _ in range(n)]
+        after: Lists = [[] for _ in range(n)]
+        for a, b in edges:
+            if (a, b) not in arcs:
+                after[a].append(b)
+                before[b].append(a)
+        readers: Lists = [[] for _ in range(entries)]
+        for net in nets:
+            if net.child == OUTSIDE:
+                readers[net.slot] = [t for t, _ in net.targets if t >= 0]
+        leaving = [net.child for net in nets if net.child != OUTSIDE and any(t == OUTSIDE for t, _ in net.targets)]
+        self.rank, order = ranks(before, after, {t for r in readers for t in r})
+        self.rows = max(self.rank, default=0) + 1
+        rank = self.rank
+        self.arcs = {(a, b) for a, b in arcs if rank[a] >= rank[b]}  # an edge that still points down is no return arc
+        self.entry, spine = trunk(rank, order, after, readers, leaving)
+        self.first = spine[0] if spine and self.entry >= 0 and spine[0] in readers[self.entry] else None
+        self.last = spine[-1] if spine and spine[-1] in leaving else None
+        inlet, outlet = self.first is not None, self.last is not None
+        self.lane, self.taken, self.links = lanes(rank, before, after, spine, inlet, outlet)
         self.channels: dict[int, Occupancy] = {}
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}  # channel -> number of tracks
+        self.ends = [X(LANE, 0, 0)] * entries, [X(LANE, 0, 0)] * exits
 
     # -- routes --------------------------------------------------------------------------------------------------------
-    def run(self, entries: int, exits: int) -> tuple[list[Wire], list[X], list[X]]:
-        """Route all wires; also return the positions of entries and exits."""
-        routes: dict[int, list[Wire]] = {}
-        self.entry_at = [X(LANE, 0, 0)] * entries
-        self.exit_at = [X(LANE, 0, 0)] * exits
-        for number in sorted(range(len(self.nets)), key=lambda k: (self._reach(k), k)):
-            routes[number] = self._route(number)
-        return [w for number in range(len(self.nets)) for w in routes[number]], self.entry_at, self.exit_at
+    def wires(self) -> list[Wire]:
+        """Route all nets, short ones first, so that they stay inside; returns the wires in order of the nets."""
+        routes = {k: self._route(k) for k in sorted(range(len(self.nets)), key=lambda k: (self._reach(k), k))}
+        return [wire for k in range(len(self.nets)) for wire in routes[k]]
 
     def _row(self, child: int) -> int:
         return self.rank[child] if child >= 0 else self.rows
 
     def _reach(self, number: int) -> int:
-        """Count the rows that the longest wire of a net spans; short nets are routed first and so stay inside."""
+        """Count the rows that the longest wire of a net spans."""
         net = self.nets[number]
         start = self.rank[net.child] if net.child >= 0 else -1
         return max(abs(self._row(t) - start) for t, _ in net.targets)
@@ -212,11 +163,10 @@ class _Router:
             wire, row = wires[k], self._row(child)
             wire.back = (net.child, child) in self.arcs
             pin = X(IN, child, slot) if child >= 0 else None
+            end = row if pin is None else row - 1
             if wire.back:
                 tracked.append(k)
-            elif source is not None and (
-                self._is_reserved(net, child) or self._is_free(own, down + 1, row, pin is None)
-            ):
+            elif source is not None and (self._is_reserved(net, child) or self.taken.free(own, down + 1, end)):
                 self.taken.take(own, down + 1, row - 1)
                 down = max(down, row - 1)
                 wire.level = pin is None or lane[child] == own
@@ -224,7 +174,7 @@ class _Router:
                 wire.bends = [] if pin is None else [(row - 1, 0)]
                 if pin is None:
                     self.taken.take(own, row, row)
-                    self.exit_at[slot] = source
+                    self.ends[OUT][slot] = source
             elif pin is not None and source is not None and self.taken.free(lane[child], start + 1, row - 1):
                 self.taken.take(lane[child], start + 1, row - 1)
                 wire.xs, wire.bends, wire.level = [source, pin], [(start, 0)], True
@@ -235,10 +185,6 @@ class _Router:
             if some:
                 source = self._on_track(net, wires, some, source, own, start, back)
         return wires
-
-    def _is_free(self, own: int, first: int, row: int, out: bool) -> bool:
-        """Whether a lane is free from row `first` to the one above `row`; for an exit including `row`."""
-        return self.taken.free(own, first, row if out else row - 1)
 
     def _is_reserved(self, net: Net, child: int) -> bool:
         if net.child >= 0:
@@ -253,7 +199,7 @@ class _Router:
         self.taken.take(own, 0, self.rank[child] - 1)
         pin = X(IN, child, net.targets[wire.target][1])
         wire.xs, wire.level = [pin], True
-        self.entry_at[net.slot] = pin
+        self.ends[IN][net.slot] = pin
         return own, pin
 
     def _on_track(
@@ -264,18 +210,22 @@ class _Router:
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
         channel = self._channel(own, [self.lane[t] if t >= 0 else own for t, _ in targets], first, last, back)
-        track = self._track(channel, first, last)
+        held = self.channels.setdefault(channel, Occupancy())
+        number = next(t for t in count() if held.free(t, first, last))
+        held.take(number, first, last)
+        self.sizes[channel] = max(self.sizes.get(channel, 0), number + 1)
+        track = X(TRACK, channel, number)
         for k, (child, slot), row in zip(some, targets, rows, strict=True):
             pin = X(IN, child, slot)
             if source is None:  # enters on the track itself
                 wires[k].xs, wires[k].bends = [track, pin], [(row - 1, 0)]
             elif child == OUTSIDE:
                 wires[k].xs, wires[k].bends = [source, track], [(start, 0)]
-                self.exit_at[slot] = track
+                self.ends[OUT][slot] = track
             else:
                 wires[k].xs, wires[k].bends = [source, track, pin], [(start, 0), (row - 1, 0)]
         if source is None:
-            self.entry_at[net.slot] = track
+            self.ends[IN][net.slot] = track
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
@@ -286,25 +236,9 @@ class _Router:
         side = sum(others) - own * len(others)
         if side:
             return own if side > 0 else own - 1
-        left = right = 0
-        while own - 1 - left in used:
-            left += 1
-        while own + 1 + right in used:
-            right += 1
+        left = next(d for d in count() if own - 1 - d not in used)
+        right = next(d for d in count() if own + 1 + d not in used)
         return own + right if right <= left else own - 1 - left
-
-    def _track(self, channel: int, first: int, last: int) -> X:
-        held = self.channels.setdefault(channel, Occupancy())
-        track = 0
-        while not held.free(track, first, last):
-            track += 1
-        held.take(track, first, last)
-        self.sizes[channel] = max(self.sizes.get(channel, 0), track + 1)
-        return X(TRACK, channel, track)
-
-    def channel_sizes(self) -> dict[int, int]:
-        """The number of tracks per channel."""
-        return dict(sorted(self.sizes.items()))
 
     # -- pins --------------------------------------------------------------------------------------------------------
     def position(self, x: X) -> int:
@@ -316,8 +250,7 @@ class _Router:
         inner = self.inner[x.a]
         if inner is None:
             return self.lane[x.a] * 1000 + (max(-400, min(400, x.b * 8)) if x.kind == IN else 0)
-        steps = (inner.entry_steps if x.kind == IN else inner.exit_steps)[x.b]
-        return self.lane[x.a] * 1000 + max(-400, min(400, steps * 16))
+        return self.lane[x.a] * 1000 + max(-400, min(400, inner.steps[x.kind][x.b] * 16))
 
     def assign_pins(self, wires: list[Wire]) -> list[int]:
         """Assign each wire into a node its pin, sorted by the side it comes from, and straighten wires where possible.
@@ -340,18 +273,16 @@ class _Router:
                 widest[child] = max(widest[child], abs(slot))
                 pin = X(IN, child, slot)
                 if len(wire.xs) == 1 and (net := self.nets[wire.net]).child == OUTSIDE:
-                    self.entry_at[net.slot] = pin
+                    self.ends[IN][net.slot] = pin
                 wire.xs[-1] = pin
         for wire in wires:  # wires of an entry start at the pin of the entry
             net = self.nets[wire.net]
             if net.child == OUTSIDE and net.slot != self.entry and len(wire.xs) > 1:
-                wire.xs[0] = self.entry_at[net.slot]
-            if wire.level and len(wire.xs) == 2 and self._is_straight(*wire.xs):
+                wire.xs[0] = self.ends[IN][net.slot]
+            upright = wire.level and len(wire.xs) == 2 and all(map(self.on_axis, wire.xs))
+            if upright and self.position(wire.xs[0]) == self.position(wire.xs[1]):
                 wire.xs, wire.bends = wire.xs[:1], []
         return widest
-
-    def _is_straight(self, above: X, below: X) -> bool:
-        return self.on_axis(above) and self.on_axis(below) and self.position(above) == self.position(below)
 
     def on_axis(self, x: X) -> bool:
         """Whether a position is the middle of its lane, whether its child is open or closed."""
@@ -361,3 +292,241 @@ class _Router:
         if inner is None:
             return x.kind == OUT or x.b == 0
         return inner.main[x.kind] == x.b
+
+
+def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Find the edges that close cycles: within each strongly connected component, those to an older child.
+
+    Modules can form a cycle where the program has none: two modules that read each other.
+    """
+    after: Lists = [[] for _ in range(n)]
+    for a, b in edges:
+        after[a].append(b)
+    part = {i: k for k, members in enumerate(strong_components(after)) for i in members}
+    return {(a, b) for a, b in edges if part[a] == part[b] and a >= b}
+
+
+def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[int]]:
+    """Compute the row of each child, the length of the longest path to it, and a topological order.
+
+    A source moves to the row above its first reader, unless it is in `fed`: those read something outside the group.
+    """
+    order = kahn_order(after)
+    rank = longest_paths(after, order)
+    for i in range(len(rank)):
+        if not before[i] and after[i] and i not in fed:
+            rank[i] = min(rank[j] for j in after[i]) - 1
+    return rank, order
+
+
+def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits: list[int]) -> tuple[int, list[int]]:
+    """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
+
+    The main exit is the lowest child that is read outside (else the lowest of all); the main entry starts the longest
+    path to it. In a residual network the trunk consists of the junctions.
+
+    Args:
+        rank, order, after: rows, a topological order, and the readers of each child.
+        entries: per entry, the children that read it.
+        exits: children that are read outside, in order.
+    """
+    if not order:
+        return (0 if entries else -1), []
+    last = max(exits or range(len(rank)), key=lambda i: (rank[i], -i))
+    far = {last: 0}  # edges on the longest path to `last`
+    for i in reversed(order):
+        best = max((far[j] for j in after[i] if j in far), default=-1)
+        if best >= 0:
+            far[i] = best + 1
+    entry_far = [max((far[j] for j in readers if j in far), default=-1) for readers in entries]
+    entry = max(range(len(entries)), key=lambda e: (entry_far[e], -e), default=-1)
+    if entry >= 0 and entry_far[entry] >= 0:
+        start = [j for j in entries[entry] if j in far]
+    else:
+        read = {j for i in order for j in after[i]}
+        start = [max((i for i in far if i not in read), key=lambda i: (far[i], -i))]
+    return entry, _on_every_path(order, after, start, far)
+
+
+def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
+    """Find the children on all paths from `start` in one sweep: those that no edge bypasses."""
+    reached = set(start)
+    for i in order:
+        if i in reached:
+            reached.update(j for j in after[i] if j in useful)
+    line = [i for i in order if i in reached]
+    position = {i: k for k, i in enumerate(line)}
+    furthest = max(position[i] for i in start)
+    found = []
+    for k, i in enumerate(line):
+        if furthest <= k:
+            found.append(i)
+        furthest = max(furthest, max((position[j] for j in after[i] if j in position), default=0))
+    return found
+
+
+class Occupancy:
+    """The rows in use of each lane: one integer per lane, one bit per row. Row -1 is the top edge of the group."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {0: 0}
+
+    def free(self, lane: int, first: int, last: int) -> bool:
+        """Whether no row from `first` to `last` is in use."""
+        return last < first or not self._rows.get(lane, 0) & _span(first, last)
+
+    def take(self, lane: int, first: int, last: int) -> None:
+        """Reserve rows `first` to `last`."""
+        if last >= first:
+            self._rows[lane] = self._rows.get(lane, 0) | _span(first, last)
+
+    def used(self, first: int, last: int) -> list[int]:
+        """The lanes with a row in use between `first` and `last`, ascending."""
+        return [lane for lane in sorted(self._rows) if not self.free(lane, first, last)]
+
+
+def _span(first: int, last: int) -> int:
+    return ((1 << (last - first + 1)) - 1) << (first + 1)
+
+
+def lanes(
+    rank: list[int], before: Lists, after: Lists, spine: list[int], inlet: bool, outlet: bool
+) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
+    """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
+
+    Args:
+        rank, before, after: rows and neighbours.
+        spine: the trunk, in order.
+        inlet, outlet: whether the main entry feeds the first trunk child, and the last one feeds the exit.
+    """
+    lane = [0] * len(rank)
+    taken = Occupancy()
+    links: set[tuple[int, int]] = set()
+    for i in spine:
+        taken.take(0, rank[i], rank[i])
+    for a, b in pairwise(spine):
+        if b in after[a]:
+            taken.take(0, rank[a], rank[b])
+            links.add((a, b))
+    if spine and inlet:
+        taken.take(0, -1, rank[spine[0]])
+    if spine and outlet:
+        taken.take(0, rank[spine[-1]], max(rank) + 1)
+    sections: dict[int, Lists] = {}
+    crossing: Lists = []
+    rows = [rank[i] for i in spine]
+    for chain in _chains(rank, before, after, set(spine)):
+        links.update(pairwise(chain))
+        first, last = rank[chain[0]], rank[chain[-1]]
+        section = bisect_left(rows, first)
+        if section == len(rows) or last < rows[section]:
+            sections.setdefault(section, []).append(chain)
+        else:
+            crossing.append(chain)
+    for section in sorted(sections):
+        _place(sections[section], rank, lane, taken)
+    for chain in crossing:
+        _place([chain], rank, lane, taken)
+    return lane, taken, links
+
+
+def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
+    """Cover all children outside the trunk by paths, in order of their first child.
+
+    Two children are linked if each is the other's first choice: the reader with the longest path below it, and the
+    source in the lowest row. The remaining children are linked where they can be.
+    """
+    n = len(rank)
+    height = [0] * n
+    for i in sorted(range(n), key=rank.__getitem__, reverse=True):
+        height[i] = max((height[j] + 1 for j in after[i]), default=0)
+    follower: dict[int, int] = {}
+    leader: dict[int, int] = {}
+    branch = [i for i in sorted(range(n), key=lambda i: (rank[i], i)) if i not in spine]
+
+    def lowest(sources: list[int]) -> int:
+        return min((i for i in sources if i not in spine), key=lambda i: (-rank[i], i), default=-1)
+
+    choice = {j: lowest(before[j]) for j in branch}
+    for i in branch:
+        best = min((j for j in after[i] if j not in spine), key=lambda j: (-height[j], j), default=-1)
+        if best >= 0 and choice[best] == i:
+            follower[i], leader[best] = best, i
+    for j in branch:
+        if j not in leader:
+            i = lowest([i for i in before[j] if i not in follower])
+            if i >= 0:
+                follower[i], leader[j] = j, i
+    found = []
+    for i in branch:
+        if i not in leader:
+            chain = [i]
+            while chain[-1] in follower:
+                chain.append(follower[chain[-1]])
+            found.append(chain)
+    return sorted(found, key=lambda c: c[0])
+
+
+def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
+    """Assign lanes to the chains of one section, from left to right, around lane 0 if that is free."""
+    first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
+    steps = sorted(s for c in chains for s in ((rank[c[0]], 1), (rank[c[-1]] + 1, -1)))
+    width = max(accumulate(step for _, step in steps))  # the most chains that share a row
+    if taken.free(0, first, last):
+        allowed = list(range(-((width - 1) // 2), width // 2 + 1))
+    else:
+        allowed = sorted([k // 2 + 1 if k % 2 == 0 else -(k // 2 + 1) for k in range(width)])
+    for chain in chains:
+        a, b = rank[chain[0]], rank[chain[-1]]
+        outward = (k for d in count(1) for k in (allowed[-1] + d, allowed[0] - d))
+        found = next(k for k in chain_of(allowed, outward) if taken.free(k, a, b))
+        taken.take(found, a, b)
+        for i in chain:
+            lane[i] = found
+
+
+def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
+    """Assign a track to every bend; wires of one net share their track.
+
+    Two nets share a track if their segments do not touch. Where one net arrives at the position from which another
+    leaves, it turns above the other, so that their vertical parts do not overlap. Cyclic constraints are cut.
+    Returns: the number of tracks per gutter, from the one above row 0 on.
+    """
+    ends: list[dict[int, tuple[set[int], set[int]]]] = [{} for _ in range(rows + 1)]  # net -> above and below a gutter
+    for wire in wires:
+        for k, (gutter, _) in enumerate(wire.bends):
+            above, below = ends[gutter + 1].setdefault(wire.net, (set(), set()))
+            above.add(position(wire.xs[k]))
+            below.add(position(wire.xs[k + 1]))
+    tracks = [_assign(nets) for nets in ends]
+    for wire in wires:
+        wire.bends = [(gutter, tracks[gutter + 1][wire.net]) for gutter, _ in wire.bends]
+    return [max(found.values(), default=-1) + 1 for found in tracks]
+
+
+def _assign(nets: dict[int, tuple[set[int], set[int]]]) -> dict[int, int]:
+    """Assign a track of one gutter to each net, given its ends above and below."""
+    span = {net: (min(above | below), max(above | below)) for net, (above, below) in nets.items()}
+    leaving: dict[int, list[int]] = {}
+    for net, (_, below) in nets.items():
+        for x in below:
+            leaving.setdefault(x, []).append(net)
+    under = {net: [n for x in sorted(ends[0]) for n in leaving.get(x, ()) if n != net] for net, ends in nets.items()}
+    waiting = Counter(chain_of.from_iterable(under.values()))
+    lines: list[list[tuple[int, int]]] = []
+    floor, track = dict.fromkeys(nets, 0), dict[int, int]()
+    left = sorted(nets, key=lambda net: (span[net], net))
+    while left:
+        for net in [n for n in left if not waiting[n]] or left[:1]:  # a cycle is cut at its leftmost segment
+            low, high = span[net]
+            t = floor[net]
+            while t < len(lines) and any(a <= high and low <= b for a, b in lines[t]):
+                t += 1
+            lines += [[] for _ in range(t + 1 - len(lines))]
+            lines[t].append((low, high))
+            track[net] = t
+            for other in under[net]:
+                waiting[other] -= 1
+                floor[other] = max(floor[other], t + 1)
+        left = [net for net in left if net not in track]
+    return track

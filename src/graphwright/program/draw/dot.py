@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from graphwright.errors import UsageError
 from graphwright.program.draw.layout import compose
-from graphwright.program.draw.overlay import NodeNotes, Overlay, drawn_targets, overlay_of
+from graphwright.program.draw.overlay import drawn_targets, overlay_of
 from graphwright.program.draw.shapes import clean
 from graphwright.program.draw.style import FAMILIES, MARKS
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
     from graphwright.program.draw.layout import Box, DrawnEdge, PictureLayout, PictureOptions
-    from graphwright.program.draw.overlay import NodeNote
+    from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
 
-_LINE = {"data": "solid", "attention": "solid", "residual": "dashed", "state": "dotted"}
-_COLOUR = {"data": "green", "attention": "blue", "residual": "red", "state": "purple"}
+_STYLE = {"data": ("green", "solid"), "attention": ("blue", "solid"), "residual": ("red", "dashed"),
+          "state": ("purple", "dotted")}  # fmt: skip
+"""Kind of edge -> colour and line."""
 
 
 def to_dot(
@@ -42,11 +41,11 @@ def to_dot(
     if isinstance(color, str) and color != "family":
         raise UsageError("unknown colouring of a DOT picture", expected='"family", None or a mapping', got=color)
     made = compose(program, **options).layout()
-    colours = overlay_of(program, drawn_targets(made), color, scale) if isinstance(color, Mapping) else None
-    return render(made, program.name, colours, fill=color == "family")
+    overlay = overlay_of(program, drawn_targets(made), color if isinstance(color, Mapping) else None, scale)
+    return render(made, program.name, overlay, fill=color == "family")
 
 
-def render(picture: PictureLayout, name: str, overlay: Overlay | NodeNotes | None = None, fill: bool = True) -> str:
+def render(picture: PictureLayout, name: str, overlay: Overlay, fill: bool) -> str:
     """Write the boxes, groups and edges of a layout as DOT text; Graphviz positions them."""
     inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
     for path in sorted(picture.boxes):
@@ -62,7 +61,7 @@ def render(picture: PictureLayout, name: str, overlay: Overlay | NodeNotes | Non
     ]
     if picture.collapsed:
         out.append(f"  label={quoted('closed: ' + ', '.join(picture.collapsed[:8]))};")
-    if isinstance(overlay, Overlay) and overlay.low is not None:
+    if overlay.low is not None:
         out.append(f"  // scale from {overlay.low!r} to {overlay.high!r}")
     stack: list[tuple[str, int, bool]] = [("", 1, False)]
     while stack:
@@ -73,9 +72,8 @@ def render(picture: PictureLayout, name: str, overlay: Overlay | NodeNotes | Non
             continue
         if path:
             group = picture.groups[path]
-            facts = {"label": quoted(group.title), "color": quoted("#b9c0c8")}
             out.append("  " * (depth - 1) + f"subgraph {quoted('cluster_' + path)} {{")
-            out += [f"{pad}{key}={value};" for key, value in facts.items()]
+            out += [f"{pad}label={quoted(group.title)};", f"{pad}color={quoted('#b9c0c8')};"]
             stack.append((path, depth, True))
         out += [pad + _node(picture.boxes[p], overlay, fill) for p in inside[path]]
         stack += [(child, depth + 1, False) for child in reversed(children[path])]
@@ -92,13 +90,11 @@ def _lines(lines: tuple[str, ...]) -> str:
     return '"' + "\\n".join(quoted(line)[1:-1] for line in lines) + '"'
 
 
-def _node(box: Box, overlay: Overlay | NodeNotes | None, fill: bool) -> str:
-    facts = {"label": _lines(box.lines), "tooltip": quoted(box.path)}
-    target = f"{box.path}." if box.kind == "group" else box.path
-    if isinstance(overlay, NodeNotes) and (note := overlay.note(target)):
-        facts["tooltip"] = _lines((box.path, *note.split("\n")))
+def _node(box: Box, overlay: Overlay, fill: bool) -> str:
+    note = overlay.notes.get(box.target)
+    facts = {"label": _lines(box.lines), "tooltip": _lines((box.path, *note.split("\n"))) if note else quoted(box.path)}
     style = ["rounded"] if box.kind in ("junction", "input", "group") else []
-    colour = overlay.colour(target) if overlay is not None else (FAMILIES[box.family][0], "") if fill else None
+    colour = overlay.colours.get(box.target) or ((FAMILIES[box.family][0], "") if fill else None)
     if colour and box.mark != "removed":
         style.append("filled")
         facts["fillcolor"] = quoted(colour[0])
@@ -107,9 +103,7 @@ def _node(box: Box, overlay: Overlay | NodeNotes | None, fill: bool) -> str:
     if box.kind == "group":
         facts["peripheries"] = '"2"'
     if box.mark:
-        facts["color"] = quoted(_colour(box.mark))
-        facts["class"] = quoted(box.mark)
-        facts["penwidth"] = '"2.5"'
+        facts |= {"color": quoted(MARKS[box.mark][0]), "class": quoted(box.mark), "penwidth": '"2.5"'}
         if box.mark == "removed":
             style.append("dotted")
     if style:
@@ -119,16 +113,12 @@ def _node(box: Box, overlay: Overlay | NodeNotes | None, fill: bool) -> str:
 
 def _edge(edge: DrawnEdge) -> str:
     gone = edge.mark == "removed"
-    colour, style = ("grey", "dotted") if gone else (_COLOUR[edge.kind], _LINE[edge.kind])
+    colour, style = ("grey", "dotted") if gone else _STYLE[edge.kind]
     facts = {"color": quoted(colour), "style": quoted(style), "class": quoted(f"{edge.kind} {edge.mark}".rstrip())}
     if edge.mark and not gone:
-        facts["color"], facts["penwidth"] = quoted(_colour(edge.mark)), '"2.5"'
+        facts["color"], facts["penwidth"] = quoted(MARKS[edge.mark][0]), '"2.5"'
     if edge.count > 1:
         facts["label"] = quoted(f"×{edge.count}")
     if edge.back:
         facts["constraint"] = '"false"'
     return f"{quoted(edge.src)} -> {quoted(edge.dst)} [{', '.join(f'{k}={v}' for k, v in facts.items())}];"
-
-
-def _colour(mark: str) -> str:
-    return MARKS[mark][0] if mark else ""

@@ -14,12 +14,13 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
-from graphwright.program.draw.ranking import topological
-from graphwright.program.draw.scene import Scene, data_edges
-from graphwright.program.draw.style import node_lines
+from graphwright.graph.analysis import kahn_order
+from graphwright.program.draw.scene import Scene, data_readers
+from graphwright.program.draw.style import name_of, node_lines, short
 
 if TYPE_CHECKING:
-    from graphwright.program.draw.scene import SceneEdge
+    from graphwright.program.draw.arrange import Arrangement
+    from graphwright.program.draw.scene import SceneEdge, SceneNode
 
 ROOT = 0
 OUTSIDE = -1
@@ -27,46 +28,39 @@ OUTSIDE = -1
 
 @dataclass(slots=True)
 class Net:
-    """One source inside one group.
+    """One source inside one group."""
 
-    Attributes:
-        node: index of the source in `Scene.nodes`.
-        child, slot: the child where the net starts and the exit of that child; child is OUTSIDE for an entry.
-        targets: (child, entry of that child) for each reader; child is OUTSIDE for the exit.
-        edges: per target, indices in `Scene.edges` of the edges that the net stands for.
-    """
-
-    node: int
-    child: int = OUTSIDE
-    slot: int = 0
-    targets: list[tuple[int, int]] = field(default_factory=list)
-    edges: list[list[int]] = field(default_factory=list)
+    node: int  # index of the source in `Scene.nodes`
+    child: int = OUTSIDE  # the child where the net starts; OUTSIDE for an entry
+    slot: int = 0  # the exit of that child, or the number of the entry
+    targets: list[tuple[int, int]] = field(default_factory=list)  # (child, its entry) per reader; OUTSIDE for an exit
+    edges: list[list[int]] = field(default_factory=list)  # per target, indices in `Scene.edges`
 
 
 @dataclass(slots=True)
 class ModuleGroup:
-    """One group of the tree.
+    """One group of the tree."""
 
-    Attributes:
-        path: dotted path; empty for the whole program.
-        segment: last part of the path.
-        parent, position: index of the parent in `GroupTree.modules`, and index among the children of the parent.
-        children: indices in `Scene.nodes`, or ~index in `GroupTree.modules`, in order of their first node.
-        entries, exits: outer sources that are read inside, in order of use; inner sources that are read outside.
-        nets: sorted by source child, entries first.
-        hash: equal for modules of equal content: ops, attributes, labels, wiring and relative names.
-    """
-
-    path: str
-    segment: str
-    parent: int
-    position: int
+    path: str  # dotted path; empty for the whole program
+    segment: str  # last part of the path
+    parent: int  # index of the parent in `GroupTree.modules`
+    position: int  # index among the children of the parent
     depth: int
-    children: list[int] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)
-    exits: list[int] = field(default_factory=list)
-    nets: list[Net] = field(default_factory=list)
-    hash: bytes = b""
+    children: list[int] = field(default_factory=list)  # nodes, or ~index in `modules`, in order of their first node
+    entries: list[int] = field(default_factory=list)  # outer sources that are read inside, in order of use
+    exits: list[int] = field(default_factory=list)  # inner sources that are read outside
+    nets: list[Net] = field(default_factory=list)  # sorted by source child, entries first
+    hash: bytes = b""  # equal for modules of equal content: ops, attributes, labels, wiring and relative names
+    repeat: int = 1  # number of equal groups that it stands for
+    members: list[int] = field(default_factory=list)  # nodes inside, in subgroups too
+    lines: tuple[str, ...] = ()  # its label while it is closed
+    mark: str = ""  # in the difference of two programs
+    arrangement: Arrangement = field(init=False)  # of its children; equal groups share one
+
+    @property
+    def title(self) -> str:
+        """The text on its frame."""
+        return short(name_of(self.path)) + (f" × {self.repeat}" if self.repeat > 1 else "")
 
 
 @dataclass(slots=True)
@@ -80,119 +74,102 @@ class GroupTree:
 
     def chain(self, node: int) -> list[int]:
         """The groups around a node, innermost first, the root last."""
-        found, at = [], self.home[node]
-        while at != ROOT:
-            found.append(at)
-            at = self.modules[at].parent
-        found.append(ROOT)
+        found = [self.home[node]]
+        while found[-1] != ROOT:
+            found.append(self.modules[found[-1]].parent)
         return found
+
+    def seat(self, item: int) -> tuple[int, int]:
+        """The group around a node, or around the group ~item, and the position among its children."""
+        if item >= 0:
+            return self.home[item], self.position[item]
+        return self.modules[~item].parent, self.modules[~item].position
+
+    def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
+        """The way of an edge between nodes or ~groups: (group, child or OUTSIDE) per group, and how many it leaves."""
+        (up, _), (down, child) = self.seat(src), self.seat(dst)
+        out, into = [], []
+        while up != down:
+            if self.modules[up].depth >= self.modules[down].depth:
+                out.append((up, OUTSIDE))
+                up = self.modules[up].parent
+            else:
+                into.append((down, child))
+                down, child = self.seat(~down)
+        return [*out, (up, child), *reversed(into)], len(out)
 
 
 def grow(scene: Scene) -> GroupTree:
     """Build the tree of a scene, without nets. A node with the same path as a group belongs to that group."""
     prefixes: set[str] = set()
     for node in scene.nodes:
-        path = node.path
-        cut = path.rfind(".")
-        while cut >= 0 and (prefix := path[:cut]) not in prefixes:
+        prefix = node.path.rpartition(".")[0]
+        while prefix and prefix not in prefixes:
             prefixes.add(prefix)
-            cut = prefix.rfind(".")
-    root = ModuleGroup("", "", ROOT, 0, 0)
-    tree = GroupTree([root], [], [], {"": ROOT})
+            prefix = prefix.rpartition(".")[0]
+    tree = GroupTree([ModuleGroup("", "", ROOT, 0, 0)], [], [], {"": ROOT})
     for i, node in enumerate(scene.nodes):
-        path = node.path if node.path in prefixes else node.path.rpartition(".")[0]
-        home = tree.by_path.get(path)
-        if home is None:
-            home = _add_group(tree, path)
+        home = _group_at(tree, node.path if node.path in prefixes else node.path.rpartition(".")[0])
         children = tree.modules[home].children
         tree.home.append(home)
         tree.position.append(len(children))
         children.append(i)
+        for group in tree.chain(i):
+            tree.modules[group].members.append(i)
+    for module in tree.modules:
+        module.repeat = scene.repeats.get(module.path, 1)
     return tree
 
 
-def _add_group(tree: GroupTree, path: str) -> int:
+def _group_at(tree: GroupTree, path: str) -> int:
+    """The group of a path; groups that are missing are added."""
     missing = []
     while path not in tree.by_path:
         missing.append(path)
         path = path.rpartition(".")[0]
     at = tree.by_path[path]
     for path in reversed(missing):
-        parent = tree.modules[at]
-        position = len(tree.modules)
+        parent, number = tree.modules[at], len(tree.modules)
         tree.modules.append(ModuleGroup(path, path.rpartition(".")[2], at, len(parent.children), parent.depth + 1))
-        parent.children.append(~position)
-        tree.by_path[path] = at = position
+        parent.children.append(~number)
+        tree.by_path[path] = at = number
     return at
 
 
 def wire(scene: Scene, tree: GroupTree) -> None:
     """Fill in entries, exits and nets of every group, in O(edges · depth)."""
-    modules = tree.modules
-    nets: list[dict[int, Net]] = [{} for _ in modules]
-    ends: list[dict[tuple[int, int], int]] = [{} for _ in modules]
-    entries: list[dict[int, int]] = [{} for _ in modules]
-    exits: list[dict[int, None]] = [{} for _ in modules]
-
-    def join(group: int, node: int, child: int, edge: int) -> None:
-        net = nets[group].get(node)
-        if net is None:
-            net = nets[group][node] = Net(node)
-        position = ends[group].get((node, child))
-        if position is None:
-            ends[group][node, child] = len(net.targets)
-            net.targets.append((child, 0))
-            net.edges.append([edge])
-        else:
-            net.edges[position].append(edge)
-
+    joined: list[dict[int, dict[int, list[int]]]] = [{} for _ in tree.modules]  # source -> child -> edges
+    entries: list[dict[int, int]] = [{} for _ in tree.modules]
+    leaving: list[set[int]] = [set() for _ in tree.modules]
     for number, (src, _, dst, _, _) in enumerate(scene.edges):
-        up, down = tree.home[src], tree.home[dst]
-        up_child, down_child = tree.position[src], tree.position[dst]
-        below: list[tuple[int, int]] = []
-        while up != down:
-            if modules[up].depth >= modules[down].depth:
-                exits[up][src] = None
-                join(up, src, OUTSIDE, number)
-                up, up_child = modules[up].parent, modules[up].position
+        if src == dst:
+            continue
+        legs, left = tree.legs(src, dst)
+        for k, (group, child) in enumerate(legs):
+            if k < left:
+                leaving[group].add(src)
+            elif k > left:
+                entries[group].setdefault(src, len(entries[group]))
+            joined[group].setdefault(src, {}).setdefault(child, []).append(number)
+    exits = [{node: k for k, node in enumerate(sorted(nodes))} for nodes in leaving]
+    for group, module in enumerate(tree.modules):
+        module.entries, module.exits = list(entries[group]), list(exits[group])
+        for node, ends in joined[group].items():
+            net = Net(node)
+            if node in entries[group]:
+                net.slot = entries[group][node]
             else:
-                below.append((down, down_child))
-                down, down_child = modules[down].parent, modules[down].position
-        if up_child != down_child:
-            join(up, src, down_child, number)
-        for group, child in below:
-            entries[group].setdefault(src, len(entries[group]))
-            join(group, src, child, number)
-    for group, module in enumerate(modules):
-        module.entries, module.exits = list(entries[group]), sorted(exits[group])
-    exit_slot = [{node: k for k, node in enumerate(m.exits)} for m in modules]
-    for group, module in enumerate(modules):
-        _finish(tree, group, list(nets[group].values()), entries, exit_slot)
+                at, net.child = tree.seat(node)
+                while at != group:
+                    net.slot = exits[at][node]
+                    at, net.child = tree.seat(~at)
+            for child in sorted(ends, key=lambda child: (child == OUTSIDE, child)):
+                inner = module.children[child]
+                slot = exits[group][node] if child == OUTSIDE else entries[~inner][node] if inner < 0 else 0
+                net.targets.append((child, slot))
+                net.edges.append(ends[child])
+            module.nets.append(net)
         module.nets.sort(key=lambda n: (n.child, n.slot))
-
-
-def _finish(
-    tree: GroupTree, group: int, nets: list[Net], entries: list[dict[int, int]], exits: list[dict[int, int]]
-) -> None:
-    """Set the source child of each net, and the slots of children that are groups."""
-    module = tree.modules[group]
-    for net in nets:
-        slot = entries[group].get(net.node)
-        if slot is not None:
-            net.slot = slot
-        else:
-            at, net.child = tree.home[net.node], tree.position[net.node]
-            while at != group:
-                net.slot, net.child = exits[at][net.node], tree.modules[at].position
-                at = tree.modules[at].parent
-        for k, (child, _) in enumerate(net.targets):
-            if child == OUTSIDE:
-                net.targets[k] = (child, exits[group][net.node])
-            elif (inner := module.children[child]) < 0:
-                net.targets[k] = (child, entries[~inner][net.node])
-        order = sorted(range(len(net.targets)), key=lambda k: (net.targets[k][0] == OUTSIDE, net.targets[k]))
-        net.targets, net.edges = [net.targets[k] for k in order], [net.edges[k] for k in order]
-    module.nets = nets
 
 
 def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None:
@@ -253,61 +230,50 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
                 stands_for[member] = (run[0], segment, len(run))
     if not stands_for:
         return scene
-    paths, repeats = _new_paths(tree, stands_for)
+    paths, repeats = [""], {}
+    for at, module in enumerate(tree.modules[1:], start=1):
+        _, segment, times = stands_for.get(at, (at, module.segment, 1))
+        paths.append(f"{paths[module.parent]}.{segment}" if paths[module.parent] else segment)
+        if times > 1:
+            repeats[paths[at]] = times
     taken: dict[str, int] = {}
-    nodes = []
+    nodes: list[SceneNode] = []
     index = []
     for i, node in enumerate(scene.nodes):
         module = tree.modules[tree.home[i]]
         path = paths[tree.home[i]] + node.path[len(module.path) :] if module.path else node.path
-        known = taken.get(path)
-        if known is None:
-            known = taken[path] = len(nodes)
+        index.append(taken.setdefault(path, len(nodes)))
+        if index[i] == len(nodes):
             nodes.append(replace(node, path=path))
         else:
-            nodes[known] = replace(nodes[known], members=nodes[known].members + node.members)
-        index.append(known)
-    edges: dict[SceneEdge, None] = {}
-    for edge in scene.edges:
-        if not _within_a_run(tree, edge, stands_for):
-            edges[edge._replace(src=index[edge.src], dst=index[edge.dst])] = None
+            nodes[index[i]] = replace(nodes[index[i]], members=nodes[index[i]].members + node.members)
+    edges = {
+        edge._replace(src=index[edge.src], dst=index[edge.dst]): None
+        for edge in scene.edges
+        if not _within_a_run(tree, edge, stands_for)
+    }
     return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port)), repeats)
-
-
-def _new_paths(tree: GroupTree, stands_for: dict[int, tuple[int, str, int]]) -> tuple[list[str], dict[str, int]]:
-    paths, repeats = [""], {}
-    for at, module in enumerate(tree.modules[1:], start=1):
-        head = paths[module.parent]
-        _, segment, times = stands_for.get(at, (at, module.segment, 1))
-        paths.append(f"{head}.{segment}" if head else segment)
-        if times > 1:
-            repeats[paths[at]] = times
-    return paths, repeats
 
 
 def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
     """Whether an edge joins two members of one run: drawn, it would be a loop."""
-    ups = {tree.modules[m].parent: m for m in tree.chain(edge.src) if m != ROOT}
-    for m in tree.chain(edge.dst):
-        other = ups.get(tree.modules[m].parent) if m != ROOT else None
-        if other is not None and other != m and m in stands_for and other in stands_for:
-            return stands_for[m][0] == stands_for[other][0]
-    return False
+    legs, left = tree.legs(edge.src, edge.dst)
+    if left == 0 or left + 1 == len(legs):
+        return False
+    source, target = stands_for.get(legs[left - 1][0]), stands_for.get(legs[left + 1][0])
+    return source is not None and target is not None and source[0] == target[0]
 
 
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
     """Put the root's children into groups of `size` consecutive ones, in topological order; cycles come last."""
-    sequence, _ = topological(len(scene.nodes), data_edges(scene))
-    order = [len(sequence)] * len(scene.nodes)
-    for k, i in enumerate(sequence):
-        order[i] = k
+    order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
     for module in tree.modules[1:]:
         top.append(len(top) if module.parent == ROOT else top[module.parent])
     units: dict[int, list[int]] = {}
     for i, home in enumerate(tree.home):
         units.setdefault(i if home == ROOT else ~top[home], []).append(i)
-    ordered = sorted(units, key=lambda u: min(order[i] for i in units[u]))
+    ordered = sorted(units, key=lambda u: min(order.get(i, len(order)) for i in units[u]))
     nodes, repeats = list(scene.nodes), dict(scene.repeats)
     taken = {m.segment for m in tree.modules if m.depth == 1}
     for start in range(0, len(ordered), size):
@@ -421,12 +387,8 @@ def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> s
 def _is_one_node(found: SceneView, at: int) -> bool:
     """Whether a group is little more than the node of the same path, such as `mid` with an inserted `mid.tanh`."""
     module = found.tree.modules[at]
-    nodes = found.scene.nodes
-    return (
-        len(module.children) <= 3
-        and all(c >= 0 for c in module.children)
-        and any(nodes[c].path == module.path for c in module.children)
-    )
+    paths = [found.scene.nodes[c].path for c in module.children if c >= 0]
+    return len(paths) == len(module.children) <= 3 and module.path in paths
 
 
 def _marked(found: SceneView) -> set[int]:

@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from graphwright.program.draw.arrange import IN, LANE, TRACK, GroupPins, arrange
+from graphwright.graph import NodeId
+from graphwright.program.draw.arrange import IN, LANE, TRACK, arrange
 from graphwright.program.draw.groups import OUTSIDE, ROOT, view
 from graphwright.program.draw.scene import CHANGED, MIXED, family, feedback, inside_readers, kinds, read, union
 from graphwright.program.draw.shapes import clean
-from graphwright.program.draw.style import box_size, group_lines, name_of, short, text_width
+from graphwright.program.draw.style import box_size, group_lines, text_width
 from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from graphwright.graph import NodeId
     from graphwright.program.draw.arrange import Arrangement, X
-    from graphwright.program.draw.groups import Net, SceneView
-    from graphwright.program.draw.scene import SceneEdge, SceneNode
+    from graphwright.program.draw.groups import GroupTree, ModuleGroup, SceneView
+    from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
 
 BUDGET = 2000
@@ -33,60 +31,41 @@ BUDGET = 2000
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A node, or a closed group.
+    """A node, or a closed group."""
 
-    Attributes:
-        path: path of the node or group; a range such as `layers.[0-21]` stands for a folded run.
-        kind: `group`, `junction`, `op`, or the kind of the node (`input`, `param`, `const`, `state`, `write`).
-        family: the colour family; see `scene.family`.
-        lines: the label.
-        tip: further text, shown while the pointer is over the box.
-        x, y, w, h: left, top, width, height.
-        rank: row within the parent.
-        parent: path of the group around the box; empty for none.
-        members: the nodes of the program that the box stands for.
-        mark: `added`, `removed`, `changed` or empty.
-        repeat: number of equal groups that the box stands for.
-    """
-
-    path: str
-    kind: str
-    family: str
-    lines: tuple[str, ...]
-    tip: str
-    x: int
-    y: int
+    path: str  # path of the node or group; a range such as `layers.[0-21]` stands for a folded run
+    kind: str  # `group`, `junction`, `op`, or the kind of the node (`input`, `param`, `const`, `state`, `write`)
+    family: str  # the colour family; see `scene.family`
+    lines: tuple[str, ...]  # the label
+    tip: str  # further text, shown while the pointer is over the box
+    x: int  # left
+    y: int  # top
     w: int
     h: int
-    rank: int
-    parent: str
-    members: tuple[NodeId, ...]
-    mark: str = ""
-    repeat: int = 1
+    rank: int  # row within the parent
+    parent: str  # path of the group around the box; empty for none
+    members: tuple[NodeId, ...]  # the nodes of the program that the box stands for
+    mark: str = ""  # `added`, `removed`, `changed` or empty
+    repeat: int = 1  # number of equal groups that the box stands for
+
+    @property
+    def target(self) -> str:
+        """The name by which an overlay colours it: the path, for a group with a final dot (as no node's path)."""
+        return f"{self.path}." if self.kind == "group" else self.path
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """All edges between two boxes.
+    """All edges between two boxes."""
 
-    Attributes:
-        src, dst: paths of the boxes.
-        kind: `data`, `attention`, `residual` or `state`; `data` if the edges differ.
-        count: number of edges.
-        ports: (result of the source, port of the target) of each edge.
-        points: corners of the line, from the bottom of the source to the top of the target.
-        back: whether the line points up, because two closed groups read each other.
-        mark: `added`, `removed`, `changed` (some of the edges) or empty.
-    """
-
-    src: str
+    src: str  # path of the box
     dst: str
-    kind: str
-    count: int
-    ports: tuple[tuple[int, int], ...]
-    points: tuple[tuple[int, int], ...]
-    back: bool = False
-    mark: str = ""
+    kind: str  # `data`, `attention`, `residual` or `state`; `data` if the edges differ
+    count: int  # number of edges
+    ports: tuple[tuple[int, int], ...]  # (result of the source, port of the target) of each edge
+    points: tuple[tuple[int, int], ...]  # corners of the line, from the bottom of the source to the top of the target
+    back: bool = False  # whether the line points up, because two closed groups read each other
+    mark: str = ""  # `added`, `removed`, `changed` (some of the edges) or empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +85,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class PictureLayout:
-    """The positions of everything in a picture.
+    """The positions of everything in a picture."""
 
-    Attributes:
-        boxes, groups: by path; boxes in order of creation, groups with parents before children.
-        edges: sorted by source and target.
-        width, height: of the whole picture.
-        collapsed: groups and runs that were closed, folded or bundled because of the budget.
-        arrangement_count: number of different arrangements; equal groups share one.
-    """
-
-    boxes: dict[str, Box]
-    edges: tuple[DrawnEdge, ...]
+    boxes: dict[str, Box]  # by path; boxes in order of creation, groups with parents before children
+    edges: tuple[DrawnEdge, ...]  # sorted by source and target
     groups: dict[str, Group]
-    width: int
+    width: int  # of the whole picture
     height: int
-    collapsed: tuple[str, ...]
-    arrangement_count: int = 0
+    collapsed: tuple[str, ...]  # groups and runs that were closed, folded or bundled because of the budget
+    arrangement_count: int = 0  # number of different arrangements; equal groups share one
 
     @property
     def elements(self) -> int:
@@ -172,20 +143,24 @@ Points = list[tuple[int, int]]
 class ChildExtent:
     """Extent of a child left and right of the middle of its lane, its height, and the offsets of its pins.
 
-    `ins` and `outs` are None for a node: its input pins are steps of PIN / 2 from the middle, its result leaves there.
+    `pins` are those of a group by IN and OUT. A node has its input pins in steps of PIN / 2 from the middle, where its
+    result leaves.
     """
 
     left: int
     right: int
     height: int
-    ins: Sequence[int] | None = None
-    outs: Sequence[int] | None = None
+    pins: tuple[Sequence[int], Sequence[int]] | None = None
 
     def pin(self, x: X) -> int:
         """The offset of a pin from the middle."""
-        if x.kind == IN:
-            return x.b * PIN // 2 if self.ins is None else self.ins[x.b]
-        return 0 if self.outs is None else self.outs[x.b]
+        if self.pins is not None:
+            return self.pins[x.kind][x.b]
+        return x.b * PIN // 2 if x.kind == IN else 0
+
+    def area(self, x: int, y: int) -> tuple[int, int, int, int]:
+        """Left, top, width and height where the middle is at x and the top at y."""
+        return x - self.left, y, self.left + self.right, self.height
 
 
 @dataclass(slots=True)
@@ -198,17 +173,15 @@ class PlacedGroup:
     wires: list[Points]
 
 
-def position_children(
-    arrangement: Arrangement, nets: Sequence[Net], sizes: Sequence[ChildExtent], title: int
-) -> PlacedGroup:
+def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: int) -> PlacedGroup:
     """Compute the positions of the children of one group.
 
     Args:
-        arrangement: rows, lanes and wires.
-        nets: nets of the group, for the ends of the wires.
+        group: with its nets and arrangement.
         sizes: extents of the children.
         title: width of the group's title; 0 for the whole picture, which has no title.
     """
+    arrangement = group.arrangement
     lane_x, track_x, left, right = _columns(arrangement, sizes)
     row_y, gutter_y, height = _rows(arrangement, sizes, TITLE if title else 0)
     left, right = left + PAD, right + PAD
@@ -225,7 +198,7 @@ def position_children(
 
     wires = []
     for wire in arrangement.wires:
-        net = nets[wire.net]
+        net = group.nets[wire.net]
         target = net.targets[wire.target][0]
         y = 0 if net.child == OUTSIDE else tops[net.child] + sizes[net.child].height
         end = height if target == OUTSIDE else tops[target]
@@ -235,8 +208,8 @@ def position_children(
             points += [(points[-1][0], level), (across(x), level)]
         points.append((points[-1][0], end))
         wires.append(straighten(points))
-    ins, outs = [across(x) for x in arrangement.entries], [across(x) for x in arrangement.exits]
-    return PlacedGroup(ChildExtent(left, right, height, ins, outs), middles, tops, wires)
+    came, went = ([across(x) for x in end] for end in arrangement.ends)
+    return PlacedGroup(ChildExtent(left, right, height, (came, went)), middles, tops, wires)
 
 
 def straighten(points: Points) -> Points:
@@ -297,27 +270,12 @@ def _rows(a: Arrangement, sizes: Sequence[ChildExtent], head: int) -> tuple[list
 
 @dataclass(slots=True)
 class Composition:
-    """Everything that a picture is made of; `layout()` computes the boxes and edges of its open groups.
+    """Everything that a picture is made of; `layout()` computes the boxes and edges of its open groups."""
 
-    Attributes:
-        view: scene, tree and open groups.
-        kinds: kind of each edge of the scene.
-        arrangements: per group; equal groups share one.
-        lines: per group, its label while it is closed.
-        marks: per group, its mark in the difference of two programs.
-        members: per group, the nodes inside.
-        arrangement_count: number of different arrangements.
-        roomy: nodes whose shape needs more room around its text than a box does.
-    """
-
-    view: SceneView
-    kinds: list[str]
-    arrangements: list[Arrangement]
-    lines: list[tuple[str, ...]]
-    marks: list[str]
-    members: list[list[int]]
-    arrangement_count: int
-    roomy: set[int] = field(default_factory=set)
+    view: SceneView  # scene, tree and open groups
+    kinds: list[str]  # kind of each edge of the scene
+    arrangement_count: int  # number of different arrangements
+    roomy: set[int] = field(default_factory=set)  # nodes whose shape needs more room around its text than a box does
     _placed: dict[int, PlacedGroup] = field(default_factory=dict)
 
     # -- sizes -------------------------------------------------------------------------------------------------------
@@ -329,46 +287,38 @@ class Composition:
         w = max(w, (pins + 2) * PIN)
         return ChildExtent(w // 2, w // 2, h)
 
-    def closed_size(self, group: int) -> ChildExtent:
+    def closed_size(self, group: ModuleGroup) -> ChildExtent:
         """The extent of a group drawn as one box."""
-        a = self.arrangements[group]
-        w, h = box_size(self.lines[group], junction=False)
-        half = max([w // 2, *(abs(s) * PIN + PIN for s in (*a.entry_steps, *a.exit_steps))])
-        return ChildExtent(half, half, h, [s * PIN for s in a.entry_steps], [s * PIN for s in a.exit_steps])
+        w, h = box_size(group.lines, junction=False)
+        came, went = ([s * PIN for s in side] for side in group.arrangement.steps)
+        half = max([w // 2, *(abs(x) + PIN for x in (*came, *went))])
+        return ChildExtent(half, half, h, (came, went))
 
-    def title(self, group: int) -> str:
-        """The text on the frame of an open group."""
-        module = self.view.tree.modules[group]
-        repeat = self.view.scene.repeats.get(module.path, 1)
-        return short(name_of(module.path)) + (f" × {repeat}" if repeat > 1 else "")
-
-    def sizes(self, group: int) -> list[ChildExtent]:
+    def sizes(self, group: ModuleGroup) -> list[ChildExtent]:
         """The extents of a group's children, as they are drawn now."""
         found = []
-        for k, child in enumerate(self.view.tree.modules[group].children):
+        for k, child in enumerate(group.children):
             if child >= 0:
-                found.append(self.node_size(child, self.arrangements[group].pins[k]))
+                found.append(self.node_size(child, group.arrangement.pins[k]))
             elif ~child in self._placed:
                 found.append(self._placed[~child].size)
             else:
-                found.append(self.closed_size(~child))
+                found.append(self.closed_size(self.view.tree.modules[~child]))
         return found
 
     def _place_all(self) -> None:
         modules, top = self.view.tree.modules, self.view.shown_as()
         stamped: dict[tuple, PlacedGroup] = {}
-        number: dict[int, int] = {}
         for at in range(len(modules) - 1, -1, -1):
-            if top[at] >= 0:
-                continue
-            module = modules[at]
-            title = text_width(self.title(at)) if at != ROOT else 0
-            inside = tuple(number.get(~c, self.lines[~c]) for c in module.children if c < 0)
-            key = (module.hash, title, inside)
-            if key not in stamped:
-                stamped[key] = position_children(self.arrangements[at], module.nets, self.sizes(at), title)
-            self._placed[at] = stamped[key]
-            number[at] = list(stamped).index(key) if len(stamped) < 64 else id(stamped[key])
+            if top[at] < 0:
+                group = modules[at]
+                title = text_width(group.title) if at != ROOT else 0
+                inner = [~c for c in group.children if c < 0]
+                inside = (id(self._placed[g]) if g in self._placed else modules[g].lines for g in inner)
+                key = (group.hash, title, *inside)
+                if key not in stamped:
+                    stamped[key] = position_children(group, self.sizes(group), title)
+                self._placed[at] = stamped[key]
 
     # -- the layout --------------------------------------------------------------------------------------------------
     def layout(self) -> PictureLayout:
@@ -380,49 +330,38 @@ class Composition:
         boxes: list[tuple[int, Box]] = []
         groups: dict[str, Group] = {}
         for at in sorted(self._placed):  # parents first
-            module, placed, arrangement = tree.modules[at], self._placed[at], self.arrangements[at]
+            group, placed = tree.modules[at], self._placed[at]
             x0, y0 = origin[at]
-            for k, child in enumerate(module.children):
-                x, y, rank = x0 + placed.middles[k], y0 + placed.tops[k], arrangement.rank[k]
+            for k, child in enumerate(group.children):
+                x, y, rank = x0 + placed.middles[k], y0 + placed.tops[k], group.arrangement.rank[k]
                 if child >= 0:
-                    boxes.append((child, self.node_box(child, x, y, arrangement.pins[k], rank, module.path)))
-                elif ~child in self._placed:
+                    boxes.append((child, self.node_box(child, x, y, group.arrangement.pins[k], rank, group.path)))
+                    continue
+                inner = tree.modules[~child]
+                if ~child in self._placed:
                     origin[~child] = (x, y)
-                    groups[tree.modules[~child].path] = self._frame(~child, x, y, rank, module.path)
+                    area = self._placed[~child].size.area(x, y)
+                    groups[inner.path] = Group(inner.path, inner.title, *area, rank, group.path, inner.repeat)
                 else:
-                    first = self.members[~child][0]
-                    boxes.append((first, self.group_box(~child, x, y, rank, module.path)))
+                    boxes.append((inner.members[0], self.group_box(inner, x, y, rank, group.path)))
         boxes.sort(key=lambda item: item[0])
-        return PictureLayout(
-            {box.path: box for _, box in boxes},
-            tuple(self._edges(origin)),
-            groups,
-            root.left + root.right,
-            root.height,
-            self.view.closed,
-            self.arrangement_count,
-        )
+        drawn = {box.path: box for _, box in boxes}
+        width, height = root.left + root.right, root.height
+        edges = tuple(self._edges(origin))
+        return PictureLayout(drawn, edges, groups, width, height, self.view.closed, self.arrangement_count)
 
     def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
         """The box of a node whose middle is at x and whose top is at y."""
-        n, size = self.view.scene.nodes[node], self.node_size(node, pins)
+        n, area = self.view.scene.nodes[node], self.node_size(node, pins).area(x, y)
         kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
-        w = size.left + size.right
-        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), x - size.left, y, w, size.height, rank,
-                   parent, n.members, n.mark)  # fmt: skip
+        return Box(n.path, kind, family(n), self.view.labels[node], tip(n), *area, rank, parent, n.members, n.mark)
 
-    def group_box(self, group: int, x: int = 0, y: int = 0, rank: int = 0, parent: str = "") -> Box:
+    def group_box(self, group: ModuleGroup, x: int = 0, y: int = 0, rank: int = 0, parent: str = "") -> Box:
         """The box of a closed group whose middle is at x and whose top is at y."""
-        path, size, lines = self.view.tree.modules[group].path, self.closed_size(group), self.lines[group]
-        members = tuple(m for i in self.members[group] for m in self.view.scene.nodes[i].members)
-        return Box(path, "group", "group", lines, "\n".join((clean(path), *lines[1:])), x - size.left, y,
-                   size.left + size.right, size.height, rank, parent, members, self.marks[group],
-                   self.view.scene.repeats.get(path, 1))  # fmt: skip
-
-    def _frame(self, group: int, x: int, y: int, rank: int, parent: str) -> Group:
-        path, size = self.view.tree.modules[group].path, self._placed[group].size
-        w, repeat = size.left + size.right, self.view.scene.repeats.get(path, 1)
-        return Group(path, self.title(group), x - size.left, y, w, size.height, rank, parent, repeat)
+        members = tuple(m for i in group.members for m in self.view.scene.nodes[i].members)
+        shown, area = "\n".join((clean(group.path), *group.lines[1:])), self.closed_size(group).area(x, y)
+        return Box(group.path, "group", "group", group.lines, shown, *area, rank, parent, members, group.mark,
+                   group.repeat)  # fmt: skip
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def _edges(self, origin: dict[int, tuple[int, int]]) -> list[DrawnEdge]:
@@ -433,76 +372,35 @@ class Composition:
             a, b = shown[edge.src], shown[edge.dst]
             if a != b:
                 merged.setdefault((a, b), []).append(number)
-        wires = {
-            at: {
-                (net.node, t): (k, w)
-                for k, (net, t, w) in enumerate(
-                    (tree.modules[at].nets[wire.net], tree.modules[at].nets[wire.net].targets[wire.target][0], wire)
-                    for wire in self.arrangements[at].wires
-                )
-            }
-            for at in self._placed
-        }
+        wires: dict[int, dict[tuple[int, int], int]] = {}  # group -> (source, target child) -> number of the wire
+        for at in self._placed:
+            group = tree.modules[at]
+            nets = [(group.nets[wire.net], wire.target) for wire in group.arrangement.wires]
+            wires[at] = {(net.node, net.targets[target][0]): k for k, (net, target) in enumerate(nets)}
         found = []
         for (a, b), numbers in merged.items():
             some = [scene.edges[n] for n in numbers]
-            points, back = self._route(some[0], a, b, wires, origin)
-            all_kinds = {self.kinds[n] for n in numbers}
-            kind = all_kinds.pop() if len(all_kinds) == 1 else MIXED
-            ports = tuple((e.src_port, e.dst_port) for e in some)
-            found.append(
-                DrawnEdge(
-                    self._path(a),
-                    self._path(b),
-                    kind,
-                    len(some),
-                    ports,
-                    tuple(points),
-                    back,
-                    joint_mark([e.mark for e in some]),
-                )
-            )
+            legs, left = tree.legs(a, b)
+            route = [(group, wires[group][some[0].src, child]) for group, child in legs]
+            points: Points = []
+            for group, wire in route:
+                x0, y0 = origin[group]
+                points += [(x0 + x, y0 + y) for x, y in self._placed[group].wires[wire]]
+            meeting, wire = route[left]
+            back = tree.modules[meeting].arrangement.wires[wire].back
+            kind = common([self.kinds[n] for n in numbers], MIXED)
+            mark = common([e.mark for e in some], CHANGED)
+            ports, corners = tuple((e.src_port, e.dst_port) for e in some), tuple(straighten(points))
+            found.append(DrawnEdge(self._path(a), self._path(b), kind, len(some), ports, corners, back, mark))
         return sorted(found, key=lambda e: (e.src, e.dst))
 
     def _path(self, shown: int) -> str:
         return self.view.scene.nodes[shown].path if shown >= 0 else self.view.tree.modules[~shown].path
 
-    def _route(
-        self,
-        edge: SceneEdge,
-        a: int,
-        b: int,
-        wires: dict[int, dict],
-        origin: dict[int, tuple[int, int]],
-    ) -> tuple[Points, bool]:
-        """The corners of an edge: out of the groups around its source, across, and into those around its target."""
-        tree = self.view.tree
-        up = tree.home[a] if a >= 0 else tree.modules[~a].parent
-        down = tree.home[b] if b >= 0 else tree.modules[~b].parent
-        child = tree.position[b] if b >= 0 else tree.modules[~b].position
-        legs, tail = [], []
-        while up != down:
-            if tree.modules[up].depth >= tree.modules[down].depth:
-                legs.append((up, OUTSIDE))
-                up = tree.modules[up].parent
-            else:
-                tail.append((down, child))
-                down, child = tree.modules[down].parent, tree.modules[down].position
-        legs.append((up, child))
-        back = wires[up][edge.src, child][1].back
-        points: Points = []
-        for group, target in (*legs, *reversed(tail)):
-            x0, y0 = origin[group]
-            points += [(x0 + x, y0 + y) for x, y in self._placed[group].wires[wires[group][edge.src, target][0]]]
-        return straighten(points), back
 
-
-def joint_mark(marks: list[str]) -> str:
-    """The common mark, or `changed` if the marks differ."""
-    first = marks[0]
-    if all(m == first for m in marks):
-        return first
-    return CHANGED
+def common(values: Sequence[str], otherwise: str) -> str:
+    """The value if all are equal, else `otherwise`."""
+    return values[0] if len(set(values)) == 1 else otherwise
 
 
 def tip(node: SceneNode) -> str:
@@ -532,48 +430,26 @@ def compose(
         scene = feedback(inside_readers(scene))
     chosen = view(scene, expanded, level, fold, budget)
     scene, tree = chosen.scene, chosen.tree
-    members: list[list[int]] = [[] for _ in tree.modules]
-    for i in range(len(scene.nodes)):
-        for group in tree.chain(i):
-            members[group].append(i)
-    arrangements, arrangement_count = _arrange_all(chosen)
-    lines = [_group_lines(chosen, at, members[at]) for at in range(len(tree.modules))]
-    marks = _marks(chosen, members)
-    return Composition(chosen, kinds(scene), arrangements, lines, marks, members, arrangement_count)
-
-
-def _arrange_all(chosen: SceneView) -> tuple[list[Arrangement], int]:
-    modules = chosen.tree.modules
-    known: dict[bytes, Arrangement] = {}
-    found: dict[int, Arrangement] = {}
-    for at in range(len(modules) - 1, -1, -1):
-        module = modules[at]
-        if module.hash not in known:
-            inner = [None if c >= 0 else _pins(found[~c]) for c in module.children]
-            known[module.hash] = arrange(module.nets, inner, len(module.entries), len(module.exits))
-        found[at] = known[module.hash]
-    return [found[at] for at in range(len(modules))], len(known)
-
-
-def _pins(a: Arrangement) -> GroupPins:
-    return GroupPins(a.entry_steps, a.exit_steps, a.main)
-
-
-def _group_lines(chosen: SceneView, at: int, members: list[int]) -> tuple[str, ...]:
-    scene, module = chosen.scene, chosen.tree.modules[at]
-    specs = [scene.nodes[i].specs[0] for i in module.exits if scene.nodes[i].specs]
-    inside = {key: spec for i in members for _, spec, key in scene.nodes[i].weights}  # a tied weight counts once
-    numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in inside.values())
-    return group_lines(module.path, scene.repeats.get(module.path, 1), len(members), numbers, [repr(s) for s in specs])
-
-
-def _marks(chosen: SceneView, members: list[list[int]]) -> list[str]:
-    scene, tree = chosen.scene, chosen.tree
-    inside: list[set[str]] = [{scene.nodes[i].mark for i in some} for some in members]
+    arrangement_count = _arrange_all(tree)
+    inside: list[set[str]] = [{scene.nodes[i].mark for i in group.members} for group in tree.modules]
     for edge in scene.edges:
         if edge.mark:
-            ups = set(tree.chain(edge.src))
-            for group in tree.chain(edge.dst):
-                if group in ups:
-                    inside[group].add(edge.mark)
-    return [next(iter(found)) if len(found) == 1 else CHANGED if found - {""} else "" for found in inside]
+            for at in set(tree.chain(edge.src)).intersection(tree.chain(edge.dst)):
+                inside[at].add(edge.mark)
+    for group, marks in zip(tree.modules, inside, strict=True):
+        group.mark = common([*marks], CHANGED if marks - {""} else "")
+        specs = [repr(scene.nodes[i].specs[0]) for i in group.exits if scene.nodes[i].specs]
+        weights = {key: spec for i in group.members for _, spec, key in scene.nodes[i].weights}  # a tied one once
+        numbers = sum(prod(d for d in spec.shape if isinstance(d, int)) for spec in weights.values())
+        group.lines = group_lines(group.title, len(group.members), numbers, specs)
+    return Composition(chosen, kinds(scene), arrangement_count)
+
+
+def _arrange_all(tree: GroupTree) -> int:
+    known: dict[bytes, Arrangement] = {}
+    for group in reversed(tree.modules):
+        if group.hash not in known:
+            inner = [None if c >= 0 else tree.modules[~c].arrangement for c in group.children]
+            known[group.hash] = arrange(group.nets, inner, len(group.entries), len(group.exits))
+        group.arrangement = known[group.hash]
+    return len(known)

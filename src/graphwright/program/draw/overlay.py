@@ -8,9 +8,9 @@ from math import isfinite, log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 
 if TYPE_CHECKING:
-    from graphwright.graph import NodeId
     from graphwright.program.draw.layout import PictureLayout
     from graphwright.program.program import Program
 
@@ -25,52 +25,10 @@ _MOST_LINES = 12
 
 
 class NodeNote(NamedTuple):
-    """A note on a node.
+    """A note on a node."""
 
-    Attributes:
-        level: 0 info, 1 warning, 2 error, 3 critical.
-        text: shown while the pointer is over the node.
-    """
-
-    level: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeNotes:
-    """Notes by target: a node has its own, a group the worst level and all texts of the nodes inside."""
-
-    found: dict[str, NodeNote]
-    own: frozenset[str] = frozenset()
-    everywhere = False
-    """Targets without a note keep their colour."""
-
-    def colour(self, name: str) -> tuple[str, str] | None:
-        """Fill and text colour of a target; None without a note."""
-        return LEVELS[self.found[name].level][1:] if name in self.found else None
-
-    def note(self, name: str) -> str:
-        """The text shown while the pointer is over a target."""
-        return self.found[name].text if name in self.found else ""
-
-    @property
-    def levels(self) -> list[int]:
-        """The levels that occur, the worst first."""
-        return sorted({note.level for note in self.found.values()}, reverse=True)
-
-
-def _notes_of(program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, NodeNote]) -> NodeNotes:
-    by_node: dict[NodeId, NodeNote] = {program.node(key): note for key, note in data.items()}
-    found = {}
-    for name, members in targets:
-        inside = [(m, by_node[m]) for m in members if m in by_node]
-        if len(inside) == 1 and not name.endswith("."):
-            found[name] = inside[0][1]
-        elif inside:
-            lines = [f"{program.path(m)}: {line}" for m, r in inside for line in r.text.split("\n")]
-            more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
-            found[name] = NodeNote(max(r.level for _, r in inside), "\n".join(lines[:_MOST_LINES] + more))
-    return NodeNotes(found)
+    level: int  # 0 info, 1 warning, 2 error, 3 critical
+    text: str  # shown while the pointer is over the node
 
 
 _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -86,30 +44,20 @@ class ColourTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Values by target. `low` and `high` are the ends of the data; None if no value is finite.
+    """Colours and notes by target.
 
-    A closed group has its own value if one was given (its path is in `own` then), else the largest value inside. NaN,
-    infinite and missing values have no colour; on a logarithmic scale neither have values <= 0.
+    A closed group has its own number if one was given, else the largest one inside. NaN, infinite and missing numbers
+    have no colour; on a logarithmic scale neither have numbers <= 0. A group has the worst level and all notes of the
+    nodes inside.
     """
 
-    values: dict[str, float]
-    own: frozenset[str]
-    low: float | None
-    high: float | None
-    logarithmic: bool
-    everywhere = True
-    """Targets without a value are hatched."""
-
-    def colour(self, name: str) -> tuple[str, str] | None:
-        """Fill and text colour of a target; None without a value on the scale."""
-        value = self.values.get(name)
-        if value is None or self.low is None or self.high is None or not _on_scale(value, self.logarithmic):
-            return None
-        return shade(_share(value, self.low, self.high, self.logarithmic))
-
-    def note(self, name: str) -> str:
-        """The text shown while the pointer is over a target."""
-        return f"value {self.values[name]!r}" if name in self.values else ""
+    colours: dict[str, tuple[str, str]]  # fill and text colour
+    notes: dict[str, str]  # text shown while the pointer is over the target
+    levels: tuple[int, ...] | None = ()  # of the notes, the worst first; None for numbers: targets without are hatched
+    own: frozenset[str] = frozenset()  # paths of groups that were given a number
+    low: float | None = None  # least number, if one is finite
+    high: float | None = None  # greatest number
+    logarithmic: bool = False  # whether the scale is
 
 
 def _on_scale(value: float, logarithmic: bool) -> bool:
@@ -132,50 +80,68 @@ def drawn_targets(picture: PictureLayout) -> list[ColourTarget]:
 
 
 def overlay_of(
-    program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, float | NodeNote], scale: str = "linear"
-) -> Overlay | NodeNotes:
+    program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, float | NodeNote] | None, scale: str
+) -> Overlay:
     """Make the overlay of a picture.
 
     Args:
         program: the program that the keys refer to.
         targets: the boxes and frames to colour.
-        data: numbers by handle, value, path of a node, or path of a group; or notes by node.
+        data: numbers by handle, value, path of a node, or path of a group; or notes by node; or None.
         scale: `linear` or `log`.
     Raises: UnknownNode for a key that is neither a node nor a group; UsageError for another scale.
     """
+    if data is None:
+        return Overlay({}, {})
     if scale not in ("linear", "log"):
         raise UsageError("no such scale of an overlay", expected="linear or log", got=scale)
-    targets = list(targets)
     notes = {key: note for key, note in data.items() if isinstance(note, NodeNote)}
-    if data and len(notes) == len(data):
-        return _notes_of(program, targets, notes)
-    if notes:
+    numbers = {key: float(number) for key, number in data.items() if not isinstance(number, NodeNote)}
+    if notes and numbers:
         raise UsageError("an overlay mixes numbers and notes", got=f"{len(notes)} notes among {len(data)} values",
                          fix="draw them in two pictures")  # fmt: skip
-    groups = {t.name[:-1] for t in targets if t.name.endswith(".")}
-    groups.update(above for node in program.nodes() for above in _above(program.path(node)))
+    return _notes_of(program, targets, notes) if notes else _numbers_of(program, [*targets], numbers, scale == "log")
+
+
+def _notes_of(program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, NodeNote]) -> Overlay:
+    by_node = {program.node(key): note for key, note in data.items()}
+    found: dict[str, NodeNote] = {}
+    for name, members in targets:
+        inside = [(m, by_node[m]) for m in members if m in by_node]
+        if len(inside) == 1 and not name.endswith("."):
+            found[name] = inside[0][1]
+        elif inside:
+            lines = [f"{program.path(m)}: {line}" for m, r in inside for line in r.text.split("\n")]
+            more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+            found[name] = NodeNote(max(r.level for _, r in inside), "\n".join(lines[:_MOST_LINES] + more))
+    colours = {name: LEVELS[note.level][1:] for name, note in found.items()}
+    levels = tuple(sorted({note.level for note in found.values()}, reverse=True))
+    return Overlay(colours, {name: note.text for name, note in found.items()}, levels)
+
+
+def _numbers_of(
+    program: Program, targets: Sequence[ColourTarget], data: Mapping[Any, float], logarithmic: bool
+) -> Overlay:
     paths = {program.path(node) for node in program.nodes()}
-    own: dict[str, float] = {}
-    by_node: dict[NodeId, float] = {}
-    for key, number in data.items():
-        if isinstance(key, str) and key in groups and key not in paths:
-            own[key] = float(number)  # pyright: ignore[reportArgumentType]  # no note remains
-        else:
-            by_node[program.node(key)] = float(number)  # pyright: ignore[reportArgumentType]
-    logarithmic = scale == "log"
-    usable = [v for v in (*own.values(), *by_node.values()) if _on_scale(v, logarithmic)]
+    groups = {t.name[:-1] for t in targets if t.name.endswith(".")}.union(*map(_above, paths)) - paths
+    own = {key: number for key, number in data.items() if isinstance(key, str) and key in groups}
+    by_node = {program.node(key): number for key, number in data.items() if key not in own}
     values: dict[str, float] = {}
     for name, members in targets:
-        path = name[:-1] if name.endswith(".") else None
-        if path in own:
-            values[name] = own[path]
-            continue
         inside = [by_node[m] for m in members if m in by_node]
-        if path is not None:
+        if name.endswith("."):
             inside += [v for p, v in own.items() if p.startswith(name)]
-        if inside:
+        if name.endswith(".") and name[:-1] in own:
+            values[name] = own[name[:-1]]
+        elif inside:
             values[name] = max((v for v in inside if isfinite(v)), default=inside[0])
-    return Overlay(values, frozenset(own), min(usable, default=None), max(usable, default=None), logarithmic)
+    usable = [v for v in data.values() if _on_scale(v, logarithmic)]
+    low, high = min(usable, default=0.0), max(usable, default=0.0)
+    shares = {name: _share(v, low, high, logarithmic) for name, v in values.items() if _on_scale(v, logarithmic)}
+    colours = {name: shade(share) for name, share in shares.items()}
+    notes = {name: f"value {v!r}" for name, v in values.items()}
+    ends = (low, high) if usable else (None, None)
+    return Overlay(colours, notes, None, frozenset(own), *ends, logarithmic)
 
 
 def _above(path: str) -> list[str]:

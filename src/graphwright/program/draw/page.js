@@ -1,4 +1,4 @@
-// Opens and closes groups of a Graphwright picture: the sums of place.py, then the shapes of svg.py. No request leaves the page.
+// Opens and closes groups of a Graphwright picture: the sums of layout.py, then the shapes of svg.py. No request leaves the page.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("gw-data").textContent);
@@ -10,10 +10,10 @@
   const nodeOf = new Map(nodes.map((n, i) => [n.path, i]));
 
   // -- sums -------------------------------------------------------------------------------------------------------------
-  const pin = (size, [kind, , b]) => kind === 0 ? (size.ins ? size.ins[b] : b * PIN / 2) : size.outs ? size.outs[b] : 0;
+  const pin = (size, [kind, , b]) => size.pins ? size.pins[kind][b] : kind === 0 ? b * PIN / 2 : 0;
   const closed = (m) => {
     const a = arrangements[m.arrangement];
-    return { left: m.half, right: m.half, height: m.height, ins: a.entrySteps.map((s) => s * PIN), outs: a.exitSteps.map((s) => s * PIN) };
+    return { left: m.half, right: m.half, height: m.height, pins: a.steps.map((side) => side.map((s) => s * PIN)) };
   };
   const columns = (a, sizes) => {
     const wide = new Map([[0, [0, 0]]]), laneX = new Map([[0, 0]]), trackX = new Map(), reach = [0, 0];
@@ -66,7 +66,7 @@
       points.push([points.at(-1)[0], target < 0 ? height : tops[target]]);
       return points;
     });
-    return { size: { left, right, height, ins: a.entries.map(across), outs: a.exits.map(across) }, middles, tops, wires };
+    return { size: { left, right, height, pins: a.ends.map((side) => side.map(across)) }, middles, tops, wires };
   };
 
   // -- shapes -----------------------------------------------------------------------------------------------------------

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from graphwright.array import Spec
+from graphwright.graph import NodeId
+from graphwright.graph.analysis import kahn_order, longest_paths
 from graphwright.ops import OPS, traits
 from graphwright.program.diff import renames
-from graphwright.program.draw.ranking import topological
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.graph import NodeId
     from graphwright.program.program import Program
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -29,28 +29,17 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
 @dataclass(slots=True)
 class SceneNode:
-    """A node to draw.
+    """A node to draw; `weights` are (last segment, spec, checkpoint key) of params and consts drawn inside it."""
 
-    Attributes:
-        path: dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`.
-        op: op or kind.
-        attrs, specs: as in the Program.
-        junction: whether the node takes any number of edges.
-        weights: (last segment, spec, checkpoint key) of the params and consts that are drawn inside this node.
-        outputs: names of the program's results that this node computes.
-        members: handles of the nodes that this one stands for; empty for a removed node.
-        mark: `added`, `removed`, `changed` or empty.
-    """
-
-    path: str
-    op: str
+    path: str  # dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`
+    op: str  # op or kind
     attrs: Mapping[str, Any]
     specs: tuple[Spec, ...]
-    junction: bool = False
+    junction: bool = False  # whether the node takes any number of edges
     weights: list[tuple[str, Spec, str]] = field(default_factory=list)
-    outputs: tuple[str, ...] = ()
-    members: tuple[NodeId, ...] = ()
-    mark: str = ""
+    outputs: tuple[str, ...] = ()  # names of the program's results that this node computes
+    members: tuple[NodeId, ...] = ()  # handles of the nodes that this one stands for; empty for a removed node
+    mark: str = ""  # `added`, `removed`, `changed` or empty
 
 
 class SceneEdge(NamedTuple):
@@ -106,24 +95,23 @@ def union(program: Program, before: Program) -> Scene:
     known = {node.path: node for node in old.nodes}
     nodes: list[SceneNode] = []
     for node in now.nodes:
-        was = known.get(node.path)
-        mark = (
-            ADDED if was is None else CHANGED if node.path in new_names or _differ(program, before, node, was) else ""
-        )
+        was, mark = known.get(node.path), ""
+        if was is None:
+            mark = ADDED
+        elif node.path in new_names or _differ(program, before, node, was):
+            mark = CHANGED
         nodes.append(replace(node, mark=mark))
     index = {node.path: i for i, node in enumerate(nodes)}
     for node in old.nodes:
         if node.path not in index:
             index[node.path] = len(nodes)
             nodes.append(replace(node, mark=REMOVED, members=(), outputs=()))
-    before_keys, now_keys = _edge_identities(old), _edge_identities(now)
-    existed, exists = set(before_keys), set(now_keys)
-    edges = [e._replace(mark="" if key in existed else ADDED) for e, key in zip(now.edges, now_keys, strict=True)]
-    for edge, key in zip(old.edges, before_keys, strict=True):
-        if key not in exists:
-            edges.append(edge._replace(src=index[key[0]], dst=index[key[2]], mark=REMOVED))
-    edges.sort(key=lambda e: (e.dst, e.dst_port, e.mark == REMOVED))
-    return Scene(nodes, edges)
+    keys, old_keys = _identities(now), _identities(old)
+    existed, exists = set(old_keys), set(keys)
+    edges = [e._replace(mark="" if k in existed else ADDED) for e, k in zip(now.edges, keys, strict=True)]
+    gone = [(edge, key) for edge, key in zip(old.edges, old_keys, strict=True) if key not in exists]
+    edges += [edge._replace(src=index[key[0]], dst=index[key[2]], mark=REMOVED) for edge, key in gone]
+    return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port, e.mark == REMOVED)))
 
 
 def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) -> bool:
@@ -139,7 +127,7 @@ def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) 
     return program.weights.digest(key) != before.weights.digest(old_key)
 
 
-def _edge_identities(scene: Scene) -> list[tuple[str, int, str, int]]:
+def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
     """The identity of each edge across two programs: both ends, and the input port.
 
     The inputs of a junction are interchangeable, so there the port is the number of equal edges before this one.
@@ -212,9 +200,13 @@ _FAR = 600
 """Nodes to visit before an edge is taken for a shortcut without further search."""
 
 
-def data_edges(scene: Scene) -> list[tuple[int, int]]:
-    """The edges of one step: an edge into a state belongs to the next step."""
-    return [(e.src, e.dst) for e in scene.edges if scene.nodes[e.dst].op != STATE]
+def data_readers(scene: Scene) -> list[list[int]]:
+    """Per node, its readers in one step: an edge into a state belongs to the next step."""
+    after: list[list[int]] = [[] for _ in scene.nodes]
+    for edge in scene.edges:
+        if scene.nodes[edge.dst].op != STATE:
+            after[edge.src].append(edge.dst)
+    return after
 
 
 def kinds(scene: Scene) -> list[str]:
@@ -224,29 +216,22 @@ def kinds(scene: Scene) -> list[str]:
     `attention` goes into an attention op, `state` from a state, back into one, or into the write of one.
     """
     nodes, edges = scene.nodes, scene.edges
+    after = data_readers(scene)
     into: list[list[int]] = [[] for _ in nodes]
-    for src, dst in data_edges(scene):
-        into[dst].append(src)
-    order, after = topological(len(nodes), data_edges(scene))
-    level = [0] * len(nodes)
-    for i in order:
-        for j in after[i]:
-            level[j] = max(level[j], level[i] + 1)
+    for i, readers in enumerate(after):
+        for j in readers:
+            into[j].append(i)
+    level = longest_paths(after, kahn_order(after))
     found = []
-    for edge in edges:
-        src, dst = nodes[edge.src], nodes[edge.dst]
-        if src.op == STATE or dst.op in (STATE, ASSIGN):
+    for src, _, dst, _, _ in edges:
+        op = nodes[dst].op
+        adds = (nodes[dst].junction or op in _ADDS) and len(after[src]) > 1
+        if nodes[src].op == STATE or op in (STATE, ASSIGN):
             found.append(RECURRENT)
-        elif dst.op in _ATTENDS:
+        elif op in _ATTENDS:
             found.append(ATTENTION)
-        elif (
-            (dst.junction or dst.op in _ADDS)
-            and len(after[edge.src]) > 1
-            and _bypasses(edge.src, into[edge.dst], into, level)
-        ):
-            found.append(RESIDUAL)
         else:
-            found.append(DATA)
+            found.append(RESIDUAL if adds and _bypasses(src, into[dst], into, level) else DATA)
     return found
 
 

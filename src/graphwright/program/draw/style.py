@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from unicodedata import east_asian_width
 
 from graphwright.program.draw.shapes import clean
 from graphwright.program.kinds import ASSIGN
 
 if TYPE_CHECKING:
-    from graphwright.array import Spec
     from graphwright.program.draw.scene import SceneNode
 
 LINE = 15
@@ -29,11 +28,9 @@ _WIDTHS = {
 
 def text_width(text: str) -> int:
     """Estimate the width of a text at 12 px, in pixels."""
-    return sum(_WIDTHS.get(c, 7) if c < "\u0300" else _far(c) for c in text)
-
-
-def _far(char: str) -> int:
-    return 13 if unicodedata.east_asian_width(char) in "WF" or ord(char) > 0xFFFF else 9
+    return sum(
+        _WIDTHS.get(c, 7) if c < "\u0300" else 13 if c > "\uffff" or east_asian_width(c) in "WF" else 9 for c in text
+    )
 
 
 def short(text: str, most: int = _LONGEST) -> str:
@@ -57,26 +54,20 @@ def node_lines(node: SceneNode) -> tuple[str, ...]:
     name = short(name_of(node.path))
     if node.junction:
         return (f"+ {name}", *_results(node))
-    shapes = " ".join(_dims(spec) for _, spec, _ in node.weights if spec.shape)
+    shapes = " ".join(f"[{', '.join(map(str, spec.shape))}]" for _, spec, _ in node.weights if spec.shape)
     what = node.op if node.op != ASSIGN else "write, next step"
     specs = short(", ".join(map(repr, node.specs[:2])) + (", …" if len(node.specs) > 2 else ""))
-    lines = (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node))
-    return lines
+    return (name, short(f"{what} {shapes}".rstrip(), 40), *((specs,) if specs else ()), *_results(node))
 
 
 def _results(node: SceneNode) -> tuple[str, ...]:
     return (f"⇒ {short(', '.join(node.outputs))}",) if node.outputs else ()
 
 
-def _dims(spec: Spec) -> str:
-    return f"[{', '.join(map(str, spec.shape))}]"
-
-
-def group_lines(path: str, repeat: int, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """The label of a closed group: name with its repeats, number of ops and parameters, results."""
-    times = f" × {repeat}" if repeat > 1 else ""
+def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
+    """The label of a closed group: title, number of ops and parameters, results."""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
-    return (short(name_of(path)) + times, inside, *((short(", ".join(specs[:2])),) if specs else ()))
+    return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()))
 
 
 def count(number: int) -> str:
@@ -96,12 +87,12 @@ def box_size(lines: Sequence[str], junction: bool) -> tuple[int, int]:
 
 
 EDGES = {
-    "data": ("#1f8a4c", "#4cc38a", "", "data"),
-    "attention": ("#2459d3", "#7aa2ff", "", "attention"),
-    "residual": ("#d1332e", "#ff7b72", "6 4", "residual"),
-    "state": ("#7b3fb5", "#c59cf0", "2 3", "state"),
+    "data": ("#1f8a4c", "#4cc38a", ""),
+    "attention": ("#2459d3", "#7aa2ff", ""),
+    "residual": ("#d1332e", "#ff7b72", "6 4"),
+    "state": ("#7b3fb5", "#c59cf0", "2 3"),
 }
-"""Kind of edge -> stroke in light and dark, dashes, word in the legend."""
+"""Kind of edge -> stroke in light and dark, dashes."""
 
 FAMILIES = {
     "source": ("#eef1f4", "#2a3038", "#8a94a0", "#79838f"),
@@ -117,11 +108,11 @@ FAMILIES = {
 """Family of a box -> fill in light and dark, outline in light and dark."""
 
 MARKS = {
-    "added": ("#14914a", "#3ddc84", "", "added"),
-    "removed": ("#8b8f94", "#8b949e", "2 4", "removed"),
-    "changed": ("#c77700", "#f5a524", "", "changed"),
+    "added": ("#14914a", "#3ddc84", ""),
+    "removed": ("#8b8f94", "#8b949e", "2 4"),
+    "changed": ("#c77700", "#f5a524", ""),
 }
-"""Mark of a difference -> stroke in light and dark, dashes, word in the legend."""
+"""Mark of a difference -> stroke in light and dark, dashes."""
 
 FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
@@ -129,7 +120,7 @@ FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 def css() -> str:
     """The style sheet of the SVG. Classes start with `gw-`, so a page may hold several pictures and its own styles."""
     light, dark = _theme(0), _theme(1)
-    dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d, _) in (EDGES | MARKS).items() if d)
+    dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d) in (EDGES | MARKS).items() if d)
     return (
         f".gw text{{font:12px {FONT};fill:var(--gw-ink);user-select:text;unicode-bidi:plaintext;white-space:pre}}"
         ".gw .gw-n{font-size:13px;font-weight:bold}.gw .gw-s{fill:var(--gw-soft)}.gw .gw-c{font-size:11px}"

@@ -1,22 +1,28 @@
-"""A program as SVG: self-contained, selectable text, a `<title>` on every shape, light and dark by CSS."""
+"""A program as SVG, self-contained, with selectable text, light and dark by CSS; and as one HTML page.
+
+On the page, which works offline, groups open and close, details show on hover, and a text outline stands beside.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
 
-from graphwright.files import atomic_write
-from graphwright.program.draw.layout import compose
-from graphwright.program.draw.overlay import LEVELS, NodeNotes, drawn_targets, overlay_of, shade
-from graphwright.program.draw.shapes import Shape, escaped, shape
-from graphwright.program.draw.style import EDGES, LINE, MARKS, css, short, text_width, tips
+from graphwright.files import StrPath, atomic_write
+from graphwright.program.draw.groups import ROOT
+from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
+from graphwright.program.draw.overlay import LEVELS, ColourTarget, drawn_targets, overlay_of, shade
+from graphwright.program.draw.scene import CHANGED, MIXED, statistics
+from graphwright.program.draw.shapes import Shape, clean, escaped, shape
+from graphwright.program.draw.style import EDGES, FONT, LINE, MARKS, css, short, text_width, tips
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from graphwright.files import StrPath
-    from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions
+    from graphwright.program.draw.arrange import Arrangement
+    from graphwright.program.draw.groups import Net
+    from graphwright.program.draw.layout import Box, Composition, DrawnEdge, Group, PictureLayout, PictureOptions
     from graphwright.program.draw.overlay import NodeNote, Overlay
     from graphwright.program.program import Program
 
@@ -42,7 +48,7 @@ def to_svg(
         options: see `PictureOptions`.
     """
     made = compose(program, **options).layout()
-    colours = None if overlay is None else overlay_of(program, drawn_targets(made), overlay, scale)
+    colours = overlay_of(program, drawn_targets(made), overlay, scale)
     diff = options.get("diff") is not None
     return render(made, legend(made, colours, diff), colours, diff)
 
@@ -62,7 +68,7 @@ def written(picture: str, path: StrPath | None) -> str:
     return picture
 
 
-def render(made: PictureLayout, below: Legend, overlay: Overlay | NodeNotes | None = None, diff: bool = False) -> str:
+def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> str:
     """Write a layout and its legend as an SVG document."""
     width, height = max(made.width, below.width), made.height + below.height
     left = (width - made.width) // 2
@@ -81,9 +87,9 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay | NodeNotes | No
     return "\n".join(map(str, [*parts, "</g></svg>"]))
 
 
-def frame(group: Group, overlay: Overlay | NodeNotes | None = None) -> Shape:
+def frame(group: Group, overlay: Overlay) -> Shape:
     """The frame of an open group, tinted if the group has a value of its own."""
-    colour = overlay.colour(f"{group.path}.") if overlay is not None and group.path in overlay.own else None
+    colour = overlay.colours.get(f"{group.path}.") if group.path in overlay.own else None
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
     rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
     return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
@@ -94,15 +100,13 @@ def heading(group: Group) -> Shape:
     return shape("text", group.title, class_="gw-n gw-s gw-h", data_path=group.path, x=group.x + 10, y=group.y + 16)
 
 
-def box(b: Box, overlay: Overlay | NodeNotes | None) -> Shape:
+def box(b: Box, overlay: Overlay) -> Shape:
     """A node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
-    target = f"{b.path}." if b.kind == "group" else b.path
-    colour = overlay.colour(target) if overlay is not None else None
-    if overlay is not None and overlay.everywhere and colour is None:
+    colour, note = overlay.colours.get(b.target), overlay.notes.get(b.target)
+    if overlay.levels is None and colour is None:
         classes += " gw-none"
     fill, ink = (f"fill:{colour[0]}", f"fill:{colour[1]}") if colour else (None, None)
-    note = overlay.note(target) if overlay is not None else ""
     radius = b.h // 2 if b.kind in ("junction", "input") else 4 if b.kind != "group" else 8
     outline = [shape("rect", x=b.x, y=b.y, width=b.w, height=b.h, rx=radius, style=fill)]
     if b.repeat > 1:
@@ -168,9 +172,7 @@ class Legend:
         self.add([[shape("text", words, class_="gw-s", x=16, y=self.height + 15)]], 32 + text_width(words))
 
 
-def legend(
-    made: PictureLayout, overlay: Overlay | NodeNotes | None, diff: bool, hidden: Collection[str] = ()
-) -> Legend:
+def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
 
     Args:
@@ -181,13 +183,13 @@ def legend(
     """
     found = Legend(height=8)
     used = {e.kind for e in made.edges}.union(hidden)
-    _line_styles(found, [(k, EDGES[k][3]) for k in EDGES if k in used])
+    _line_styles(found, [k for k in EDGES if k in used])
     if diff:
-        _line_styles(found, [(k, MARKS[k][3]) for k in MARKS])
-    if isinstance(overlay, NodeNotes):
-        _severities(found, overlay)
-    elif overlay is not None:
+        _line_styles(found, list(MARKS))
+    if overlay.levels is None:
         _colour_scale(found, overlay)
+    else:
+        _severities(found, overlay.levels)
     if made.collapsed:
         names = ", ".join(short(p, 40) for p in made.collapsed[:3])
         more = f" and {len(made.collapsed) - 3} more" if len(made.collapsed) > 3 else ""
@@ -196,14 +198,14 @@ def legend(
     return found
 
 
-def _line_styles(found: Legend, entries: list[tuple[str, str]]) -> None:
+def _line_styles(found: Legend, kinds: list[str]) -> None:
     x, y, shapes = 16, found.height + _ROW // 2, []
-    for kind, word in entries:
+    for kind in kinds:
         sample = shape("path", d=f"M{x} {y}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
-        words = shape("text", word, class_="gw-s", x=x + 40, y=y + 4)
+        words = shape("text", kind, class_="gw-s", x=x + 40, y=y + 4)
         shapes.append([shape("g", sample, class_=f"gw-e gw-{kind}"), words])
-        x += 40 + text_width(word) + 20
-    if entries:
+        x += 40 + text_width(kind) + 20
+    if kinds:
         found.add(shapes, x)
 
 
@@ -216,24 +218,194 @@ def _colour_scale(found: Legend, overlay: Overlay) -> None:
     stops = [shape("stop", offset=k / 8, stop_color=shade(k / 8)[0]) for k in range(9)]
     kind = ", log scale" if overlay.logarithmic else ""
     name = f"gw-scale-{'log' if overlay.logarithmic else 'linear'}"
-    drawn = shape(
-        "g",
-        shape("text", low, class_="gw-s", x=16, y=y + 11),
-        shape("rect", x=left, y=y, width=_BAR, height=14, fill=f"url(#{name})"),
-        shape("text", f"{high}{kind}", class_="gw-s", x=left + _BAR + 8, y=y + 11),
-        class_="gw-scale",
-        data_min=low,
-        data_max=high,
-    )
+    text = shape("text", low, class_="gw-s", x=16, y=y + 11)
+    bar = shape("rect", x=left, y=y, width=_BAR, height=14, fill=f"url(#{name})")
+    end = shape("text", f"{high}{kind}", class_="gw-s", x=left + _BAR + 8, y=y + 11)
+    drawn = shape("g", text, bar, end, class_="gw-scale", data_min=low, data_max=high)
     found.add([[shape("linearGradient", *stops, id=name), drawn]], left + _BAR + 24 + text_width(high + kind))
     found.note("hatched: no value")
 
 
-def _severities(found: Legend, notes: NodeNotes) -> None:
+def _severities(found: Legend, levels: Sequence[int]) -> None:
     x, y, shapes = 16, found.height + 4, []
-    for level in notes.levels:
-        word, fill, _ = LEVELS[level]
+    for word, fill, _ in (LEVELS[level] for level in levels):
         square = shape("rect", x=x, y=y, width=14, height=14, rx=3, fill=fill, stroke="#555e69")
         shapes.append([square, shape("text", word, class_="gw-s", x=x + 20, y=y + 11)])
         x += 20 + text_width(word) + 20
-    found.add(shapes, x)
+    if levels:
+        found.add(shapes, x)
+
+
+def outline(made: Composition) -> str:
+    """Write the outline: nested `<details>`, one per group, and a line per node."""
+    tree, scene = made.view.tree, made.view.scene
+    out: list[str] = []
+    opened = {at for at, top in enumerate(made.view.shown_as()) if top < 0}
+    stack = [(child, False) for child in reversed(tree.modules[ROOT].children)]
+    while stack:
+        child, leaving = stack.pop()
+        if leaving:
+            out.append("</details>")
+        elif child >= 0:
+            node = scene.nodes[child]
+            words = " ".join((node.op, *(repr(s) for s in node.specs), *((node.mark,) if node.mark else ())))
+            name = node.path.rpartition(".")[2]
+            out.append(f'<p title="{escaped(node.path)}">{escaped(name)} <small>{escaped(words)}</small></p>')
+        else:
+            group = tree.modules[~child]
+            show = " open" if ~child in opened else ""
+            inside = " · ".join(group.lines[1:])
+            out.append(f"<details{show}><summary>{escaped(group.title)} <small>{escaped(inside)}</small></summary>")
+            stack.append((child, True))
+            stack += [(c, False) for c in reversed(group.children)]
+    return "\n".join(out)
+
+
+_STYLE = f"""
+:root{{color-scheme:light dark;--paper:#fff;--ink:#1b1f24;--line:#d5dae0}}
+@media(prefers-color-scheme:dark){{:root{{--paper:#0f1318;--ink:#e6e9ed;--line:#343b44}}}}
+body{{margin:0;font:14px {FONT};background:var(--paper);color:var(--ink);display:grid;height:100vh;
+grid-template:auto 1fr/minmax(220px,24%) 1fr minmax(220px,22%)}}
+header{{grid-column:1/4;padding:8px 16px;border-bottom:1px solid var(--line);display:flex;gap:12px;align-items:center}}
+h1{{font-size:16px;margin:0}}
+nav,main,aside{{overflow:auto;padding:12px}}
+nav{{border-right:1px solid var(--line)}}
+aside{{border-left:1px solid var(--line)}}
+nav details,nav p{{margin:2px 0 2px 14px}}
+nav p{{white-space:nowrap}}
+nav small{{opacity:.7}}
+svg{{display:block;margin:auto}}
+.gw-group-box,.gw-f,.gw-h{{cursor:pointer}}
+pre{{white-space:pre-wrap;overflow-wrap:anywhere;font:13px ui-monospace,monospace;margin:0}}
+@media(max-width:900px){{body{{display:block;height:auto}}}}
+"""
+
+
+def to_html(
+    program: Program,
+    overlay: Mapping[Any, float | NodeNote] | None = None,
+    scale: str = "linear",
+    **options: Unpack[PictureOptions],
+) -> str:
+    """Draw a program as one HTML page without outside references; see `to_svg` for the arguments."""
+    made = compose(program, **options)
+    diff = options.get("diff") is not None
+    drawn = made.layout()
+    colours = overlay_of(program, drawn_targets(drawn), overlay, scale)
+    every = overlay_of(program, _all_targets(made), overlay, scale)
+    entries, blame = _blame(program)
+    below = legend(drawn, colours, diff, set(made.kinds))
+    data = {
+        "sizes": {"PAD": PAD, "TITLE": TITLE, "GAP": GAP, "STEP": STEP, "PIN": PIN, "LINE": LINE, "ROUND": ROUND},
+        "open": [at for at, top in enumerate(made.view.shown_as()) if top < 0],
+        "overlay": every.levels is None,
+        "legend": [below.width, below.height],
+        "entries": entries,
+        **_content(made, every, blame, statistics(program)),
+    }
+    picture = render(drawn, below, colours, diff)
+    packed = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")
+    script = Path(__file__).with_name("page.js").read_text("utf-8")
+    name = escaped(program.name)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>'
+        '<meta name="viewport" content="width=device-width"><style>'
+        f"{_STYLE}</style></head><body><header><h1>{name}</h1><span>{escaped(repr(program))}</span>"
+        '<button id="gw-reset">reset</button><button id="gw-open">open all</button>'
+        '<button id="gw-close">close all</button></header>'
+        f'<nav aria-label="Nodes as text">{outline(made)}</nav><main id="gw-picture">{picture}</main>'
+        '<aside><pre id="gw-details">Point at a box for its details. Click a closed group to open it, '
+        "the frame of an open one to close it.</pre></aside>"
+        f'<script type="application/json" id="gw-data">{packed}</script><script>{script}</script></body></html>\n'
+    )
+
+
+def _content(
+    made: Composition, overlay: Overlay, blame: dict[str, list[int]], values: Mapping[str, str]
+) -> dict[str, Any]:
+    """Collect nodes, groups and arrangements for `page.js`; equal groups share an arrangement."""
+    scene, tree = made.view.scene, made.view.tree
+    pins = {c: m.arrangement.pins[k] for m in tree.modules for k, c in enumerate(m.children)}
+    nodes = []
+    for i, node in enumerate(scene.nodes):
+        names = (node.path, *(key for *_, key in node.weights))
+        edits = sorted({e for name in names for e in blame.get(name, ())})
+        weights = [*((name, key) for name, _, key in node.weights), ("values", node.attrs.get("key"))]
+        lines = [clean(f"{name}: {values[key]}") for name, key in weights if key in values]
+        nodes.append(_box(made.node_box(i, pins=pins[i]), overlay, edits, lines))
+    shared: dict[int, int] = {}
+    arrangements, modules = [], []
+    for at, module in enumerate(tree.modules):
+        arrangement = module.arrangement
+        if shared.setdefault(id(arrangement), len(arrangements)) == len(arrangements):
+            arrangements.append(_plain(arrangement, module.nets))
+        wires = []
+        for wire in arrangement.wires:
+            edges = module.nets[wire.net].edges[wire.target]
+            mark = common([scene.edges[e].mark for e in edges], CHANGED)
+            wires.append([common([made.kinds[e] for e in edges], MIXED), len(edges), mark])
+        title = module.title if at != ROOT else ""
+        tint = {"tint": True} if module.path in overlay.own else {}
+        shown = {
+            "parent": module.parent,
+            "children": module.children,
+            "title": title,
+            "wires": wires,
+            "arrangement": shared[id(arrangement)],
+            "titleWidth": text_width(title),
+            "repeat": module.repeat,
+        }
+        modules.append(_box(made.group_box(module), overlay, blame.get(module.path, [])) | tint | shown)
+    return {"nodes": nodes, "modules": modules, "arrangements": arrangements}
+
+
+def _box(box: Box, overlay: Overlay, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
+    """A box as `page.js` draws it; `blame` are indices of journal entries."""
+    note = overlay.notes.get(box.target)
+    found = {
+        "path": clean(box.path),
+        "kind": box.kind,
+        "family": box.family,
+        "lines": box.lines,
+        "tip": "\n".join((box.tip, *lines, *(map(clean, note.split("\n")) if note else ()))),
+        "half": -box.x,
+        "height": box.h,
+    }
+    more = {"mark": box.mark, "colour": overlay.colours.get(box.target), "blame": blame}
+    return found | {name: value for name, value in more.items() if value}
+
+
+def _all_targets(made: Composition) -> list[ColourTarget]:
+    """All nodes and groups, including hidden ones."""
+    nodes = made.view.scene.nodes
+    targets = [ColourTarget(node.path, node.members) for node in nodes]
+    for module in made.view.tree.modules:
+        targets.append(ColourTarget(f"{module.path}.", [n for i in module.members for n in nodes[i].members]))
+    return targets
+
+
+def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:
+    wires = [[nets[w.net].child, nets[w.net].targets[w.target][0], w.xs, w.bends] for w in a.wires]
+    names = ("rank", "lane", "rows", "channels", "gutters", "ends", "steps")
+    return {name: getattr(a, name) for name in names} | {"wires": wires}
+
+
+def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
+    """Journal entries as text, and by path or checkpoint key the indices of the entries whose edits name it."""
+    entries: list[str] = []
+    found: dict[str, list[int]] = {}
+    for number, entry in enumerate(program.journal):
+        line = f", {entry.line}" if entry.line else ""
+        entries.append(clean(f"{entry.seq} {entry.time[:19]} {entry.author}: {entry.why}{line}"))
+        named: set[str] = set()
+        stack: list[Any] = list(entry.edits)
+        while stack:
+            record = stack.pop()
+            if isinstance(record, dict):
+                named.update(v for k in ("path", "dst", "key", "name") if isinstance(v := record.get(k), str))
+                stack.extend(record.values())
+            elif isinstance(record, list):
+                stack.extend(record)
+        for name in named:
+            found.setdefault(name, []).append(number)
+    return entries, found

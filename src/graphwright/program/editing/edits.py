@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from graphwright.array import NDArray, empty
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import ShapeError, UsageError
-from graphwright.graph import CapacityError
+from graphwright.graph import CapacityError, EdgeId, NodeId
 from graphwright.ops import get
+from graphwright.program.editing import fields as f
 from graphwright.program.errors import NameTaken, NotAJunction, PortEmpty, PortTaken, ReplayConflict
 from graphwright.program.files import forms
-from graphwright.program.files.forms import handle_form
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE, STORED
 from graphwright.program.op_graph import MAX_PORT, Value, is_key
-from graphwright.program.weights import payload_json
 
 if TYPE_CHECKING:
     from graphwright.array import DType, Spec
-    from graphwright.graph import EdgeId, NodeId
     from graphwright.program.program import Program
 
 PRIMITIVES: dict[str, type[Edit]] = {}
@@ -37,21 +35,21 @@ class Edit:
     `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
 
     Attributes:
-        packed: field -> kind of value, for the undo of a saved program; see `undo_storage`.
+        packed: the fields that are written, with their kinds.
         issued: the handle that the edit creates, if it creates one.
         written: keys of the weights whose values the edit sets.
         payloads: the arrays that the edit brings.
     """
 
     __slots__ = ()
-    packed: ClassVar[Mapping[str, str]] = {}
+    packed: ClassVar[Mapping[str, f.Kind]] = {}
 
     def __init_subclass__(cls) -> None:
         PRIMITIVES[cls.__name__] = cls
 
     @property
     def issued(self) -> NodeId | EdgeId | None:
-        return None
+        return next((getattr(self, n) for n, kind in self.packed.items() if kind in (f.NEW_NODE, f.NEW_EDGE)), None)
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -74,17 +72,21 @@ class Edit:
         raise NotImplementedError
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Return the nodes whose operands or attributes changed."""
-        return ()
+        """Return the nodes whose operands or attributes changed: those that the edit names, as far as they exist."""
+        handles = [h for name in self.packed if isinstance(h := getattr(self, name), NodeId | EdgeId) and h in p.graph]
+        return tuple(h if isinstance(h, NodeId) else p.graph.target(h) for h in handles)
 
     def to_json(self, p: Program) -> dict[str, Any]:
         """Return the journal record: paths, ports and keys beside handles."""
-        raise NotImplementedError
+        record: dict[str, Any] = {"edit": type(self).__name__}
+        for name, kind in self.packed.items():
+            record |= kind.recorded(p, name, getattr(self, name))
+        return record
 
     @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+    def read(cls, r: RecordReader, record: f.Record) -> Edit:
         """Return the edit of a journal record, on a program that may differ from the recorded one."""
-        raise NotImplementedError
+        return cls(**{name: kind.found(r, record, name) for name, kind in cls.packed.items()})
 
     def replaced(self, p: Program) -> tuple[str, ...]:
         """Return the keys of the weights whose values the inverse keeps; called before `apply`."""
@@ -111,7 +113,7 @@ class RecordReader:
     ports: dict[tuple[str, int], int] = field(default_factory=dict)
     dtype: DType | None = None
 
-    def edit(self, record: Mapping[str, Any]) -> Edit:
+    def edit(self, record: f.Record) -> Edit:
         """Return the edit of a record. Raises: UnknownNode, PortEmpty, ReplayConflict, ProgramFileError."""
         if record["edit"] not in PRIMITIVES:
             raise ReplayConflict("unknown kind of edit", got=record["edit"], expected=", ".join(PRIMITIVES))
@@ -129,9 +131,8 @@ class RecordReader:
         found = next((e for e in p.in_edges(dst) if p.edge_port(e) == port), None)
         if found is None:
             taken = ", ".join(f"{p.edge_port(e)} from {p.path(p.edge_value(e))}" for e in p.in_edges(dst))
-            raise PortEmpty(
-                "no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=taken or "no ports"
-            )
+            expected = taken or "no ports"
+            raise PortEmpty("no edge enters this port", where=f"{p.path(dst)}, port {port}", expected=expected)
         return found
 
     def array(self, form: Any, dtype: DType) -> NDArray:
@@ -140,17 +141,12 @@ class RecordReader:
         return array.copy() if array.dtype is dtype else empty(array.shape, dtype).copy_from(array)
 
 
-def _value_form(p: Program, value: Value) -> dict[str, Any]:
-    return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
-
-
 def _check_value(p: Program, value: Value) -> None:
     """Raises: StaleHandle; ShapeError for a result that the node does not have."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
-        raise ShapeError(
-            "the node has no such result", where=p.path(value), expected=f"0 to {count - 1}", got=value.port
-        )
+        expected = f"0 to {count - 1}"
+        raise ShapeError("the node has no such result", where=p.path(value), expected=expected, got=value.port)
 
 
 _KIND_ATTRS = {PARAM: {"key", "trainable", "axes"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
@@ -160,22 +156,15 @@ def _check_attrs(op: str, attrs: Mapping[str, Any], where: str) -> None:
     if op not in KINDS:
         get(op).complete(attrs, where)
     elif unknown := attrs.keys() - _KIND_ATTRS.get(op, set()):
-        raise UsageError(
-            f"unknown attributes of a {op} node",
-            where=where,
-            got=", ".join(unknown),
-            expected=", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none",
-        )
+        expected = ", ".join(sorted(_KIND_ATTRS.get(op, ()))) or "none"
+        raise UsageError(f"unknown attributes of a {op} node", where=where, got=", ".join(unknown), expected=expected)
 
 
 def _check_free_key(p: Program, key: Any, where: str) -> None:
     if key in p.weights or not is_key(key):
-        raise NameTaken(
-            "another weight has this key" if key in p.weights else "invalid checkpoint key",
-            where=where,
-            got=key,
-            fix="choose another key=, or change the weight with e.set_weight(key, value)",
-        )
+        fix = "choose another key=, or change the weight with e.set_weight(key, value)"
+        what = "another weight has this key" if key in p.weights else "invalid checkpoint key"
+        raise NameTaken(what, where=where, got=key, fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +174,8 @@ class AddNode(Edit):
     `after` hints at the position in topological order that the node's edges will require.
     """
 
-    packed = {"node": "node", "op": "text", "attrs": "attrs", "name": "text", "specs": "specs", "seq": "integer",
-              "variable": "variable"}  # `after` matters only at the first time  # fmt: skip
+    packed = {"node": f.NEW_NODE, "op": f.TEXT, "attrs": f.ATTRS, "name": f.PATH, "specs": f.SPECS,
+              "seq": f.INTEGER, "variable": f.VARIABLE}  # `after` matters only at the first time  # fmt: skip
     node: NodeId
     op: str
     attrs: Mapping[str, Any]
@@ -195,10 +184,6 @@ class AddNode(Edit):
     seq: int
     variable: Variable | None = None
     after: NodeId | None = None
-
-    @property
-    def issued(self) -> NodeId:
-        return self.node
 
     @property
     def payloads(self) -> tuple[NDArray, ...]:
@@ -224,25 +209,8 @@ class AddNode(Edit):
         node = p.insert_node(self.op, self.attrs, self.name, self.specs, self.seq, self.node, self.after)
         assert node == self.node, "handles are issued in a fixed order"
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return (self.node,)
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        record = {
-            "edit": "AddNode",
-            "handle": handle_form(self.node),
-            "op": self.op,
-            "attrs": encode_attrs(self.attrs),
-            "path": self.name,
-            "specs": [s.to_json() for s in self.specs],
-            "seq": self.seq,
-        }
-        if self.variable is not None:
-            record["payload"] = payload_json(p.weights, self.variable.data)
-        return record
-
     @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+    def read(cls, r: RecordReader, record: f.Record) -> Edit:
         attrs, variable, specs = forms.attrs(record["attrs"]), None, forms.specs(record["specs"])
         if "payload" in record:
             array = r.payload(record["payload"])
@@ -264,7 +232,7 @@ class AddNode(Edit):
 class RemoveNode(Edit):
     """Remove an unconnected node."""
 
-    packed = {"node": "node"}
+    packed = {"node": f.NODE}
     node: NodeId
 
     def check(self, p: Program) -> None:
@@ -272,12 +240,8 @@ class RemoveNode(Edit):
         if p.graph.in_degree(self.node) or p.graph.out_degree(self.node):
             ends = [p.path(p.edge_value(x)) for x in p.in_edges(self.node)]
             ends += [p.path(p.graph.target(x)) for x in p.out_edges(self.node)]
-            raise UsageError(
-                "the node to remove still has edges",
-                where=path,
-                got=f"edges with {', '.join(ends)}",
-                fix="e.remove(node) removes the edges too",
-            )
+            fix, got = "e.remove(node) removes the edges too", f"edges with {', '.join(ends)}"
+            raise UsageError("the node to remove still has edges", where=path, got=got, fix=fix)
         if any(v.node == self.node for v in p.outputs()):
             raise UsageError("the node is an output of the program", where=path, fix="e.set_outputs(...) first")
 
@@ -295,13 +259,6 @@ class RemoveNode(Edit):
             p.weights.drop(p.key(self.node))
         p.delete_node(self.node)
 
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "RemoveNode", "handle": handle_form(self.node), "path": p.path(self.node)}
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(r.program.node(record["path"]))
-
     def replaced(self, p: Program) -> tuple[str, ...]:
         return (p.key(self.node),) if p.op(self.node) in STORED else ()
 
@@ -310,15 +267,11 @@ class RemoveNode(Edit):
 class AddEdge(Edit):
     """Connect a value to a port, by an edge with the handle `edge`."""
 
-    packed = {"edge": "edge", "src": "value", "dst": "node", "port": "integer"}
+    packed = {"edge": f.NEW_EDGE, "src": f.VALUE, "dst": f.TARGET, "port": f.INTEGER}
     edge: EdgeId
     src: Value
     dst: NodeId
     port: int
-
-    @property
-    def issued(self) -> EdgeId:
-        return self.edge
 
     def check(self, p: Program) -> None:
         _check_value(p, self.src)
@@ -328,19 +281,12 @@ class AddEdge(Edit):
         if type(self.port) is not int or self.port < 0:
             raise UsageError("invalid port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
-            raise CapacityError(
-                "port number too large: a port has 31 bits, and a junction never reuses one",
-                where=p.path(dst),
-                expected=f"<= {MAX_PORT}",
-                got=self.port,
-                fix="sum the edges in another junction and connect that",
-            )
+            fix = "sum the edges in another junction and connect that"
+            what = "port number too large: a port has 31 bits, and a junction never reuses one"
+            raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
-            raise PortTaken(
-                "the port already has its edge",
-                where=f"{p.path(self.dst)}, port {self.port}",
-                fix="e.rewire(edge, new_src) replaces its source",
-            )
+            fix = "e.rewire(edge, new_src) replaces its source"
+            raise PortTaken("the port already has its edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
 
     def invert(self, p: Program) -> Edit:
         return RemoveEdge(self.edge)
@@ -349,20 +295,8 @@ class AddEdge(Edit):
         edge = p.insert_edge(self.src, self.dst, self.port, self.edge)
         assert edge == self.edge, "handles are issued in a fixed order"
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return (self.dst,)
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {
-            "edit": "AddEdge",
-            "handle": handle_form(self.edge),
-            "src": _value_form(p, self.src),
-            "dst": p.path(self.dst),
-            "port": self.port,
-        }
-
     @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+    def read(cls, r: RecordReader, record: f.Record) -> Edit:
         p = r.program
         dst, port = p.node(record["dst"]), forms.integer(record["port"])
         if p.is_junction(dst) and any(p.edge_port(e) == port for e in p.in_edges(dst)):
@@ -376,7 +310,7 @@ class AddEdge(Edit):
 class RemoveEdge(Edit):
     """Remove one edge; the others keep their ports."""
 
-    packed = {"edge": "edge"}
+    packed = {"edge": f.EDGE}
     edge: EdgeId
 
     def check(self, p: Program) -> None:
@@ -388,25 +322,12 @@ class RemoveEdge(Edit):
     def apply(self, p: Program) -> None:
         p.delete_edge(self.edge)
 
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {
-            "edit": "RemoveEdge",
-            "handle": handle_form(self.edge),
-            "src": _value_form(p, p.edge_value(self.edge)),
-            "dst": p.path(p.graph.target(self.edge)),
-            "port": p.edge_port(self.edge),
-        }
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(r.edge(record))
-
 
 @dataclass(frozen=True, slots=True)
 class Rewire(Edit):
     """Move an edge to another source; its handle and port stay."""
 
-    packed = {"edge": "edge", "src": "value"}
+    packed = {"edge": f.EDGE, "src": f.VALUE}
     edge: EdgeId
     src: Value
 
@@ -420,28 +341,12 @@ class Rewire(Edit):
     def apply(self, p: Program) -> None:
         p.move_edge(self.edge, self.src)
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return (p.graph.target(self.edge),)
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {
-            "edit": "Rewire",
-            "handle": handle_form(self.edge),
-            "dst": p.path(p.graph.target(self.edge)),
-            "port": p.edge_port(self.edge),
-            "src": _value_form(p, self.src),
-        }
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(r.edge(record), r.value(record["src"]))
-
 
 @dataclass(frozen=True, slots=True)
 class SetAttr(Edit):
     """Change attributes of a node; `attrs` holds all of them."""
 
-    packed = {"node": "node", "attrs": "attrs"}
+    packed = {"node": f.NODE, "attrs": f.ATTRS}
     node: NodeId
     attrs: Mapping[str, Any]
 
@@ -464,27 +369,12 @@ class SetAttr(Edit):
         complete = dict(self.attrs) if op in KINDS else get(op).complete(self.attrs)  # a dtype may be given by name
         p.update_node(self.node, attrs=complete)
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return (self.node,)
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {
-            "edit": "SetAttr",
-            "handle": handle_form(self.node),
-            "path": p.path(self.node),
-            "attrs": encode_attrs(self.attrs),
-        }
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(r.program.node(record["path"]), forms.attrs(record["attrs"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Rename(Edit):
     """Rename a node; its checkpoint key stays."""
 
-    packed = {"node": "node", "name": "text"}
+    packed = {"node": f.NODE, "name": f.TEXT}
     node: NodeId
     name: str
 
@@ -498,16 +388,6 @@ class Rename(Edit):
     def apply(self, p: Program) -> None:
         p.update_node(self.node, name=self.name)
 
-    def touches(self, p: Program) -> tuple[NodeId, ...]:
-        return (self.node,)
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Rename", "handle": handle_form(self.node), "path": p.path(self.node), "name": self.name}
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(r.program.node(record["path"]), record["name"])
-
 
 @dataclass(frozen=True, slots=True)
 class SetWeight(Edit):
@@ -516,7 +396,7 @@ class SetWeight(Edit):
     With `inplace` the values go into the present memory, unless a file or another owner holds that.
     """
 
-    packed = {"key": "text", "array": "array", "inplace": "flag"}
+    packed = {"key": f.TEXT, "array": f.ARRAY, "inplace": f.FLAG}
     key: str
     array: NDArray
     inplace: bool = False
@@ -532,12 +412,8 @@ class SetWeight(Edit):
     def check(self, p: Program) -> None:
         present = p.weights[self.key].spec  # raises UnknownNode
         if self.inplace and self.array.spec != present:
-            raise ShapeError(
-                "inplace=True cannot change the shape or dtype of a weight",
-                where=self.key,
-                expected=present,
-                got=self.array.spec,
-            )
+            what = "inplace=True cannot change the shape or dtype of a weight"
+            raise ShapeError(what, where=self.key, expected=present, got=self.array.spec)
 
     def invert(self, p: Program) -> Edit:
         present = p.weights.array(self.key)
@@ -560,12 +436,8 @@ class SetWeight(Edit):
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         return p.readers(self.key)
 
-    def to_json(self, p: Program) -> dict[str, Any]:
-        record = {"edit": "SetWeight", "key": self.key, "payload": payload_json(p.weights, self.array)}
-        return {**record, "inplace": True} if self.inplace else record
-
     @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
+    def read(cls, r: RecordReader, record: f.Record) -> Edit:
         present = r.program.weights.array(record["key"]).dtype
         return cls(record["key"], r.array(record["payload"], present), forms.flag(record.get("inplace", False)))
 
@@ -577,7 +449,7 @@ class SetWeight(Edit):
 class SetOutputs(Edit):
     """Declare the outputs of the program, by name and in order."""
 
-    packed = {"outputs": "outputs"}
+    packed = {"outputs": f.OUTPUTS}
     outputs: tuple[tuple[str, Value], ...]
 
     def check(self, p: Program) -> None:
@@ -590,19 +462,12 @@ class SetOutputs(Edit):
     def apply(self, p: Program) -> None:
         p.set_outputs(dict(self.outputs))
 
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "SetOutputs", "outputs": [[name, _value_form(p, value)] for name, value in self.outputs]}
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(tuple((name, r.value(v)) for name, v in record["outputs"]))
-
 
 @dataclass(frozen=True, slots=True)
 class Annotation(Edit):
     """A journal note on the reasons of an edit: `facts` about what `name` names. The program does not change."""
 
-    packed = {"name": "text", "facts": "attrs"}
+    packed = {"name": f.TEXT, "facts": f.ATTRS}
     name: str
     facts: Mapping[str, Any]
 
@@ -614,13 +479,6 @@ class Annotation(Edit):
 
     def apply(self, p: Program) -> None:
         pass
-
-    def to_json(self, p: Program) -> dict[str, Any]:
-        return {"edit": "Annotation", "name": self.name, "facts": encode_attrs(self.facts)}
-
-    @classmethod
-    def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        return cls(forms.text(record["name"]), forms.attrs(record["facts"]))
 
 
 def sort_weights(p: Program, edits: Iterable[Edit]) -> None:

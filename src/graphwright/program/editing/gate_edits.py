@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,34 +20,11 @@ from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.ops.axes import Product, atoms, known
+from graphwright.program import gates as g
 from graphwright.program.axes.solve_axes import AtomNotes, origin
 from graphwright.program.axes.units import Units, branches
 from graphwright.program.editing.replace import redirect
 from graphwright.program.errors import DeadGate, GateNotAllowed, NotZeroPreserving
-from graphwright.program.gates import (
-    CLOSED,
-    COST,
-    ELEMENT,
-    FREE,
-    FROZEN,
-    GENERATION,
-    GROUP,
-    KIND,
-    LEAST,
-    LOGITS,
-    NODE,
-    OPEN,
-    RESERVED,
-    RUN,
-    SLOT,
-    SOFT,
-    STATE,
-    TABLE,
-    TEMPERATURE,
-    between,
-    has_gates,
-    of_site,
-)
 from graphwright.program.kinds import KINDS as KINDS_OF_NODES
 from graphwright.program.kinds import PARAM
 from graphwright.program.op_graph import Value
@@ -57,18 +36,13 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 INITS = {
-    "scale": 0.0,
-    "sigmoid": 1.0,
-    "ste": float(np.log(9)),
-    "bernoulli": float(np.log(9)),
-    "concrete": 0.0,
-    "concrete_st": 0.0,
-    "hard_concrete": 2.5,
-    "choice": 0.0,
-}
+    "scale": 0.0, "sigmoid": 1.0, "ste": float(np.log(9)), "bernoulli": float(np.log(9)), "concrete": 0.0,
+    "concrete_st": 0.0, "hard_concrete": 2.5, "choice": 0.0,
+}  # fmt: skip
 """Initial logits per kind: a scale adds nothing at first, a hard concrete gate is exactly open in evaluation."""
 HARD_CONCRETE_T = 2 / 3
 Cost = str | float | Sequence[float]
+_Place = tuple[Value, int, tuple[EdgeId, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +73,9 @@ class _Request:
 
 
 def gate(
-    e: Transaction,
-    target: Any,
-    kind: str = "hard_concrete",
-    *,
-    init: Any = None,
-    group: str | None = None,
+    e: Transaction, target: Any, kind: str = "hard_concrete", *, init: Any = None, group: str | None = None,
     cost: Cost = "params",
-) -> Any:
+) -> Any:  # fmt: skip
     """Multiply messages, units, layers or a node's result by a trained gate.
 
     Args:
@@ -148,9 +117,8 @@ def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], b
         return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):
         target.check_nonempty()
-        return [
-            r for name, ids in target.chosen.items() for r in _unit_requests(e, name, ids, target.sizes[name])
-        ], True
+        chosen = target.chosen.items()
+        return [r for name, ids in chosen for r in _unit_requests(p, name, ids, target.sizes[name])], True
     if isinstance(target, Sequence) and not isinstance(target, str | Value | NodeId | EdgeId):
         return [_request(p, t) for t in target], True
     return [_request(p, target)], False
@@ -162,64 +130,52 @@ def _request(p: Program, target: Any) -> _Request:
         return _Request((_edge_site(p, edge, None),), 1, lambda: _edge_cost(p, [edge]))
     value = p.value(target)
     if p.op(value.node) in KINDS_OF_NODES or not p.spec(value).dtype.is_float:
-        raise GateNotAllowed(
-            "only the floating result of an op can be gated",
-            where=p.path(value),
-            got=f"{p.op(value.node)} {p.spec(value)}",
-        )
+        what, got = "only the floating result of an op can be gated", f"{p.op(value.node)} {p.spec(value)}"
+        raise GateNotAllowed(what, where=p.path(value), got=got)
     readers = tuple(edge for edge in p.out_edges(value.node) if p.edge_value(edge) == value)
     site = _Site(value, None, readers, value in p.outputs(), f"{p.path(value)}.gate")
-    return _Request((site,), 1, lambda: _edge_cost(p, list(readers)))
+    return _Request((site,), 1, lambda: _edge_cost(p, readers))
 
 
 def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
     target = p.graph.target(edge)
     value = p.edge_value(edge)
     if not p.is_junction(target):
-        raise GateNotAllowed(
-            "only an edge into a junction can be gated: an op needs every operand",
-            where=p.path(edge),
-            fix='e.insert(edge, "junction") adds a junction; or gate the node or its units',
-        )
-    if of_site(p, value.node) is not None:
+        fix = 'e.insert(edge, "junction") adds a junction; or gate the node or its units'
+        what = "only an edge into a junction can be gated: an op needs every operand"
+        raise GateNotAllowed(what, where=p.path(edge), fix=fix)
+    if g.of_site(p, value.node) is not None:
         raise GateNotAllowed("the edge has a gate already", where=p.path(edge), fix="e.ungate(gate) first")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
 
-def _unit_requests(e: Transaction, name: str, ids: Sequence[int], size: int) -> list[_Request]:
-    p, found = e.program, e.program.axes()
+def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list[_Request]:
+    found, requests = p.axes(), []
     if name not in found:
-        return [_layer_request(p, f"{name}.{number}", edges) for number, edges in branches(p, name, ids, size)]
+        for number, edges in branches(p, name, ids, size):
+            sites = tuple(_Site(p.edge_value(x), None, (x,), False, f"{name}.{number}.gate") for x in edges)
+            requests.append(_Request(sites, 1, partial(_edge_cost, p, edges)))
+        return requests
     group = found[name]
     if group.frozen:
         raise GateNotAllowed("units of a frozen axis cannot be removed", where=name, got=group.frozen[0])
     scores, decided = _scores(p, group)
     if any(node not in decided for node in _mixed(group)):
-        raise NotZeroPreserving(
-            "setting a unit of this axis to zero does not remove it", where=name, got=group.mixed[0],
-            fix="gate the layer, or units of an earlier axis",
-        )  # fmt: skip
+        what, fix = "setting a unit of this axis to zero does not remove it", "gate the layer, or an earlier axis"
+        raise NotZeroPreserving(what, where=name, got=group.mixed[0], fix=fix)
     if len(ids) != group.size:
-        raise GateNotAllowed("only all units of an axis can be gated", where=name, expected=f"all {group.size}",
-                             got=len(ids))  # fmt: skip
-    dims = group.axes.solution.dims
+        expected = f"all {group.size}"
+        raise GateNotAllowed("only all units of an axis can be gated", where=name, expected=expected, got=len(ids))
+    terms = group.axes.solution.dims
     sites = [
-        _Site(value, dim, readers, False, f"{name}.gate", term=dims[value][dim])
-        for value, dim, readers in _before_sums(p, group, decided)
-    ]
-    sites += [
-        _Site(value, dim, (edge,), False, f"{name}.gate", term=dims[value][dim], log=True)
-        for value, dim, edge in scores
+        _Site(value, dim, readers, False, f"{name}.gate", term=terms[value][dim], log=log)
+        for log, places in ((False, _before_sums(p, group, decided)), (True, scores))
+        for value, dim, readers in places
     ]
     if not sites:
         raise GateNotAllowed("no sum reads the axis", where=name)
-    return [_Request(tuple(sites), group.size, lambda: _axis_cost(p, group), group.atoms)]
-
-
-def _layer_request(p: Program, path: str, edges: Sequence[EdgeId]) -> _Request:
-    sites = tuple(_Site(p.edge_value(edge), None, (edge,), False, f"{path}.gate") for edge in edges)
-    return _Request(sites, 1, lambda: _edge_cost(p, list(edges)))
+    return [_Request(tuple(sites), group.size, partial(_axis_cost, p, group), group.atoms)]
 
 
 def _mixed(group: AxisGroup) -> list[NodeId]:
@@ -228,7 +184,7 @@ def _mixed(group: AxisGroup) -> list[NodeId]:
     return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
 
-def _scores(p: Program, group: AxisGroup) -> tuple[list[tuple[Value, int, EdgeId]], set[NodeId]]:
+def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
     """(scores, dimension, edge) of each softmax over the axis, and all descendants of these softmaxes.
 
     A score of -∞ removes its unit there: the weight is 0, and ops that sort or count weights never choose it.
@@ -241,19 +197,17 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[tuple[Value, int, EdgeId
             terms = group.axes.solution.dims[value]
             dim = p.attrs(node)["axis"] % len(terms)
             if tuple(atoms(terms[dim])) == group.atoms:
-                found.append((value, dim, edge))
-    return found, p.dependents([p.graph.target(edge) for _, _, edge in found])
+                found.append((value, dim, (edge,)))
+    return found, p.dependents([p.graph.target(edge) for _, _, (edge,) in found])
 
 
-def _before_sums(
-    p: Program, group: AxisGroup, decided: Collection[NodeId]
-) -> list[tuple[Value, int, tuple[EdgeId, ...]]]:
+def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
     """(value, dimension, edges that read it) before each sum over the axis that no softmax decides.
 
     Where no dimension of the value is exactly the axis, it is the dimension that contains the units.
     """
     solution = group.axes.solution
-    found: dict[tuple[Value, int], list[EdgeId]] = {}
+    found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
     for node, ends in dict.fromkeys(s for atom in group.atoms for s in solution.notes.get(atom, AtomNotes()).summed):
         if node in decided:
             continue
@@ -263,12 +217,9 @@ def _before_sums(
             raise GateNotAllowed("a sum over the axis reads only weights", where=f"{group.name}, {p.path(node)}")
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
-        better = _exact(p, group, value)
-        if better is not None:
+        if (better := _exact(p, group, value)) is not None:
             value, dim, edge = *better, p.out_edges(better[0].node)[0]
-        readers = found.setdefault((value, dim), [])
-        if edge not in readers:
-            readers.append(edge)
+        found.setdefault((value, dim), {})[edge] = None
     return [(value, dim, tuple(readers)) for (value, dim), readers in found.items()]
 
 
@@ -300,9 +251,9 @@ def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.nd
     for key, dims in group.slices(0).items():  # a unit is one index of each atom: all have as many entries
         if key in each:
             here = {a for term in group.axes.weights[key] for a in atoms(term)}
-            sharing = np.prod([known(a) for a in group.atoms if a not in here])
-            rest = np.prod([n for d, n in enumerate(p.weights[key].shape) if d not in dims])
-            cost += each[key] * rest * np.prod([len(i) for i in dims.values()]) / sharing
+            sharing = prod(known(a) for a in group.atoms if a not in here)
+            rest = prod(n for d, n in enumerate(p.weights[key].shape) if d not in dims)
+            cost += each[key] * rest * prod(map(len, dims.values())) / sharing
     return np.full(group.size, cost)
 
 
@@ -321,7 +272,7 @@ def removed_with(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
 
 
 def _axis_cost(p: Program, group: AxisGroup) -> np.ndarray:
-    cost = unit_costs(p, group, {p.key(n): 1.0 for n in p.params() if p.key(n) not in RESERVED})
+    cost = unit_costs(p, group, {p.key(n): 1.0 for n in p.params() if p.key(n) not in g.RESERVED})
     return np.maximum(np.round(cost), 1).astype(np.int64)
 
 
@@ -350,53 +301,43 @@ def _make(
     name = group if group is not None else "hard_concrete" if kind == "hard_concrete" else "default"
     costs = _costs(cost, requests)
     wide = all(p.spec(r.sites[0].value).dtype is float64 for r in requests)
-    if not has_gates(p):
-        _add_gates_node(e, wide)
-    node = p.node(NODE)
+    if not g.has_gates(p):
+        empty = np.zeros(0, "float64" if wide else "float32")
+        logits, table = e.param(g.LOGITS, empty), e.const(g.TABLE, np.zeros((0, len(COLUMNS)), np.int64))
+        temperature, run = e.state(g.TEMPERATURE, empty), e.state(g.RUN, np.zeros(3, np.int64))
+        e.add("gate", logits, table, temperature, run, name=g.NODE, sizes=())
+    node = p.node(g.NODE)
     sizes, groups = list(p.attrs(node)["sizes"]), list(p.attrs(node)["groups"])
     if name not in groups:
         groups.append(name)
-        temperatures = p.weights[TEMPERATURE].data.to_numpy()
-        e.set_weight(TEMPERATURE, np.append(temperatures, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
-    logits = list(np.split(p.weights[LOGITS].data.to_numpy(), np.cumsum(sizes)[:-1])) if sizes else []
-    rows = list(np.split(p.weights[TABLE].data.to_numpy(), np.cumsum(sizes)[:-1])) if sizes else []
-    free = {}
-    for port, part in enumerate(rows):
-        if len(part) and part[0, STATE] == FREE:
-            free.setdefault(len(part), []).append(port)
+        temperatures = p.weights[g.TEMPERATURE].data.to_numpy()
+        e.set_weight(g.TEMPERATURE, np.append(temperatures, HARD_CONCRETE_T if kind == "hard_concrete" else 1.0))
+    parts = (p.weights[key].data.to_numpy() for key in (g.LOGITS, g.TABLE))
+    logits, rows = (np.split(part, np.cumsum(sizes)[:-1]) if sizes else [] for part in parts)
+    free = [port for port, part in enumerate(rows) if len(part) and part[0, g.STATE] == g.FREE]
     ports, at = [], 0
     for r in requests:
-        reused = free[r.length].pop(0) if free.get(r.length) else None
+        reused = next((port for port in free if sizes[port] == r.length), None)
+        free = [port for port in free if port != reused]
         port = len(sizes) if reused is None else reused
-        generation = 0 if reused is None else int(rows[port][0, GENERATION]) + 1
+        generation = 0 if reused is None else int(rows[port][0, g.GENERATION]) + 1
         row = np.zeros((r.length, len(COLUMNS)), np.int64)
-        row[:, [KIND, GROUP, STATE, SLOT, GENERATION]] = KINDS.index(kind), groups.index(name), SOFT, port, generation
-        row[:, ELEMENT], row[:, COST] = np.arange(r.length), costs[at : at + r.length]
+        row[:, [g.KIND, g.GROUP, g.STATE]] = KINDS.index(kind), groups.index(name), g.SOFT
+        row[:, [g.SLOT, g.GENERATION]] = port, generation
+        row[:, g.ELEMENT], row[:, g.COST] = np.arange(r.length), costs[at : at + r.length]
         if reused is None:
             sizes.append(r.length)
-            logits.append(inits[at : at + r.length])
-            rows.append(row)
-        else:
-            logits[port], rows[port] = inits[at : at + r.length], row
+        logits[port : port + 1], rows[port : port + 1] = [inits[at : at + r.length]], [row]
         ports.append(port)
         at += r.length
-    e.set_weight(LOGITS, np.concatenate(logits))
-    e.set_weight(TABLE, np.concatenate(rows))
+    e.set_weight(g.LOGITS, np.concatenate(logits))
+    e.set_weight(g.TABLE, np.concatenate(rows))
     if sizes != list(p.attrs(node)["sizes"]) or groups != list(p.attrs(node)["groups"]):
         e.set_attr(node, sizes=tuple(sizes), groups=tuple(groups))
     for value in dict.fromkeys([Value(node), *(site.value for r in requests for site in r.sites)]):
         if value.node in e.touched:
             e.spec(value)
     return [_add_sites(e, r, Value(node, port)) for r, port in zip(requests, ports, strict=True)]
-
-
-def _add_gates_node(e: Transaction, wide: bool) -> None:
-    kind = "float64" if wide else "float32"
-    logits = e.param(LOGITS, np.zeros(0, kind))
-    table = e.const(TABLE, np.zeros((0, len(COLUMNS)), np.int64))
-    temperature = e.state(TEMPERATURE, np.zeros(0, kind))
-    run = e.state(RUN, np.zeros(3, np.int64))
-    e.add("gate", logits, table, temperature, run, name=NODE, sizes=())
 
 
 def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs: Any) -> Value:
@@ -409,7 +350,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
     for at in request.sites:
         value, spec, factor = at.value, p.spec(at.value), part
         if at.log:
-            factor = _put(e, "clamp", [factor], f"{at.name}.least", low=LEAST, high=None)
+            factor = _put(e, "clamp", [factor], f"{at.name}.least", low=g.LEAST, high=None)
             factor = _put(e, "log", [factor], f"{at.name}.log")
         if spec.dtype is not p.spec(part).dtype:
             factor = _put(e, "cast", [factor], f"{at.name}.cast", dtype=spec.dtype)
@@ -436,8 +377,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
         start = next((i for i in range(len(made)) if made[i : i + len(group)] == group), None)
         if start is None or len(parts) != len(made):
             raise GateNotAllowed("the units are not adjacent in this dimension", where=at.name)
-        before, after = (int(np.prod([known(t) for t in side])) for side in
-                         (parts[:start], parts[start + len(group) :]))  # fmt: skip
+        before, after = (prod(map(known, side)) for side in (parts[:start], parts[start + len(group) :]))
         factor = _put(e, "unsqueeze", [factor], f"{at.name}.apart", axes=(0, 2))
         shape = (before, p.spec(factor).shape[1], after)
         factor = _put(e, "expand", [factor], f"{at.name}.repeated", shape=shape)
@@ -461,7 +401,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
 def release(e: Transaction, site: NodeId) -> None:
     """Remove an unread site, and free its slot if it was the last site of the gate."""
     p = e.program
-    part, nodes = of_site(p, site), between(p, site)
+    part, nodes = g.of_site(p, site), g.between(p, site)
     assert part is not None
     e.remove(site)
     for node in nodes:
@@ -469,27 +409,26 @@ def release(e: Transaction, site: NodeId) -> None:
             e.remove(node)
     if any(p.edge_value(edge) == part for edge in p.out_edges(part.node)):
         return
-    sizes = p.attrs(part.node)["sizes"]
+    sizes, table = p.attrs(part.node)["sizes"], p.weights[g.TABLE].data.to_numpy().copy()
     start = sum(sizes[: part.port])
-    table = p.weights[TABLE].data.to_numpy().copy()
-    table[start : start + sizes[part.port], STATE] = FREE
-    if (table[:, STATE] == FREE).all():
-        e.remove([NODE, LOGITS, TABLE, TEMPERATURE, RUN])
+    table[start : start + sizes[part.port], g.STATE] = g.FREE
+    if (table[:, g.STATE] == g.FREE).all():
+        e.remove([g.NODE, g.LOGITS, g.TABLE, g.TEMPERATURE, g.RUN])
         return
-    e.set_weight(TABLE, table)
+    e.set_weight(g.TABLE, table)
 
 
 def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -> None:
     """Fix a gate, or some of its elements: `open` at 1, `closed` at 0, `frozen` at its value; `soft` trains it."""
     p = e.program
     found = p.gates()[p.node(handle)]
-    code = {"soft": SOFT, "open": OPEN, "closed": CLOSED, "frozen": FROZEN}.get(state)
+    code = {"soft": g.SOFT, "open": g.OPEN, "closed": g.CLOSED, "frozen": g.FROZEN}.get(state)
     if code is None:
         raise UsageError("unknown state of a gate", expected="soft, open, closed, frozen", got=state)
-    table = p.weights[TABLE].data.to_numpy().copy()
+    table = p.weights[g.TABLE].data.to_numpy().copy()
     rows = table[found.span]
-    rows[slice(None) if elements is None else elements, STATE] = code
-    if found.kind == "choice" and (rows[:, STATE] == CLOSED).all():
+    rows[slice(None) if elements is None else elements, g.STATE] = code
+    if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
         raise GateNotAllowed("a choice needs one option that is not closed", where=found.owner)
-    if not np.array_equal(rows[:, STATE], found.rows[:, STATE]):
-        e.set_weight(TABLE, table)
+    if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
+        e.set_weight(g.TABLE, table)

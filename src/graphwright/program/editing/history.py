@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.variable import share
@@ -48,7 +49,7 @@ class History:
         self._before_edit: dict[int, tuple[Variable, NDArray, bool]] = {}  # by id: variable, array, shared flag
         self._expected: dict[int, NDArray] = {}  # by id of the variable: the array, unless it is trained in the edit
         self._private: dict[int, NDArray] = {}  # by id of the variable: memory that only the open edit holds
-        self._lock: Any = None
+        self._lock = ExitStack()
         self._hash_before = ""
 
     # -- an edit -----------------------------------------------------------------------------------------------------
@@ -59,14 +60,10 @@ class History:
         """
         p = self.program
         _check_writable(p)
-        lock = p.graph.locked()
-        lock.__enter__()
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(p.graph.locked())
             self._hash_before = p.state_hash()
-        except BaseException:
-            lock.__exit__(None, None, None)
-            raise
-        self._lock, self.open = lock, transaction
+            self._lock, self.open = stack.pop_all(), transaction
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._before_edit = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
         self._expected = {number: array for number, (_, array, _) in self._before_edit.items()}
@@ -92,11 +89,7 @@ class History:
         return before is array and not shared
 
     def collect_trained(self, transaction: Transaction, keys: Iterable[str] | None = None) -> None:
-        """Add a `SetWeight` for each weight that was trained inside the edit; the array from before is its undo.
-
-        Args:
-            keys: of the weights to look at; by default all.
-        """
+        """Add a `SetWeight` for each weight (or each of `keys`) that was trained inside the edit."""
         weights, expected = self.program.weights, self._expected
         pairs = weights.items() if keys is None else [(key, weights[key]) for key in keys]
         trained = [(key, v) for key, v in pairs if v.data is not expected.get(id(v), v.data)]
@@ -121,32 +114,23 @@ class History:
         undo = None
         if t.keep_undo:
             specs = {n: (old, p.specs(n) if n in p.graph else old) for n, old in t.specs_before.items()}
-            undo = Undo(
-                tuple(d[0] for d in t.done),
-                tuple(d[1] for d in reversed(t.done)),
-                specs,
-                (t.valid_before, p.valid),
-                t.relabelled[::-1],
-            )
-        entry = p.journal.append(
-            undo=undo,
-            cone=tuple(n for n in t.cone if n in p.graph),
-            why=t.why,
-            author=t.author,
-            tool=t.tool,
-            line=t.line,
-            base_version=p.version,
-            edits=[d[2] for d in t.done],
-            before=self._hash_before,
-            after=p.state_hash(),
-            warnings=t.warnings,
-        )
-        p.version += 1
+            forward, inverse = tuple(d[0] for d in t.done), tuple(d[1] for d in reversed(t.done))
+            undo = Undo(forward, inverse, specs, (t.valid_before, p.valid), t.relabelled[::-1])
+        facts = {"why": t.why, "author": t.author, "tool": t.tool, "line": t.line, "warnings": t.warnings}
+        entry = self._append(undo, t.cone, self._hash_before, [d[2] for d in t.done], **facts)
         self.undoable.append(entry)
         if self.redoable:
             undos = [e.undo for e in self.redoable if e.undo is not None]
             p.tombstones.forget(h for undo in undos for edit in undo.forward if (h := edit.issued) is not None)
             self.redoable.clear()
+        return entry
+
+    def _append(self, undo: Undo | None, cone: Iterable[NodeId], before: str, edits: list[Any], **facts: Any) -> Entry:
+        """Add an entry for the step from the state `before` to the present one, which is a new version."""
+        p = self.program
+        facts |= {"base_version": p.version, "edits": edits, "before": before, "after": p.state_hash()}
+        entry = p.journal.append(undo=undo, cone=tuple(n for n in cone if n in p.graph), **facts)
+        p.version += 1
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
@@ -166,7 +150,7 @@ class History:
         self._before_edit, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)
-        self._lock.__exit__(None, None, None)
+        self._lock.close()
 
     def notify(self, entry: Entry) -> None:
         """Call the listeners with an entry."""
@@ -227,22 +211,9 @@ class History:
         p.valid = undo.valid[0 if back else 1]
         p.find_back_edges(p.valid)
         other.append(stack.pop())
-        facts = {"undoes" if back else "redoes": entry.seq}
-        made = p.journal.append(
-            undo=None,
-            cone=tuple(n for n in cone | undo.specs if n in p.graph),
-            why=f"{'undo' if back else 'redo'}: {entry.why}",
-            author="human",
-            tool=None,
-            line=None,
-            base_version=p.version,
-            edits=records,
-            before=before,
-            after=p.state_hash(),
-            warnings=(),
-            **facts,
-        )
-        p.version += 1
+        facts = {"why": f"{'undo' if back else 'redo'}: {entry.why}", "author": "human", "tool": None, "line": None}
+        facts |= {"warnings": (), "undoes" if back else "redoes": entry.seq}
+        made = self._append(None, cone | undo.specs, before, records, **facts)
         self.spill.entered(undo)
         return made
 
@@ -263,15 +234,12 @@ class History:
         """Return the number of entries to undo to get the state after entry `seq`. Raises: NotUndoable."""
         if seq == -1:
             return len(self.undoable)
-        below = [e.seq for e in self.undoable]
+        below = [e.seq for e in reversed(self.undoable)]
         if seq in below:
-            return len(below) - 1 - below.index(seq)
+            return below.index(seq)
         undone = any(e.seq == seq for e in self.redoable)
-        raise NotUndoable(
-            "this state was undone" if undone else "this state is not on the current branch of the history",
-            where=where,
-            fix="p.redo() to it" if undone else None,
-        )
+        what = "this state was undone" if undone else "this state is not on the current branch of the history"
+        raise NotUndoable(what, where=where, fix="p.redo() to it" if undone else None)
 
     def rollback(self, name: str) -> int:
         """Undo to a mark; returns the number of undone entries."""
@@ -302,15 +270,14 @@ class History:
 
     def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
         """Return what a deleted handle named and the entry that removed it, if the journal has it."""
-        kind = "RemoveEdge" if isinstance(handle, EdgeId) else "RemoveNode"
         here = [] if self.open is None else [("this edit", [d[2] for d in self.open.done])]
         past = ((f"entry {e.seq}: {e.why}", e.edits) for e in reversed(self.program.journal))
-        for by, records in (*here, *past):
-            for record in reversed(records):
-                if record["edit"] == kind and record["handle"] == [handle.index, handle.generation]:
-                    if kind == "RemoveNode":
-                        return record["path"], by
-                    return f"{record['src']['path']} -> {record['dst']}, port {record['port']}", by
+        for by, r in ((by, r) for by, records in (*here, *past) for r in reversed(records)):
+            if r.get("handle") == [handle.index, handle.generation]:
+                if r["edit"] == "RemoveNode" and isinstance(handle, NodeId):
+                    return r["path"], by
+                if r["edit"] == "RemoveEdge" and isinstance(handle, EdgeId):
+                    return f"{r['src']['path']} -> {r['dst']}, port {r['port']}", by
         return None, None
 
 
@@ -323,18 +290,14 @@ def _check_undo(entry: Entry) -> Undo:
     """Return the undo of an entry if all its bytes are still there. Raises: NotUndoable."""
     where = f"entry {entry.seq}: {entry.why}"
     if entry.undo is None:
-        raise NotUndoable(
-            "no undo was stored for this entry", where=where, fix="edit(keep_undo=True), and save(history='full')"
-        )
+        fix = "edit(keep_undo=True), and save(history='full')"
+        raise NotUndoable("no undo was stored for this entry", where=where, fix=fix)
     for array in entry.undo.arrays():
         if array.storage.readonly:
             try:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
-                raise NotUndoable(
-                    "the bytes needed to undo this entry are gone",
-                    where=where,
-                    got=error.what if error.where is None else f"{error.where}: {error.what}",
-                    fix="restore the file",
-                ) from error
+                got = error.what if error.where is None else f"{error.where}: {error.what}"
+                what = "the bytes needed to undo this entry are gone"
+                raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo

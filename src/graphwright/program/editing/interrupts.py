@@ -1,9 +1,7 @@
 """Deferred Ctrl-C: half a primitive edit could not be rolled back, so interrupts wait until it is complete.
 
-Python raises KeyboardInterrupt between any two instructions of the main thread. In a `defer_interrupts()` block a
-handler records the signal instead; it is raised when the outermost block is left. Other threads receive no signals. An
-open edit keeps the handler installed between its blocks, where it raises at once, so that an edit of many primitives
-installs it once.
+In a `defer_interrupts()` block a handler records the signal, which is raised when the outermost block is left. Other
+threads receive no signals. An open edit keeps the handler installed between its blocks, where it raises at once.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from graphwright.graph.chain import Chain
+from graphwright.graph.chain import Chain, Link
+from graphwright.program.errors import ReplayConflict
 
 if TYPE_CHECKING:
     from graphwright.array import NDArray, Spec
@@ -106,6 +107,24 @@ class Entry:
         return f"{self.seq:>4}  {self.time[11:19]}  {self.author:<9} {len(self.edits):>3} {edits}  {self.why}{kind}"
 
 
+def in_force(entries: Sequence[Entry]) -> list[Entry]:
+    """Return the entries that are not undone, in order. Raises: ReplayConflict if one undoes an entry not given."""
+    stack: list[Entry] = []
+    known = {e.seq: e for e in entries}
+    for entry in entries:
+        other = entry.undoes if entry.undoes is not None else entry.redoes
+        if other is None:
+            stack.append(entry)
+        elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
+            what = "the entry undoes or redoes one that is not replayed"
+            raise ReplayConflict(what, where=f"entry {entry.seq}", got=f"entry {other}")
+        elif entry.undoes is not None:
+            stack.pop()
+        else:
+            stack.append(known[other])
+    return stack
+
+
 _FIELDS = tuple(name for name in Entry.__slots__ if name not in ("undo", "cone"))
 
 
@@ -113,14 +132,16 @@ def _as_json(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def _entry(link: Link, undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
+    return Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo, cone)
+
+
 class Journal(Sequence[Entry]):
     """Entries in order, as a hash chain; `hash` is that of the last entry and identifies the whole history."""
 
     def __init__(self, chain: Chain | None = None) -> None:
         self.chain = Chain() if chain is None else chain
-        self._entries = [
-            Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}) for link in self.chain.links
-        ]
+        self._entries = [_entry(link) for link in self.chain.links]
 
     def __getitem__(self, index: Any) -> Any:
         return self._entries[index]
@@ -142,17 +163,11 @@ class Journal(Sequence[Entry]):
 
     def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
         """Add an entry made of facts; seq, time, prev and hash are filled in here."""
-        body = {
-            "undoes": None,
-            "redoes": None,
-            **facts,
-            "seq": len(self._entries),
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        }
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries), "time": time}
         link = self.chain.append({name: _as_json(body[name]) for name in _FIELDS if name in body})
-        entry = Entry.from_json({**link.entry, "prev": link.prev, "hash": link.hash}, undo, cone)
-        self._entries.append(entry)
-        return entry
+        self._entries.append(_entry(link, undo, cone))
+        return self._entries[-1]
 
     def verify(self) -> None:
         """Raises: JournalCorrupt naming the first line whose hash does not follow from the line before."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.ops import OPS, call
+from graphwright.ops import OPS
+from graphwright.ops.expansion import Arithmetic
 from graphwright.program.errors import BoundaryMismatch, NotConvex
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STORED
 from graphwright.program.op_graph import OpGraph, Ref, Value
@@ -34,13 +35,8 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
     order = sorted(inside, key=p.order_labels.key)
     outputs = set(p.outputs())
     enters = dict.fromkeys(v for n in order for v in p.operands(n) if v.node not in inside)
-    leaves = dict.fromkeys(
-        value
-        for n in order
-        for port in range(len(p.specs(n)))
-        for value in [Value(n, port)]
-        if value in outputs or any(m not in inside for m in p.consumers(value))
-    )
+    results = [Value(n, port) for n in order for port in range(len(p.specs(n)))]
+    leaves = [v for v in results if v in outputs or any(m not in inside for m in p.consumers(v))]
     # a tied weight may be read anywhere: it has no operands through which a path could come back
     after = {m for n in order if p.op(n) not in SOURCES for m in p.graph.successors(n)} - inside
     stack, seen = list(after), set(after)
@@ -48,16 +44,12 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
         here = stack.pop()
         for m in p.graph.successors(here):
             if m in inside:
-                raise NotConvex(
-                    "a path leaves the selection and comes back",
-                    where=p.path(here),
-                    got=p.path(m),
-                    fix="selection.between(selection) adds the nodes on such paths",
-                )
+                fix, got = "selection.between(selection) adds the nodes on such paths", p.path(m)
+                raise NotConvex("a path leaves the selection and comes back", where=p.path(here), got=got, fix=fix)
             if m not in seen:
                 seen.add(m)
                 stack.append(m)
-    return list(enters), list(leaves)
+    return list(enters), leaves
 
 
 def _pairs(
@@ -69,12 +61,10 @@ def _pairs(
     elif len(inner) == len(outer):
         pairs = dict(zip(inner, outer, strict=True))
     else:
-        raise BoundaryMismatch(
-            f"the subprogram has {len(inner)} {side}, the selection {len(outer)}",
-            expected=[f"{p.path(v)} {p.spec(v)}" for v in outer],
-            got=[f"{n} {s}" for n, s in inner.items()],
-            fix="match={name: node, ...}",
-        )
+        fix = "match={name: node, ...}"
+        expected = [f"{p.path(v)} {p.spec(v)}" for v in outer]
+        what = f"the subprogram has {len(inner)} {side}, the selection {len(outer)}"
+        raise BoundaryMismatch(what, expected=expected, got=[f"{n} {s}" for n, s in inner.items()], fix=fix)
     wrong = [f"{n}: {inner[n]} against {p.path(v)} {p.spec(v)}" for n, v in pairs.items() if inner[n] != p.spec(v)]
     if wrong:
         raise BoundaryMismatch(f"the specs of the {side} differ", got="; ".join(wrong))
@@ -82,10 +72,7 @@ def _pairs(
 
 
 def replace(
-    e: Transaction,
-    selection: Selection | Sequence[NodeId],
-    subprogram: Program,
-    match: Mapping[str, Ref] | None = None,
+    e: Transaction, selection: Selection | Sequence[NodeId], subprogram: Program, match: Mapping[str, Ref] | None = None
 ) -> dict[str, NodeId]:
     """Replace a selection by another program.
 
@@ -97,7 +84,7 @@ def replace(
     Returns: name in the subprogram -> new node. Raises: NotConvex; BoundaryMismatch with both sides.
     """
     p, sub = e.program, subprogram
-    nodes = p.nodes_of(selection)
+    nodes = list(dict.fromkeys(p.nodes_of(selection)))
     if not isinstance(sub, OpGraph):
         raise BoundaryMismatch("the replacement is not a program", got=repr(sub)[:80])
     enters, leaves = boundary(p, nodes)
@@ -107,34 +94,30 @@ def replace(
         enters = [v for v in enters if p.op(v.node) not in STORED]
     feed = _pairs(inputs, enters, match, p, "inputs")
     result = _pairs(outputs, leaves, match, p, "outputs")
-    old_names = {p.path(n): n for n in nodes}
-    for name, node in old_names.items():  # free the names that the subprogram uses
-        if name in {sub.path(n) for n in sub.nodes()}:
-            e.rename(node, p.free_name(f"{name}.replaced"))
+    used = {sub.path(n) for n in sub.nodes()}
+    for node in nodes:  # free the names that the subprogram uses
+        if p.path(node) in used:
+            e.rename(node, p.free_name(f"{p.path(node)}.replaced"))
     values: dict[Value, Value] = {Value(sub.node(name)): value for name, value in feed.items()}
     made: dict[str, NodeId] = {}
     for node in sub.order():
         if sub.op(node) == INPUT:
             continue
-        if (same := _same_weight(p, sub, node, old_names.values())) is not None:
+        if (same := _same_weight(p, sub, node, nodes)) is not None:
             values[Value(node)] = Value(same)
             continue
         made[sub.path(node)] = fresh = _copy(e, sub, node, values)
         for port in range(len(sub.specs(node))):
             values[Value(node, port)] = Value(fresh, port)
-    redirect(e, {old: values[sub.output(name)] for name, old in result.items()}, skip=old_names.values())
-    e.remove([n for n in sorted(old_names.values(), key=p.order_labels.key, reverse=True)])
+    redirect(e, {old: values[sub.output(name)] for name, old in result.items()}, skip=nodes)
+    e.remove(sorted(nodes, key=p.order_labels.key, reverse=True))
     return made
 
 
 def redirect(
-    e: Transaction,
-    moved: Mapping[Value, Value],
-    *,
-    edges: Iterable[EdgeId] | None = None,
-    skip: Collection[NodeId] = (),
-    outputs: bool = True,
-) -> None:
+    e: Transaction, moved: Mapping[Value, Value], *, edges: Iterable[EdgeId] | None = None,
+    skip: Collection[NodeId] = (), outputs: bool = True,
+) -> None:  # fmt: skip
     """Rewire the readers of values to other values; the node of a new value goes on reading the old one.
 
     Args:
@@ -256,16 +239,14 @@ def _expand(e: Transaction, old: NodeId) -> list[NodeId]:
     results = expansion.run(row, [_Term(expansion, v, p.spec(v)) for v in p.operands(old)], attrs)
     redirect(e, {Value(old, port): term.value for port, term in enumerate(results)})
     e.remove(old)
-    outputs = {v.node for v in p.outputs()}
-    kept = []
+    first = results[0].value.node
+    needed = {first, *(v.node for v in p.outputs())}
     for node in reversed(expansion.made):  # the code of an unread result is dead
-        if p.out_edges(node) or node in outputs or node == results[0].value.node:
-            kept.append(node)
-        else:
+        if not p.out_edges(node) and node not in needed:
             e.remove(node)
-    if results[0].value.node in expansion.made:
-        e.rename(results[0].value.node, path)
-    return kept[::-1]
+    if first in expansion.made:
+        e.rename(first, path)
+    return [node for node in expansion.made if node in p.graph]
 
 
 class _Expansion:
@@ -290,60 +271,21 @@ class _Expansion:
 
     def number(self, value: float, kind: DType) -> Value:
         """Return a const of one number, one node per number and dtype."""
-        known = self._numbers.get((repr(value), kind))
-        if known is None:
+        if (repr(value), kind) not in self._numbers:
             name = self.e.program.free_name(f"{self.path}.const")
-            node = self.e.const(name, as_array(np.asarray(value), kind))
-            self.made.append(node)
-            known = self._numbers[repr(value), kind] = Value(node)
-        return known
+            self.made.append(self.e.const(name, as_array(np.asarray(value), kind)))
+            self._numbers[repr(value), kind] = Value(self.made[-1])
+        return self._numbers[repr(value), kind]
 
 
-class _Term:
+class _Term(Arithmetic):
     """A symbolic value for the code of an expansion: arithmetic on it adds nodes."""
 
-    __slots__ = ("expansion", "spec", "value")
-
     def __init__(self, expansion: _Expansion, value: Value, spec: Spec) -> None:
-        self.expansion, self.value, self.spec = expansion, value, spec
+        self.expansion, self.value, self.spec, self.shape, self.dtype = expansion, value, spec, spec.shape, spec.dtype
 
     @staticmethod
     def __gw_op__(row: Op, operands: Sequence[Any], attrs: Mapping[str, Any], outs: Any = None) -> Any:
         expansion = next(t.expansion for t in operands if isinstance(t, _Term))
         results = expansion.run(row, operands, attrs)
         return results[0] if len(results) == 1 else tuple(results)
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> DType:
-        return self.spec.dtype
-
-    def __add__(self, other: Any) -> Any:
-        return call("add", self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        return call("add", other, self)
-
-    def __sub__(self, other: Any) -> Any:
-        return call("sub", self, other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return call("sub", other, self)
-
-    def __mul__(self, other: Any) -> Any:
-        return call("mul", self, other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return call("mul", other, self)
-
-    def __truediv__(self, other: Any) -> Any:
-        return call("div", self, other)
-
-    def __rtruediv__(self, other: Any) -> Any:
-        return call("div", other, self)
-
-    def __neg__(self) -> Any:
-        return call("neg", self)

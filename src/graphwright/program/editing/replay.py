@@ -8,28 +8,32 @@ if it brings weight values to another program than it was made on.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import yaml
 
 from graphwright.array import Spec, dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.graph import chain
+from graphwright.program.axes.units import Units, layers, parsed
 from graphwright.program.editing.edits import RecordReader
-from graphwright.program.editing.journal import Entry, Journal
-from graphwright.program.errors import ProgramFileError, ReplayConflict
+from graphwright.program.editing.journal import Entry, Journal, in_force
+from graphwright.program.errors import ProgramFileError, ReplayConflict, UnknownAxis
 from graphwright.program.files.load import load
 from graphwright.program.fork import abstract_fork
 from graphwright.program.program import Program
+from graphwright.program.selection import matches
 from graphwright.program.weights import array_digest
 
 if TYPE_CHECKING:
     from graphwright.array import DType, NDArray
     from graphwright.files import StrPath
+    from graphwright.program.editing.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,9 @@ class Replayed:
 
 
 def replay(
-    journal: Sequence[Entry] | Program | StrPath,
-    onto: Program,
-    strict: bool = True,
-    *,
-    payloads: Mapping[str, NDArray] | None = None,
-    cast: object = None,
-) -> Replayed:
+    journal: Sequence[Entry] | Program | StrPath, onto: Program, strict: bool = True, *,
+    payloads: Mapping[str, NDArray] | None = None, cast: object = None,
+) -> Replayed:  # fmt: skip
     """Repeat the edits of a journal on another program, one entry each.
 
     Args:
@@ -63,25 +63,6 @@ def replay(
     if strict and entries:  # first on an abstract fork: a conflict in a late entry must leave `onto` unchanged
         _play(entries, abstract_fork(onto), True, payloads or {}, kind)
     return _play(entries, onto, strict, payloads or {}, kind)
-
-
-def in_force(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that are not undone, in order. Raises: ReplayConflict if one undoes an entry not given."""
-    stack: list[Entry] = []
-    known = {e.seq: e for e in entries}
-    for entry in entries:
-        other = entry.undoes if entry.undoes is not None else entry.redoes
-        if other is None:
-            stack.append(entry)
-        elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
-            raise ReplayConflict(
-                "the entry undoes or redoes one that is not replayed", where=f"entry {entry.seq}", got=f"entry {other}"
-            )
-        elif entry.undoes is not None:
-            stack.pop()
-        else:
-            stack.append(known[other])
-    return stack
 
 
 def _entries(journal: Sequence[Entry] | Program | StrPath) -> Sequence[Entry]:
@@ -169,10 +150,9 @@ class PayloadFinder:
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
         """Return the array of edit `i` of an entry. Raises: ReplayConflict if it is nowhere."""
-        own = entry.undo.forward[i].payloads if entry.undo is not None else ()
-        digest = named.get("blake2b")
         if "values" in named:
             return _inline_array(named)
+        own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")
         for array in own:
             if (digest is None and len(own) == 1) or array_digest(array) == digest:
                 return array
@@ -194,3 +174,148 @@ def _inline_array(named: Mapping[str, Any]) -> NDArray:
     if array_digest(array) != named.get("blake2b"):
         raise ReplayConflict("the values of this record do not match its digest", got=str(named)[:200])
     return array
+
+
+# -- recipes -----------------------------------------------------------------------------------------------------------
+_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeStep:
+    """One journal entry to make.
+
+    Attributes:
+        why: for the journal.
+        actions: (name, argument), in order.
+        ragged, correct: see `Transaction.cut_units`.
+    """
+
+    why: str
+    actions: tuple[tuple[str, Any], ...]
+    ragged: bool = False
+    correct: bool = True
+
+
+def apply_recipe(path: StrPath, onto: Program) -> Replayed:
+    """Apply the edits of a recipe, a `journal.jsonl` or a saved program to another program of the same family.
+
+    Args:
+        path: `.yaml` or `.yml` is a recipe; anything else is read as a journal.
+        onto: the program to edit; unchanged if a step does not fit.
+    Raises: ReplayConflict naming the first step that does not fit; ProgramFileError for an unreadable file.
+    """
+    if Path(path).suffix not in (".yaml", ".yml"):
+        return replay(path, onto)
+    steps = read_recipe(path)
+    _recipe_play(steps, abstract_fork(onto))
+    return Replayed(tuple(_recipe_play(steps, onto)), ())
+
+
+def read_recipe(path: StrPath) -> list[RecipeStep]:
+    """Return the steps of a YAML file: a list of steps, or a mapping with the list under `steps`.
+
+        - why: a third of the neurons of the upper layers
+          cut_units: {"layers.{2,3}.mlp.neurons": 0-99 200, layers.0.attn.kv_groups: 1}
+        - cut: layers.1.mlp.down -> layers.1.out
+
+    Raises: ProgramFileError naming the file and the malformed step.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_LIMIT + 1)
+        if len(data) > _LIMIT:
+            raise ProgramFileError("the recipe file is too large", where=str(path), expected=f"<= {_LIMIT} bytes")
+        found = yaml.safe_load(data)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        raise ProgramFileError("cannot read the recipe", where=str(path), got=str(error)) from error
+    steps = found.get("steps") if isinstance(found, Mapping) else found
+    if not isinstance(steps, list) or not steps:
+        got = type(steps).__name__
+        raise ProgramFileError("the recipe has no steps", where=str(path), expected="a list of steps", got=got)
+    return [_step(step, f"{path}, step {i}") for i, step in enumerate(steps)]
+
+
+def _step(form: Any, where: str) -> RecipeStep:
+    if not isinstance(form, Mapping):
+        raise ProgramFileError("malformed step", where=where, expected="a mapping", got=repr(form)[:80])
+    known = ("why", "ragged", "correct", *_ACTIONS)
+    if unknown := ", ".join(str(k) for k in form if k not in known):
+        raise ProgramFileError("unknown fields of a step", where=where, got=unknown, expected=", ".join(known))
+    actions = tuple((name, value) for name, value in form.items() if name in _ACTIONS)
+    if not actions:
+        raise ProgramFileError("the step has no action", where=where, expected=", ".join(_ACTIONS))
+    flags = {name: form[name] for name in ("ragged", "correct") if name in form}
+    if any(not isinstance(v, bool) for v in flags.values()):
+        raise ProgramFileError("ragged and correct are flags", where=where, expected="true or false", got=flags)
+    why = form.get("why") or "; ".join(f"{name} {value}" for name, value in actions)
+    return RecipeStep(str(why), actions, **flags)
+
+
+def _recipe_play(steps: Sequence[RecipeStep], p: Program) -> list[Entry]:
+    before = len(p.journal)
+    for i, step in enumerate(steps):
+        at = f"step {i} ({step.why})"
+        try:
+            with p.edit(step.why, tool="recipe") as e:
+                for name, value in step.actions:
+                    at = f"step {i} ({step.why}), {name}"
+                    for what in value if isinstance(value, list) else [value]:
+                        _ACTIONS[name](e, what, step)
+                at = f"step {i} ({step.why}), at its end"
+        except (GraphwrightError, TypeError, AttributeError, ValueError, KeyError) as error:
+            raise conflict_of(error, at) from error
+    return list(p.journal[before:])
+
+
+# -- actions ----------------------------------------------------------------------------------------------------------
+def _cut_units(e: Transaction, form: Any, step: RecipeStep) -> None:
+    """`form` maps patterns of axes (or lists of layers) to units: a number, a list, or a text such as `0-4 9`."""
+    for pattern, units in dict(form).items():
+        e.cut_units(_units(e.program, str(pattern), _numbers(units)), ragged=step.ragged, correct=step.correct)
+
+
+def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
+    if pattern in (lists := layers(p)):
+        size = len(lists[pattern])
+        return Units(p, {pattern: tuple(range(size))}, {pattern: size})[list(ids)]
+    axes = p.axes()
+    names = [pattern] if pattern in axes else [name for name in axes if matches(pattern, name)]
+    if not names:
+        axes[pattern]  # raises UnknownAxis with the nearest names
+        raise UnknownAxis("no axis matches this pattern", where=pattern)
+    return Units.of(p, [axes[name] for name in names])[list(ids)]
+
+
+def _numbers(form: Any) -> tuple[int, ...]:
+    if isinstance(form, bool) or not isinstance(form, int | str | list):
+        raise ValueError(f"units must be a number, a list or a text, not {form!r}")
+    if isinstance(form, list):
+        return tuple(map(int, form))
+    found = parsed(str(form))
+    if any(i < 0 for i in found):
+        raise ValueError(f"invalid unit numbers: {form!r}")
+    return found
+
+
+def _sides(text: Any, mark: str, form: str) -> tuple[str, str]:
+    left, found, right = (part.strip() for part in str(text).rpartition(mark))
+    if not (left and found and right):
+        raise ValueError(f"{text!r} does not have the form {form!r}")
+    return left, right
+
+
+def _set(e: Transaction, form: Any, step: RecipeStep) -> None:
+    for path, value in dict(form).items():
+        node, attr = _sides(path, ".", "node.attr")
+        e.set_attr(node, **{attr: tuple(value) if isinstance(value, list) else value})
+
+
+_ACTIONS: dict[str, Callable[[Transaction, Any, RecipeStep], object]] = {
+    "cut_units": _cut_units,
+    "cut": lambda e, form, step: e.cut(str(form)),
+    "connect": lambda e, form, step: e.connect(*_sides(form, "->", "source -> target")),
+    "insert": lambda e, form, step: e.insert(*_sides(form, ":", "source -> target : op")),
+    "set": _set,
+    "remove": lambda e, form, step: e.remove(e.program.select(str(form))),
+}
+"""The actions of a step by name; those of one step run in the order in which they are written."""

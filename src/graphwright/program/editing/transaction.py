@@ -23,19 +23,7 @@ from graphwright.errors import ShapeError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import get
 from graphwright.program.axes.resize import cut_units, grow, permute
-from graphwright.program.editing.edits import (
-    AddEdge,
-    AddNode,
-    Annotation,
-    RemoveEdge,
-    RemoveNode,
-    Rename,
-    Rewire,
-    SetAttr,
-    SetOutputs,
-    SetWeight,
-    sort_weights,
-)
+from graphwright.program.editing import edits
 from graphwright.program.editing.gate_edits import gate, release, set_gate, ungate
 from graphwright.program.editing.interrupts import defer_interrupts, start_listening, stop_listening
 from graphwright.program.editing.journal import AUTHORS
@@ -44,9 +32,9 @@ from graphwright.program.editing.unfold import fold, unfold
 from graphwright.program.errors import NotAJunction, PortTaken
 from graphwright.program.gates import of_site
 from graphwright.program.hashing import encode_attrs
-from graphwright.program.infer import check_outputs, check_ports, infer
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, SOURCES, STATE
 from graphwright.program.op_graph import Ref, Value
+from graphwright.program.validate import check_outputs, check_ports, infer
 from graphwright.program.weights import as_array
 
 if TYPE_CHECKING:
@@ -71,9 +59,8 @@ class Transaction:
 
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
         if author not in AUTHORS:
-            raise UsageError(
-                "unknown author", expected=", ".join(AUTHORS), got=author, fix="tool= takes the name of a program"
-            )
+            fix = "tool= takes the name of a program"
+            raise UsageError("unknown author", expected=", ".join(AUTHORS), got=author, fix=fix)
         self.program, self.why, self.author, self.tool, self.check = program, why, author, tool, check
         self.keep_undo, self.valid_before = keep_undo, program.valid
         self.owner, self._left, self._listens = 0, False, False
@@ -99,7 +86,7 @@ class Transaction:
             self.done.append((edit, inverse, record))
             for key in edit.written:
                 p.history.note(p.weights[key])
-            if isinstance(edit, AddNode) and edit.variable is not None:
+            if isinstance(edit, edits.AddNode) and edit.variable is not None:
                 p.history.note(edit.variable)
             for node in edit.touches(p):
                 self.touched[node] = None
@@ -118,9 +105,8 @@ class Transaction:
         p = self.program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
-            raise UsageError(
-                "this edit was entered before", where=self.why, fix="open another one with program.edit(...)"
-            )
+            fix = "open another one with program.edit(...)"
+            raise UsageError("this edit was entered before", where=self.why, fix=fix)
         if outer is None or outer.owner != thread:
             p.history.begin(self)
             self.owner, self.valid_before, self.back_edges_before = thread, p.valid, frozenset(p.back_edges)
@@ -187,7 +173,7 @@ class Transaction:
         p.history.collect_trained(self)
         # an earlier edit may have broken any node: then all of them are checked
         alive = [n for n in (self.touched if self.valid_before else p.nodes()) if n in p.graph]
-        sort_weights(p, [edit for pair in self.done for edit in pair[:2]])
+        edits.sort_weights(p, [edit for pair in self.done for edit in pair[:2]])
         try:
             p.order_back_edges()
             for node in alive:
@@ -219,7 +205,7 @@ class Transaction:
             inverse.apply(p)
             for key in inverse.written:
                 p.history.note(p.weights[key])
-        sort_weights(p, undone)
+        edits.sort_weights(p, undone)
         while len(self.relabelled) > labels:
             p.restore_order(self.relabelled.pop())
         p.back_edges.clear()
@@ -269,31 +255,24 @@ class Transaction:
         return node
 
     def add_node(
-        self,
-        kind: str,
-        attrs: Mapping[str, Any],
-        name: str,
-        specs: tuple[Spec, ...],
-        variable: Variable | None = None,
-        after: NodeId | None = None,
-    ) -> NodeId:
+        self, kind: str, attrs: Mapping[str, Any], name: str, specs: tuple[Spec, ...],
+        variable: Variable | None = None, after: NodeId | None = None,
+    ) -> NodeId:  # fmt: skip
         """Add an unconnected node; see `AddNode`."""
         p = self.program
-        self.do(AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
+        self.do(edits.AddNode(p.graph.next_node(), kind, attrs, name, specs, p._seq, variable, after))
         return p.node(name)
 
     def add_edge(self, src: Value, dst: NodeId, port: int) -> EdgeId:
         """Connect a value to a port."""
         edge = self.program.graph.next_edge()
-        self.do(AddEdge(edge, src, dst, port))
+        self.do(edits.AddEdge(edge, src, dst, port))
         return edge
 
     def input(self, name: str, shape: Sequence[int | str], dtype: object = float32) -> NodeId:
         """Add an input; a size is a number or a name."""
-        known = isinstance(shape, list | tuple) and all(
-            isinstance(d, str) if type(d) is not int else d >= 0 for d in shape
-        )
-        if not known:
+        sizes = list(shape) if isinstance(shape, list | tuple) else [None]
+        if not all(d >= 0 if type(d) is int else isinstance(d, str) for d in sizes):
             raise ShapeError("invalid shape", where=name, expected="a tuple of sizes and names", got=repr(shape))
         return self.add_node(INPUT, {}, name, (Spec(tuple(shape), as_dtype(dtype)),))
 
@@ -322,9 +301,8 @@ class Transaction:
         p = self.program
         target, following = p.value(state), p.value(value)
         if any(p.op(n) == ASSIGN for n in p.consumers(target)):
-            raise PortTaken(
-                "the state is assigned already", where=p.path(target), fix="e.rewire the second edge of its assign node"
-            )
+            fix = "e.rewire the second edge of its assign node"
+            raise PortTaken("the state is assigned already", where=p.path(target), fix=fix)
         node = self.add_node(ASSIGN, {}, p.free_name(f"{p.path(target)}.next"), ())
         self.add_edge(target, node, 0)
         self.add_edge(following, node, 1)
@@ -337,9 +315,9 @@ class Transaction:
             for edge in (*p.out_edges(node), *p.in_edges(node)):
                 if edge in p.graph:  # a self-loop or an edge between two removed nodes is gone already
                     reader = p.graph.target(edge)
-                    self.do(RemoveEdge(edge))
+                    self.do(edits.RemoveEdge(edge))
                     self.touched[reader] = None
-            self.do(RemoveNode(node))
+            self.do(edits.RemoveNode(node))
 
     def set_attr(self, ref: Ref, **attrs: Any) -> None:
         """Change attributes of a node; equal values make no edit. Raises: UsageError if none is given."""
@@ -348,22 +326,19 @@ class Transaction:
         after = {**before, **attrs}
         if not attrs:
             known = ", ".join(f"{name}={value!r}" for name, value in before.items())
-            raise UsageError(
-                "no attribute is given",
-                where=self.program.path(node),
-                expected=f"some of {known}" if known else "a node that has attributes",
-                fix="e.set_attr(node, name=value)",
-            )
+            fix = "e.set_attr(node, name=value)"
+            expected = f"some of {known}" if known else "a node that has attributes"
+            raise UsageError("no attribute is given", where=self.program.path(node), expected=expected, fix=fix)
         if repr(encode_attrs(after)) != repr(encode_attrs(before)):
-            self.do(SetAttr(node, after))
+            self.do(edits.SetAttr(node, after))
 
     def rename(self, ref: Ref, name: str, *, key: str | None = None) -> None:
         """Rename a node; its checkpoint key stays, unless another `key` is given."""
         node = self.program.node(ref)
         if key is None or name != self.program.path(node):
-            self.do(Rename(node, name))
+            self.do(edits.Rename(node, name))
         if key is not None:
-            self.do(SetAttr(node, {**self.program.attrs(node), "key": key}))
+            self.do(edits.SetAttr(node, {**self.program.attrs(node), "key": key}))
 
     def set_weight(self, ref: Ref, value: Any | Callable[[np.ndarray], Any], inplace: bool = False) -> None:
         """Set the value of a param, const or state; all readers of a tied weight see it.
@@ -380,15 +355,15 @@ class Transaction:
         kind = p.weights.array(key).dtype
         if callable(value):
             value = value(p.weights.array(key).to_numpy("float32" if kind.is_low else None).copy())
-        self.do(SetWeight(key, as_array(value, kind), inplace))
+        self.do(edits.SetWeight(key, as_array(value, kind), inplace))
 
     def annotate(self, name: str, **facts: Any) -> None:
         """Record reasons in the journal, about what `name` names; `blame(name)` finds them."""
-        self.do(Annotation(name, facts))
+        self.do(edits.Annotation(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
         """Declare the outputs of the program."""
-        self.do(SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
+        self.do(edits.SetOutputs(tuple((name, self.program.value(ref)) for name, ref in outputs.items())))
 
     # -- edges -------------------------------------------------------------------------------------------------------
     def connect(self, src: Ref, dst: Ref, port: int | None = None, *, delay: int = 0) -> EdgeId:
@@ -409,11 +384,8 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                raise ShapeError(
-                    "a delayed edge stores its value in a state, which needs a static shape",
-                    where=f"{p.path(value)} -> {p.path(target)}",
-                    got=spec,
-                )
+                what = "a delayed edge stores its value in a state, which needs a static shape"
+                raise ShapeError(what, where=f"{p.path(value)} -> {p.path(target)}", got=spec)
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)
             self.assign(held, value)
@@ -428,38 +400,29 @@ class Transaction:
             arity = 2 if p.op(target) == ASSIGN else get(p.op(target)).arity
             most = arity if isinstance(arity, int) else arity[1]
             if most is not None and port >= most:
-                raise PortTaken(
-                    "every input of this op is already connected",
-                    where=p.path(target),
-                    fix="e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect to the junction",
-                )
+                fix = "e.rewire(edge, new_src), or e.insert(edge, 'junction') and connect to the junction"
+                raise PortTaken("every input of this op is already connected", where=p.path(target), fix=fix)
         return self.add_edge(value, target, port)
 
     def cut(self, edge: EdgeId | str) -> None:
-        """Remove an edge into a junction, or the edge of a port that the same edit fills again.
-
-        Args:
-            edge: its handle, or its ends: `"layers.1.mlp.down -> layers.1.out"`.
-        """
+        """Remove an edge into a junction, or of a port that the same edit fills again; by handle or by `"a -> b"`."""
         edge = self.program.edge(edge)
         src, dst = self.program.graph.endpoints(edge)
-        self.do(RemoveEdge(edge))
+        self.do(edits.RemoveEdge(edge))
         self.touched[dst] = None
         if not self.program.graph.out_degree(src) and of_site(self.program, src) is not None:
             release(self, src)  # a gate is removed with its edge
 
     def rewire(self, edge: EdgeId | str, src: Ref) -> None:
         """Move an edge to another source; handle and port stay. Raises: CycleError with the path."""
-        self.do(Rewire(self.program.edge(edge), self.program.value(src)))
+        self.do(edits.Rewire(self.program.edge(edge), self.program.value(src)))
 
     def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
         """Insert a one-operand op (or a junction) before the target of an edge, which keeps its handle and port."""
         p = self.program
         edge = p.edge(edge)
-        source = p.edge_value(edge)
-        if name is None:
-            name = p.free_name(f"{p.path(p.graph.target(edge))}.{op}")
-        node = self.add(op, source, name=name, **attrs)
+        label = name if name is not None else p.free_name(f"{p.path(p.graph.target(edge))}.{op}")
+        node = self.add(op, p.edge_value(edge), name=label, **attrs)
         self.rewire(edge, node)
         return node
 
@@ -468,9 +431,8 @@ class Transaction:
         p = self.program
         target = p.node(junction)
         if not p.is_junction(target):
-            raise NotAJunction(
-                "the target of a link is not a junction", where=p.path(target), fix="e.insert(edge, 'junction')"
-            )
+            fix = "e.insert(edge, 'junction')"
+            raise NotAJunction("the target of a link is not a junction", where=p.path(target), fix=fix)
         base = name if name is not None else p.free_name(f"{p.path(target)}.link")
         matrix = self.param(f"{base}.weight", weight)
         return self.connect(self.add("linear", src, matrix, name=base), target)
@@ -490,8 +452,9 @@ class Transaction:
 def _caller() -> str | None:
     """file:line of the first frame outside this package and the standard library's contextlib."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (
-        frame.f_code.co_filename.startswith(_PACKAGE) or "contextlib" in frame.f_code.co_filename
-    ):
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PACKAGE) and "contextlib" not in file:
+            return f"{os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
-    return None if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    return None

@@ -12,21 +12,20 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from operator import attrgetter
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.autograd import Parameter, Variable
-from graphwright.graph import EdgeId, NodeId, Relabelled, RemovedEdge, RemovedNode, RewiredEdge
-from graphwright.program.axes.resize import ResizedAxis, ResizedWeight
-from graphwright.program.axes.units import runs
+from graphwright.graph import EdgeId, Relabelled, RemovedEdge, RemovedNode, RewiredEdge
+from graphwright.program.editing import fields as f
 from graphwright.program.editing.edits import PRIMITIVES
+from graphwright.program.editing.fields import each, plain, row
 from graphwright.program.editing.journal import Undo
 from graphwright.program.errors import NotUndoable
 from graphwright.program.files import forms
-from graphwright.program.files.forms import handle_form, value_form
-from graphwright.program.hashing import encode_attrs
 from graphwright.program.weights import Promise, digest_of
 
 if TYPE_CHECKING:
@@ -35,6 +34,14 @@ if TYPE_CHECKING:
 
 Fetch = Callable[[str, str | None], NDArray]
 """(digest, reference that names the array in a state's hash) -> the array."""
+_PORT, _POSITION = plain(forms.integer, 0, 2**31 - 1), plain(forms.integer, -1)
+_LABEL = plain(lambda x: None if x is None else forms.integer(x, -(1 << 62)))
+_SPECS = each(row(f.NODE, f.SPECS, f.SPECS))
+_LABELS = each(each(row(f.NODE, _LABEL, f.INTEGER)))
+_COLUMNS = {"op": f.TEXT, "attrs": f.ATTRS, "name": f.TEXT, "specs": f.SPECS, "seq": f.INTEGER, "next_port": _PORT}
+_NODE = row(f.NODE, *_COLUMNS.values())
+_EDGE = row(f.EDGE, f.NODE, f.NODE, _PORT, _PORT, _POSITION, _POSITION)
+_REWIRES = each(row(f.NODE, f.NODE, f.NODE, f.NODE, _POSITION, _POSITION))
 
 
 class Packer:
@@ -55,9 +62,9 @@ class Packer:
         needed = {edit.issued for undo in undos.values() for edit in undo.edits}
         return {
             "undos": {str(seq): self.undo(undo) for seq, undo in undos.items()},
-            "removed": [_removed(record) for handle, record in tombstones.removed.items() if handle in needed],
-            "back": _rewires(tombstones.back),
-            "forth": _rewires(tombstones.forth),
+            "removed": [self._removed(record) for handle, record in tombstones.removed.items() if handle in needed],
+            "back": self._rewires(tombstones.back),
+            "forth": self._rewires(tombstones.forth),
             "variables": self.variables,
         }
 
@@ -66,19 +73,14 @@ class Packer:
         return {
             "forward": [self.edit(e) for e in undo.forward],
             "inverse": [self.edit(e) for e in undo.inverse],
-            "specs": [
-                [handle_form(n), *([s.to_json() for s in side] for side in both)] for n, both in undo.specs.items()
-            ],
+            "specs": _SPECS.pack(self, [(n, *both) for n, both in undo.specs.items()]),
             "valid": list(undo.valid),
-            "labels": [[[handle_form(n), label, created] for n, label, created in r.before] for r in undo.labels],
+            "labels": _LABELS.pack(self, [record.before for record in undo.labels]),
         }
 
     def edit(self, edit: Edit) -> list[Any]:
         """Return one primitive edit: its name and its fields in order."""
-        return [
-            type(edit).__name__,
-            *(CODECS[kind].write(self, getattr(edit, name)) for name, kind in edit.packed.items()),
-        ]
+        return [type(edit).__name__, *(kind.pack(self, getattr(edit, name)) for name, kind in edit.packed.items())]
 
     def array(self, array: NDArray) -> list[Any]:
         """Return the digest of an array, and the reference that names it in a state's hash."""
@@ -88,25 +90,28 @@ class Packer:
         self.arrays.setdefault(digest, array)
         return [digest, None if known is None else known.reference]
 
-    def variable(self, variable: Variable | None) -> int | None:
+    def variable(self, v: Variable | None) -> int | None:
         """Return the number of a variable."""
-        if variable is None:
+        if v is None:
             return None
-        if id(variable) not in self._numbers:
-            self._alive.append(variable)
-            self._numbers[id(variable)] = len(self.variables)
-            key = self._live.get(id(variable))
-            self.variables.append(
-                {"live": key}
-                if key is not None
-                else {
-                    "trained": isinstance(variable, Parameter),
-                    "trainable": variable.requires_grad,
-                    "name": variable.name,
-                    "array": self.array(variable.data),
-                }
-            )
-        return self._numbers[id(variable)]
+        if id(v) not in self._numbers:
+            self._alive.append(v)
+            self._numbers[id(v)] = len(self.variables)
+            facts = {"trained": isinstance(v, Parameter), "trainable": v.requires_grad, "name": v.name}
+            live = id(v) in self._live
+            self.variables.append({"live": self._live[id(v)]} if live else {**facts, "array": self.array(v.data)})
+        return self._numbers[id(v)]
+
+    def _removed(self, record: RemovedNode | RemovedEdge) -> list[Any]:
+        c = record.columns
+        if isinstance(record, RemovedNode):
+            return ["node", *_NODE.pack(self, (record.node, *(c[name] for name in _COLUMNS)))]
+        fields = (*record[:3], c["src_port"], c["dst_port"], record.out_position, record.in_position)
+        return ["edge", *_EDGE.pack(self, fields)]
+
+    def _rewires(self, stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
+        fields = attrgetter("source", "target", "new_source", "new_target", "out_position", "in_position")
+        return {str(int(edge)): _REWIRES.pack(self, map(fields, rows)) for edge, rows in stacks.items() if rows}
 
 
 class Unpacker:
@@ -117,46 +122,31 @@ class Unpacker:
         self._variables = [self._variable(forms.table(v)) for v in forms.array(data["variables"])]
         self.undos = {forms.integer(int(seq), 0): self.undo(undo) for seq, undo in forms.table(data["undos"]).items()}
         for form in forms.array(data["removed"]):
-            record = _read_removed(form)
-            p.tombstones.removed[record.node if isinstance(record, RemovedNode) else record.edge] = record
+            record = self._removed(form)
+            p.tombstones.removed[record[0]] = record
         for name, stacks in (("back", p.tombstones.back), ("forth", p.tombstones.forth)):
             for packed, records in forms.table(data[name]).items():
                 edge = EdgeId.from_int(int(packed))
-                stacks[edge] = [_read_rewired(edge, r) for r in forms.array(records)]
+                stacks[edge] = [
+                    RewiredEdge(edge, source, target, out, into, new_source, new_target)
+                    for source, target, new_source, new_target, out, into in _REWIRES.unpack(self, records)
+                ]
 
     def undo(self, data: Any) -> Undo:
         """Inverse of `Packer.undo`."""
         data = forms.table(data, ("forward", "inverse", "specs", "valid", "labels"))
-        changed = rows(data["specs"], 3)
-        specs = {forms.handle(node, NodeId): (forms.specs(old), forms.specs(new)) for node, old, new in changed}
-        labels = [
-            Relabelled(
-                tuple(
-                    (
-                        forms.handle(n, NodeId),
-                        None if label is None else forms.integer(label, -(1 << 62)),
-                        forms.integer(created),
-                    )
-                    for n, label, created in rows(record, 3)
-                )
-            )
-            for record in forms.array(data["labels"])
-        ]
-        was, now = forms.array(data["valid"], 2)
-        return Undo(
-            tuple(self.edit(e) for e in forms.array(data["forward"])),
-            tuple(self.edit(e) for e in forms.array(data["inverse"])),
-            specs,
-            (forms.flag(was), forms.flag(now)),
-            labels,
-        )
+        forward, inverse = (tuple(self.edit(e) for e in forms.array(data[side])) for side in ("forward", "inverse"))
+        specs = {node: (before, after) for node, before, after in _SPECS.unpack(self, data["specs"])}
+        was, now = row(f.FLAG, f.FLAG).unpack(self, data["valid"])
+        labels = [Relabelled(before) for before in _LABELS.unpack(self, data["labels"])]
+        return Undo(forward, inverse, specs, (was, now), labels)
 
     def edit(self, data: Any) -> Edit:
         """Inverse of `Packer.edit`."""
         kind = PRIMITIVES.get(forms.text((forms.array(data) or [None])[0]))
         if kind is None or len(data) != len(kind.packed) + 1:
             raise forms.wrong("a primitive edit", data)
-        return kind(**{f: CODECS[k].read(self, d) for (f, k), d in zip(kind.packed.items(), data[1:], strict=True)})
+        return kind(**{name: k.unpack(self, d) for (name, k), d in zip(kind.packed.items(), data[1:], strict=True)})
 
     def array(self, data: Any) -> NDArray:
         """Inverse of `Packer.array`."""
@@ -174,105 +164,12 @@ class Unpacker:
         kind = Parameter if forms.flag(data["trained"]) else Variable
         return kind(self.array(data["array"]), forms.flag(data["trainable"]), forms.text(data["name"]))
 
-
-def rows(data: Any, length: int) -> list[list[Any]]:
-    """Return a JSON list of lists of one length. Raises: ProgramFileError."""
-    return [forms.array(row, length) for row in forms.array(data)]
-
-
-class Codec(NamedTuple):
-    """How a field of one kind is written and read."""
-
-    write: Callable[[Packer, Any], Any]
-    read: Callable[[Unpacker, Any], Any]
-
-
-CODECS: dict[str, Codec] = {
-    "node": Codec(lambda _, x: handle_form(x), lambda _, x: forms.handle(x, NodeId)),
-    "edge": Codec(lambda _, x: handle_form(x), lambda _, x: forms.handle(x, EdgeId)),
-    "value": Codec(lambda _, x: value_form(x), lambda _, x: forms.value(x)),
-    "text": Codec(lambda _, x: x, lambda _, x: forms.text(x)),
-    "integer": Codec(lambda _, x: x, lambda _, x: forms.integer(x)),
-    "flag": Codec(lambda _, x: x, lambda _, x: forms.flag(x)),
-    "attrs": Codec(lambda _, x: encode_attrs(x), lambda _, x: forms.attrs(x)),
-    "specs": Codec(lambda _, x: [s.to_json() for s in x], lambda _, x: forms.specs(x)),
-    "array": Codec(Packer.array, Unpacker.array),
-    "variable": Codec(Packer.variable, Unpacker.variable),
-    "outputs": Codec(
-        lambda _, x: [[name, value_form(v)] for name, v in x],
-        lambda _, x: tuple((forms.text(n), forms.value(v)) for n, v in rows(x, 2)),
-    ),
-    "axes": Codec(
-        lambda _, x: [[axis, size, runs(indices)] for axis, size, indices in x],
-        lambda _, x: tuple(
-            ResizedAxis(forms.text(axis), forms.integer(size), forms.indices(old)) for axis, size, old in rows(x, 3)
-        ),
-    ),
-    "resized_weights": Codec(
-        lambda packer, x: [[key, packer.array(array), [[d, runs(old)] for d, old in dims]] for key, array, dims in x],
-        lambda unpacker, x: tuple(
-            ResizedWeight(
-                forms.text(key),
-                unpacker.array(array),
-                tuple((forms.integer(d, 0, forms.MAX_RANK), forms.indices(old)) for d, old in rows(dims, 2)),
-            )
-            for key, array, dims in rows(x, 3)
-        ),
-    ),
-    "node_attrs": Codec(
-        lambda _, x: [[handle_form(node), encode_attrs(attrs)] for node, attrs in x],
-        lambda _, x: tuple((forms.handle(node, NodeId), forms.attrs(attrs)) for node, attrs in rows(x, 2)),
-    ),
-    "node_specs": Codec(
-        lambda _, x: [[handle_form(node), [s.to_json() for s in specs]] for node, specs in x],
-        lambda _, x: tuple((forms.handle(node, NodeId), forms.specs(specs)) for node, specs in rows(x, 2)),
-    ),
-}
-"""Kind of a field, as `Edit.packed` names it -> its JSON form."""
-
-
-def _removed(record: RemovedNode | RemovedEdge) -> list[Any]:
-    c = record.columns
-    if isinstance(record, RemovedEdge):
-        ends = map(handle_form, record[:3])
-        return ["edge", *ends, c["src_port"], c["dst_port"], record.out_position, record.in_position]
-    specs = [s.to_json() for s in c["specs"]]
-    attrs = encode_attrs(c["attrs"])
-    return ["node", handle_form(record.node), c["op"], attrs, c["name"], specs, c["seq"], c["next_port"]]
-
-
-def _read_removed(data: Any) -> RemovedNode | RemovedEdge:
-    if forms.array(data)[:1] == ["node"]:
-        _, node, op, attrs, name, specs, seq, next_port = forms.array(data, 8)
-        columns = {
-            "op": forms.text(op),
-            "attrs": forms.attrs(attrs),
-            "name": forms.text(name),
-            "specs": forms.specs(specs),
-            "seq": forms.integer(seq),
-            "next_port": forms.integer(next_port, 0, 2**31 - 1),
-        }
-        return RemovedNode(forms.handle(node, NodeId), columns, ())
-    _, edge, src, dst, src_port, dst_port, out_position, in_position = forms.array(data, 8)
-    ports = {"src_port": forms.integer(src_port, 0, 2**31 - 1), "dst_port": forms.integer(dst_port, 0, 2**31 - 1)}
-    ends = forms.handle(edge, EdgeId), forms.handle(src, NodeId), forms.handle(dst, NodeId)
-    return RemovedEdge(*ends, ports, forms.integer(out_position, -1), forms.integer(in_position, -1))
-
-
-def _rewires(stacks: Mapping[EdgeId, list[RewiredEdge]]) -> dict[str, Any]:
-    return {str(int(edge)): [_rewired(r) for r in records] for edge, records in stacks.items() if records}
-
-
-def _rewired(r: RewiredEdge) -> list[Any]:
-    return [*map(handle_form, (r.source, r.target, r.new_source, r.new_target)), r.out_position, r.in_position]
-
-
-def _read_rewired(edge: EdgeId, data: Any) -> RewiredEdge:
-    *ends, out_position, in_position = forms.array(data, 6)
-    source, target, new_source, new_target = (forms.handle(n, NodeId) for n in ends)
-    return RewiredEdge(
-        edge, source, target, forms.integer(out_position, -1), forms.integer(in_position, -1), new_source, new_target
-    )
+    def _removed(self, data: Any) -> RemovedNode | RemovedEdge:
+        if forms.array(data)[:1] == ["node"]:
+            node, *columns = _NODE.unpack(self, data[1:])
+            return RemovedNode(node, dict(zip(_COLUMNS, columns, strict=True)), ())
+        edge, src, dst, src_port, dst_port, *positions = _EDGE.unpack(self, data[1:])
+        return RemovedEdge(edge, src, dst, {"src_port": src_port, "dst_port": dst_port}, *positions)
 
 
 # -- the temporary file ------------------------------------------------------------------------------------------------
@@ -311,17 +208,16 @@ class UndoSpill:
             for array in entry.undo.arrays()
             if array.size and not array.storage.readonly and id(array.storage) not in live
         }
-        total = sum(array.nbytes for array in held.values())
-        moved: dict[int, NDArray] = {}
-        if total > p.history_bytes:
-            try:
-                for number, array in held.items():  # the oldest first: recent edits are undone most often
-                    if total <= p.history_bytes // 2:
-                        break
-                    moved[number] = self._move(array)
-                    total -= array.nbytes
-            except OSError as error:
-                _log.warning("undo exceeds history_bytes in memory: cannot write a temporary file: %s", error)
+        total, moved = sum(array.nbytes for array in held.values()), dict[int, NDArray]()
+        least = p.history_bytes // 2 if total > p.history_bytes else total
+        try:
+            for number, array in held.items():  # the oldest first: recent edits are undone most often
+                if total <= least:
+                    break
+                moved[number] = self._move(array)
+                total -= array.nbytes
+        except OSError as error:
+            _log.warning("undo exceeds history_bytes in memory: cannot write a temporary file: %s", error)
         if moved:
             self._replace(moved)
         self._counted, self._since = total, 0
@@ -333,16 +229,14 @@ class UndoSpill:
             weakref.finalize(self, self._file.close)
         start = -(-self.moved // ALIGNMENT) * ALIGNMENT
         content = np.ascontiguousarray(array.to_numpy(bits=True)).reshape(-1)
-        digest = digest_of(array.spec, content)
-        known = self._program.weights.promise_of(array)
-        reference = None if known is None else known.reference
+        digest, known = digest_of(array.spec, content), self._program.weights.promise_of(array)
         self._file.seek(start)
         self._file.write(content.data)
         self._file.flush()
         self.moved = start + content.nbytes
         storage = Storage.mapped(self._reader(array, start, digest), content.nbytes, CPU)
         twin = NDArray(storage, array.dtype, array.shape)
-        self._program.weights.promises[twin] = Promise(digest, reference)
+        self._program.weights.promises[twin] = Promise(digest, None if known is None else known.reference)
         return twin
 
     def _reader(self, array: NDArray, start: int, digest: str) -> Callable[[], memoryview]:
@@ -365,8 +259,7 @@ class UndoSpill:
         for entry in journal:
             undo = entry.undo
             if undo is not None and any(id(array) in moved for array in undo.arrays()):
-                sides = {
-                    side: tuple(e.with_payloads(moved) for e in getattr(undo, side)) for side in ("forward", "inverse")
-                }
-                journal.put(replace(entry, undo=replace(undo, **sides)))
+                both = undo.forward, undo.inverse
+                forward, inverse = (tuple(e.with_payloads(moved) for e in side) for side in both)
+                journal.put(replace(entry, undo=replace(undo, forward=forward, inverse=inverse)))
         h.undoable, h.redoable = ([journal[e.seq] for e in stack] for stack in (h.undoable, h.redoable))

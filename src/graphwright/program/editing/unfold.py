@@ -1,8 +1,7 @@
 """Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = Σ_h o_h(x_h)`: each unit reads slices of the values that the op read, so no weight is copied and every
-checkpoint key stays. Cutting the edge of unit h leaves that unit out. Units along an axis of the result are padded with
-zeros by `pad_slice`, so that they are summed too.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied and all checkpoint keys stay.
+Units along an axis of the result are padded with zeros by `pad_slice`, so that they are summed too.
 """
 
 from __future__ import annotations
@@ -72,12 +71,8 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
     sizes = _sizes(where, [p.spec(v) for v in reads], dims)
     n = _count(p, node, dims) if units is None else units
     if not _divide(sizes, n):
-        raise ShapeError(
-            "the axis cannot be split evenly into this number of units",
-            where=where,
-            expected=f"a divisor of {', '.join(map(str, sizes))}",
-            got=n,
-        )
+        what = "the axis cannot be split evenly into this number of units"
+        raise ShapeError(what, where=where, expected=f"a divisor of {', '.join(map(str, sizes))}", got=n)
     e.rename(node, p.free_name(f"{path}.folded"))
     slices: dict[tuple[Value, int], Value] = {}
 
@@ -130,11 +125,8 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
         e.remove(gone)
         e.remove([n for n in dict.fromkeys(parts) if not p.consumers(n)])
         return whole
-    raise UsageError(
-        "the operands of this node are not all units of one op",
-        where=path,
-        expected="a result of e.unfold, with no edge cut and no part changed",
-    )
+    expected = "a result of e.unfold, with no edge cut and no part changed"
+    raise UsageError("the operands of this node are not all units of one op", where=path, expected=expected)
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:

@@ -6,17 +6,14 @@ Every reader raises `ProgramFileError` for a value of another type or range, bef
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.array import DTYPES, Spec
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.program.axes.units import parsed
 from graphwright.program.errors import ProgramFileError
 from graphwright.program.hashing import decode_attrs
 from graphwright.program.op_graph import Value
-
-if TYPE_CHECKING:
-    from graphwright.graph import EdgeId
 
 MAX_RANK = 32
 _BIG = 1 << 62

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from graphwright.array import CPU, NDArray, Storage
 from graphwright.array.dtype import BY_TAG
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import CycleError, GraphwrightError
-from graphwright.files import parse_json
+from graphwright.files import StrPath, parse_json
 from graphwright.graph import ColumnSpec, Graph, chain
 from graphwright.program.editing.journal import Entry, Journal
 from graphwright.program.editing.undo_storage import Unpacker
@@ -30,9 +30,6 @@ from graphwright.program.program import Program
 from graphwright.program.validate import validate
 from graphwright.program.weights import Promise, digest_of
 from graphwright.safetensors import Checkpoint
-
-if TYPE_CHECKING:
-    from graphwright.files import StrPath
 
 
 class TensorFiles:
@@ -63,9 +60,8 @@ class TensorFiles:
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
             if digest_of(array.spec, content) != digest:
-                raise ProgramFileError(
-                    "the bytes of this tensor are damaged", where=f"{checkpoint.path}: {key}", expected=digest
-                )
+                where = f"{checkpoint.path}: {key}"
+                raise ProgramFileError("the bytes of this tensor are damaged", where=where, expected=digest)
             return content
 
         array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
@@ -81,25 +77,11 @@ class TensorFiles:
 
 MAX_BYTES = 256 << 20  # of program.json: about a million nodes
 MAX_NESTING = 80
-_BODY = {
-    "format",
-    "schema",
-    "graphwright",
-    "name",
-    "version",
-    "valid",
-    "graph",
-    "next_seq",
-    "labels",
-    "outputs",
-    "weights",
-    "journal",
-    "stacks",
-    "history",
-    "files",
-}
-_OPTIONAL = {"constraints"}
+_BODY = {"format", "schema", "graphwright", "name", "version", "valid", "graph", "next_seq", "labels", "outputs",
+         "weights", "journal", "stacks", "history", "files"}  # fmt: skip
 _HEX = set(b"0123456789abcdef")
+_DAMAGE = (GraphwrightError, OSError, LookupError, TypeError, ValueError, OverflowError, AttributeError, AssertionError)
+"""What reading a damaged file raises."""
 
 
 def load(directory: StrPath, check: bool = True, verify: bool = False) -> Program:
@@ -115,11 +97,8 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
         raise ProgramFileError("invalid path of a saved program", expected="a directory", got=repr(directory))
     folder = Path(directory)
     if not (folder / "program.json").is_file():
-        raise ProgramFileError(
-            "not a saved program: program.json is missing",
-            where=folder,
-            fix="graphwright.open opens Hugging Face directories and saved models",
-        )
+        raise ProgramFileError("not a saved program: program.json is missing", where=folder,
+                               fix="graphwright.open opens Hugging Face directories and saved models")  # fmt: skip
     try:
         return _load(folder, check, verify)
     except InvalidProgram:
@@ -127,16 +106,7 @@ def load(directory: StrPath, check: bool = True, verify: bool = False) -> Progra
     except ProgramFileError as error:
         error.where = folder if error.where is None else error.where
         raise
-    except (
-        GraphwrightError,
-        OSError,
-        LookupError,
-        TypeError,
-        ValueError,
-        OverflowError,
-        AttributeError,
-        AssertionError,
-    ) as error:
+    except _DAMAGE as error:
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, GraphwrightError):
             what = error.what if error.where is None else f"{error.what} ({error.where})"
@@ -179,14 +149,10 @@ def _read_body(folder: Path) -> dict[str, Any]:
         raise ProgramFileError("not a saved program", where=path, expected=f"format {FORMAT}")
     schema = forms.integer(body.get("schema"), 1)
     if schema > SCHEMA:
-        raise ProgramFileError(
-            "the program was saved by a newer version of graphwright",
-            where=path,
-            expected=f"schema {SCHEMA}",
-            got=f"schema {schema}",
-            fix="pip install -U graphwright",
-        )
-    return forms.table(body, _BODY | (body.keys() & _OPTIONAL))
+        raise ProgramFileError("the program was saved by a newer version of graphwright", where=path,
+                               expected=f"schema {SCHEMA}", got=f"schema {schema}",
+                               fix="pip install -U graphwright")  # fmt: skip
+    return forms.table(body, _BODY | (body.keys() & {"constraints"}))
 
 
 # -- structure --------------------------------------------------------------------------------------
@@ -224,9 +190,8 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     p._seq = forms.integer(body["next_seq"], max((p.seq(n) + 1 for n in nodes), default=0))
     for node in sorted(nodes, key=p.seq):
         p._kinds.setdefault(p.op(node), {})[node] = None
-    outputs = [
-        (forms.text(o[0]), forms.value(o[1:])) for o in (forms.array(o, 4) for o in forms.array(body["outputs"]))
-    ]
+    rows = (forms.array(row, 4) for row in forms.array(body["outputs"]))
+    outputs = [(forms.text(name), forms.value(value)) for name, *value in rows]
     if len(dict(outputs)) != len(outputs):
         raise ProgramFileError("two outputs have one name")
     p.set_outputs(dict(outputs))
@@ -238,9 +203,8 @@ def _check_nodes(p: Program) -> None:
         ports = [p.edge_port(e) for e in p.in_edges(node)]
         next_port = p.graph.node(node, "next_port")
         if len(set(ports)) != len(ports) or any(not 0 <= port < next_port for port in ports):
-            raise ProgramFileError(
-                "two edges enter one port, or one enters a port that was never issued", where=p.path(node), got=ports
-            )
+            what = "two edges enter one port, or one enters a port that was never issued"
+            raise ProgramFileError(what, where=p.path(node), got=ports)
         for v in p.operands(node):
             forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
         if p.op(node) in STORED:
@@ -255,7 +219,7 @@ def _check_nodes(p: Program) -> None:
 def _load_constraints(p: Program, data: list[Any]) -> None:
     """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
     if data:
-        from graphwright.surgery.constraints.constraint import from_json
+        from graphwright.surgery.constraints import from_json
 
         for row in map(forms.table, data):
             p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
@@ -270,9 +234,8 @@ def _load_weights(p: Program, data: Mapping[str, Any], files: TensorFiles) -> No
         forms.table(row, ("trained", "trainable", "name", "spec", "blake2b", "reference"))
         array = files.array(files.weights, key, forms.text(row["blake2b"]), forms.optional_text(row["reference"]))
         if not is_key(key) or array.spec != forms.spec(row["spec"]):
-            raise ProgramFileError(
-                "the tensor file has another spec than program.json", where=key, expected=row["spec"], got=array.spec
-            )
+            what = "the tensor file has another spec than program.json"
+            raise ProgramFileError(what, where=key, expected=row["spec"], got=array.spec)
         kind = Parameter if forms.flag(row["trained"]) else Variable
         made[key] = kind(array, forms.flag(row["trainable"]), forms.text(row["name"]))
     for key, row in data.items():
@@ -285,9 +248,8 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     if body["stacks"] is None:
         p.journal = Journal(chain.Chain(base=forms.text(facts["head"])))
         return
-    read = chain.read(
-        os.fspath(folder / "journal.jsonl"), head=forms.text(facts["head"]), base=forms.text(facts["base"])
-    )
+    head, base = forms.text(facts["head"]), forms.text(facts["base"])
+    read = chain.read(os.fspath(folder / "journal.jsonl"), head=head, base=base)
     p.journal = Journal(read)
     for i, entry in enumerate(p.journal):
         _check_entry(entry, i)
@@ -304,11 +266,8 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
 
 def _load_history(p: Program, data: dict[str, Any], files: TensorFiles) -> None:
     live = {(promise.digest, promise.reference): a for a, promise in p.weights.promises.items()}
-    keys = {
-        promise.digest: (files.weights, key)
-        for key, v in p.weights.items()
-        if (promise := p.weights.promises.get(v.data)) is not None
-    }
+    promises = {key: p.weights.promises.get(v.data) for key, v in p.weights.items()}
+    keys = {promise.digest: (files.weights, key) for key, promise in promises.items() if promise is not None}
     for digest in forms.array(data.pop("arrays")):
         if files.history is not None:
             keys.setdefault(forms.text(digest), (files.history, digest))

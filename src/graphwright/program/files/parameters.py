@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.array import BY_TAG, from_numpy
-from graphwright.autograd import Tensor
+from graphwright.array import BY_TAG, NDArray, from_numpy
+from graphwright.autograd import Tensor, Variable
+from graphwright.files import StrPath
 from graphwright.program.kinds import PARAM
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_tensors
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
-    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 
@@ -33,9 +31,8 @@ def save_parameters(p: Program, path: StrPath) -> None:
 
     Raises: FileError if writing fails; an existing file is then unchanged.
     """
-    own = parameters_of(p)
-    items = [TensorData(k, v.dtype.safetensors, v.shape, lambda v=v: _bits(v.data)) for k, v in own.items()]
-    write_tensors(path, items)
+    own = {key: variable.data for key, variable in parameters_of(p).items()}
+    write_tensors(path, [TensorData(k, a.dtype.safetensors, a.shape, lambda a=a: _bits(a)) for k, a in own.items()])
 
 
 def load_parameters(p: Program, path: StrPath, strict: bool = True) -> tuple[list[str], list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from hashlib import blake2b, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from graphwright import __version__
-from graphwright.autograd import Parameter
+from graphwright.array import NDArray
+from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import atomic_directory, check_free
+from graphwright.files import StrPath, atomic_directory, check_free
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
-from graphwright.program.files.forms import handle_form
+from graphwright.program.files.forms import value_form
 from graphwright.program.weights import digest_of
 from graphwright.safetensors import Checkpoint, TensorData, write_checkpoint
 
 if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.autograd import Variable
-    from graphwright.files import StrPath
     from graphwright.program.program import Program
 
 FORMAT, SCHEMA = "graphwright-program", 1
@@ -77,9 +75,7 @@ def save(
             "graph": p.graph.to_dict(),
             "next_seq": p._seq,
             "labels": [list(p.order_labels.key(n)) for n in p.nodes()],
-            "outputs": [
-                [name, *handle_form(v.node), v.port] for name, v in zip(p.output_names(), p.outputs(), strict=True)
-            ],
+            "outputs": [[name, *value_form(v)] for name, v in zip(p.output_names(), p.outputs(), strict=True)],
             "weights": {
                 key: {"tied": tied[key]} if key in tied else _weight(p, key, digests[key]) for key in p.weights
             },
@@ -99,11 +95,8 @@ def save(
         if history != "none":
             chain.write(folder / "journal.jsonl", p.journal.chain)
             h = p.history
-            body["stacks"] = {
-                "undoable": [e.seq for e in h.undoable],
-                "redoable": [e.seq for e in h.redoable],
-                "marks": h.marks,
-            }
+            undoable, redoable = ([e.seq for e in stack] for stack in (h.undoable, h.redoable))
+            body["stacks"] = {"undoable": undoable, "redoable": redoable, "marks": h.marks}
         if len(p.constraints):
             body["constraints"] = p.constraints.to_json()
         body["files"] = _headers(folder)
@@ -155,10 +148,10 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
     """Return file -> [size, BLAKE2b-128 of the header of a tensor file, or of a whole index]."""
     found: dict[str, list[Any]] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.endswith(".safetensors"):
-            found[path.name] = [path.stat().st_size, header_digest(path, Checkpoint(path).files[0].payload_offset)]
-        elif path.name.endswith(".json"):
-            found[path.name] = [path.stat().st_size, header_digest(path, path.stat().st_size)]
+        if path.suffix in (".safetensors", ".json"):
+            size = path.stat().st_size
+            header = size if path.suffix == ".json" else Checkpoint(path).files[0].payload_offset
+            found[path.name] = [size, header_digest(path, header)]
     return found
 
 
@@ -166,12 +159,7 @@ def header_digest(path: str | os.PathLike[str], length: int) -> str:
     """Return the BLAKE2b-128 of the first `length` bytes of a file."""
     state = blake2b(digest_size=16)
     with open(path, "rb") as file:
-        for chunk in _pieces(file, length):
-            state.update(chunk)
+        while length > 0 and (piece := file.read(min(length, 1 << 20))):
+            length -= len(piece)
+            state.update(piece)
     return state.hexdigest()
-
-
-def _pieces(file: Any, length: int) -> Iterable[bytes]:
-    while length > 0 and (piece := file.read(min(length, 1 << 20))):
-        length -= len(piece)
-        yield piece

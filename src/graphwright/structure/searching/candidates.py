@@ -10,20 +10,17 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import log
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from graphwright.array import Spec
+from graphwright.array.spec import Dim
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
-from graphwright.program import Value
+from graphwright.graph import EdgeId, NodeId
+from graphwright.program import Program, Value
 from graphwright.program.editing.replace import redirect
-
-if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.array.spec import Dim
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
+from graphwright.program.editing.transaction import Transaction
 
 Z0 = 1.0
 """Initial logit of candidates with weights (open probability 0.73), whose weights learn the scale."""
@@ -34,28 +31,24 @@ CandidateGates = dict[str, tuple[NodeId, int]]
 
 
 class Candidates(Protocol):
-    """A set of candidates."""
+    """A set of candidates.
 
-    def names(self, p: Program) -> list[str]:
-        """Names of all candidates, in a fixed order. Raises: UsageError if a candidate does not fit the program."""
-        ...
+    Methods:
+        names: names of all candidates, in a fixed order. Raises: UsageError if a candidate does not fit the program.
+        gate: add all candidates with gates, in one edit of author `gate`; return their gates.
+        build: add the chosen candidates without gates, in one edit.
+        free: whether a candidate adds no parameters.
+    """
 
-    def gate(self, p: Program) -> CandidateGates:
-        """Add all candidates with gates, in one edit of author `gate`; return their gates."""
-        ...
-
-    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """Add the chosen candidates without gates, in one edit."""
-        ...
-
-    def free(self, p: Program, name: str) -> bool:
-        """Whether a candidate adds no parameters."""
-        ...
+    def names(self, p: Program) -> list[str]: ...
+    def gate(self, p: Program) -> CandidateGates: ...
+    def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None: ...
+    def free(self, p: Program, name: str) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Skips:
-    """Skip connections; made by `skips`.
+    """Skip connections `source -> target` for every pair of blocks far enough apart; made by `skips`.
 
     Attributes:
         blocks: names of values in order, the input first.
@@ -68,7 +61,6 @@ class Skips:
     seed: int = 0
 
     def names(self, p: Program) -> list[str]:
-        """`source -> target` for every pair far enough apart."""
         ends = [(a, b) for i, a in enumerate(self.blocks) for b in self.blocks[i + self.min_gap :]]
         for name in self.blocks:
             spec = p.spec(name)
@@ -79,11 +71,10 @@ class Skips:
         return [f"{a} -> {b}" for a, b in ends]
 
     def gate(self, p: Program) -> CandidateGates:
-        """See `Candidates`."""
         names = self.names(p)
         into = Counter(name.split(" -> ")[1] for name in names)
+        found: CandidateGates = {}
         with p.edit("candidate skips", author="gate") as e:
-            found: CandidateGates = {}
             for name in names:
                 # each of k skips starts open by 1/(k+1), so that together they do not outweigh the block's own value
                 z = -log(into[name.split(" -> ")[1]]) if self.free(p, name) else Z0
@@ -105,15 +96,12 @@ class Skips:
         return found
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """See `Candidates`."""
-        wanted = [name for name in self.names(p) if name in chosen]
-        if wanted:
+        if wanted := [name for name in self.names(p) if name in chosen]:
             with p.edit(f"{len(wanted)} skips", author=author) as e:
                 for name in wanted:
                     self._add(e, name)
 
     def free(self, p: Program, name: str) -> bool:
-        """Whether both ends have the same shape."""
         source, target = name.split(" -> ")
         return p.spec(source).shape == p.spec(target).shape
 
@@ -123,8 +111,7 @@ class Skips:
         source, target = name.split(" -> ")
         total = _junction(e, p.node(target))
         value: Any = junction_of(p, p.node(source)) or p.node(source)
-        made = projection(p.spec(source), p.spec(target), name)
-        if made is not None:
+        if (made := projection(p.spec(source), p.spec(target), name)) is not None:
             base = f"{p.path(total)}.from_{source.replace('.', '_')}"
             rng = np.random.Generator(np.random.Philox(key=[self.seed, self.names(p).index(name)]))
             drawn = rng.uniform(-1, 1, made.weight) / np.sqrt(made.weight[1])
@@ -197,24 +184,19 @@ def skips(blocks: Sequence[str], min_gap: int = 2, seed: int = 0) -> Skips:
 
 @dataclass(frozen=True)
 class Ops:
-    """Alternatives for some ops; made by `ops`."""
+    """Alternatives `path: op` for some ops, of which one per path is chosen; made by `ops`."""
 
     where: tuple[str, ...]
     options: tuple[str, ...]
 
     def names(self, p: Program) -> list[str]:
-        """`path: op`."""
         return [f"{path}: {op}" for path in self.where for op in self.options]
 
     def gate(self, p: Program) -> CandidateGates:
-        """See `Candidates`."""
         found: CandidateGates = {}
         with p.edit("candidate ops", author="gate") as e:
             for path in self.where:
-                total = self._total(e, path)
-                value = p.operands(p.node(path))[0]
-                edges = [e.connect(self._option(e, value, path, op), total) for op in self.options]
-                handle = e.gate(edges, "choice", cost="one")
+                handle = e.gate(self._connect(e, path, self.options), "choice", cost="one")
                 found |= {f"{path}: {op}": (handle, i) for i, op in enumerate(self.options)}
         return found
 
@@ -223,34 +205,25 @@ class Ops:
         return self.gate(p)
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """See `Candidates`. Raises: UsageError unless one op per path is chosen."""
         with p.edit("chosen ops", author=author) as e:
             for path in self.where:
                 mine = [op for op in self.options if f"{path}: {op}" in chosen]
                 if len(mine) != 1:
-                    raise UsageError(
-                        "exactly one op per path must be chosen", where=path, got=", ".join(mine) or "none"
-                    )
-                total = self._total(e, path)
-                value = p.operands(p.node(path))[0]
-                e.connect(self._option(e, value, path, mine[0]), total)
+                    got = ", ".join(mine) or "none"
+                    raise UsageError("exactly one op per path must be chosen", where=path, got=got)
+                self._connect(e, path, mine)
 
     def free(self, p: Program, name: str) -> bool:
-        """Always true: these ops have no parameters."""
         return True
 
-    def _option(self, e: Transaction, value: Value, path: str, op: str) -> NodeId:
-        name = e.program.free_name(f"{path}.{op}")
-        return e.add(op, value, name=name)
-
-    def _total(self, e: Transaction, path: str) -> NodeId:
-        """An empty junction that is read instead of the op."""
+    def _connect(self, e: Transaction, path: str, options: Sequence[str]) -> list[EdgeId]:
+        """Add ops on the operand of an op, and a junction of them that is read instead of it; return their edges."""
         p = e.program
         node = p.node(path)
-        total = e.add("junction", node, name=f"{path}.choice")
+        total, value = e.add("junction", node, name=f"{path}.choice"), p.operands(node)[0]
         redirect(e, {Value(node): Value(total)})
         e.cut(p.in_edges(total)[0])
-        return total
+        return [e.connect(e.add(op, value, name=p.free_name(f"{path}.{op}")), total) for op in options]
 
 
 def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
@@ -265,54 +238,42 @@ def ops(where: str | Sequence[str], options: Sequence[str]) -> Ops:
 
 @dataclass(frozen=True)
 class UnitsOf:
-    """Units of axes; made by `widths`, `heads` and `experts`."""
+    """Units `axis[unit]` of axes, of which at least `least` per axis stay; made by `widths`."""
 
     axes: tuple[str, ...]
     kind: str = "hard_concrete"
     least: int = 1
 
     def names(self, p: Program) -> list[str]:
-        """`axis[unit]`."""
         return [f"{name}[{i}]" for name in self.axes for i in range(p.axes()[name].size)]
 
     def gate(self, p: Program) -> CandidateGates:
-        """See `Candidates`."""
         found: CandidateGates = {}
         with p.edit("candidate units", author="gate") as e:
             for name in self.axes:
-                size = p.axes()[name].size
-                (handle,) = e.gate(p.axes()[name].units(), self.kind, cost="params")
-                found |= {f"{name}[{i}]": (handle, i) for i in range(size)}
+                axis = p.axes()[name]
+                (handle,) = e.gate(axis.units(), self.kind, cost="params")
+                found |= {f"{name}[{i}]": (handle, i) for i in range(axis.size)}
         return found
 
     def build(self, p: Program, chosen: Collection[str], author: str = "gate") -> None:
-        """See `Candidates`: cut units that are not chosen, but keep at least `least` per axis."""
         with p.edit("chosen units", author=author) as e:
             for name in self.axes:
-                size = p.axes()[name].size
-                cut = [i for i in range(size) if f"{name}[{i}]" not in chosen]
-                cut = cut[max(0, self.least - (size - len(cut))) :]
-                if cut:
-                    e.cut_units(p.axes()[name].units(cut))
+                axis = p.axes()[name]
+                cut = [i for i in range(axis.size) if f"{name}[{i}]" not in chosen]
+                if cut := cut[max(0, self.least - (axis.size - len(cut))) :]:
+                    e.cut_units(axis.units(cut))
 
     def free(self, p: Program, name: str) -> bool:
-        """Always false: units have weights."""
         return False
 
 
 def widths(*axes: str, least: int = 1) -> UnitsOf:
-    """Units of axes; at least `least` of each axis stay."""
+    """Units of axes by name, such as `layers.0.attn.heads`; at least `least` of each axis stay."""
     return UnitsOf(tuple(axes), least=least)
 
 
-def heads(*axes: str) -> UnitsOf:
-    """Attention heads, by the names of their axes: `layers.0.attn.heads`."""
-    return UnitsOf(tuple(axes))
-
-
-def experts(*axes: str) -> UnitsOf:
-    """Experts, by the names of their axes."""
-    return UnitsOf(tuple(axes))
+heads = experts = widths
 
 
 def junction_of(p: Program, node: NodeId) -> NodeId | None:
@@ -325,10 +286,8 @@ def junction_of(p: Program, node: NodeId) -> NodeId | None:
 
 def _junction(e: Transaction, node: NodeId) -> NodeId:
     """See `junction_of`; a missing junction is created, and read instead of the block's value."""
-    p = e.program
-    there = junction_of(p, node)
-    if there is not None:
-        return there
-    total = e.add("junction", node, name=f"{p.path(node)}.sum")
-    redirect(e, {Value(node): Value(total)})
+    total = junction_of(e.program, node)
+    if total is None:
+        total = e.add("junction", node, name=f"{e.program.path(node)}.sum")
+        redirect(e, {Value(node): Value(total)})
     return total

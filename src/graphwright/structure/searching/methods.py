@@ -2,28 +2,124 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, ClassVar, TypeVar
 from warnings import warn
 
 import numpy as np
 
+from graphwright.autograd import Tensor, as_tensor, no_grad
 from graphwright.errors import UsageError
-from graphwright.structure.additions import gains
-from graphwright.structure.graph import DifferentiableGraph
+from graphwright.optim.lr_scheduler import CosineAnnealingLR
+from graphwright.program import Program
+from graphwright.program.cost import parameters
+from graphwright.program.editing.journal import Journal
+from graphwright.progress import Progress, Report
+from graphwright.report import ReportBase
+from graphwright.settings import Range
+from graphwright.structure.elements import Element
+from graphwright.structure.graph import DifferentiableGraph, Task, task_of
+from graphwright.structure.losses import Terms
 from graphwright.structure.optimizer import JointOptimizer
-from graphwright.structure.searching.candidates import Ops, Skips
-from graphwright.structure.searching.trial import SearchOutcome, Trials
+from graphwright.structure.policy import gains
+from graphwright.structure.searching.candidates import CandidateGates, Candidates, Ops, Skips
 
-if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
-    from graphwright.program import Program
-    from graphwright.structure.elements import Element
-    from graphwright.structure.losses import Terms
-    from graphwright.structure.searching.candidates import CandidateGates
-    from graphwright.structure.searching.trial import Batch
+Batch = Mapping[str, Any]
+Batches = Callable[[np.random.Generator], Batch]
+
+
+@dataclass(slots=True)
+class Trials:
+    """One search by one method.
+
+    Attributes:
+        start: the program before the search; never changed.
+        seed: of batches; all structures are trained on the same ones.
+        lr: of Adam on the weights, with cosine decay to a twentieth.
+        spent: steps so far; curve: (steps, validation loss) of each scored structure.
+        candidates, train, valid, task, budget: see `search`.
+    """
+
+    start: Program
+    candidates: Candidates
+    train: Batches
+    valid: Batch
+    task: Task
+    budget: int
+    seed: int
+    lr: float
+    report: Report | None = None
+    spent: int = 0
+    curve: list[tuple[int, float]] = field(default_factory=list)
+
+    def rng(self, purpose: int) -> np.random.Generator:
+        """A random generator for one purpose."""
+        return np.random.Generator(np.random.Philox(key=[self.seed, purpose]))
+
+    def structure(self, chosen: Collection[str]) -> Program:
+        """The start with chosen candidates and its initial weights."""
+        p = self.start.fork()
+        self.candidates.build(p, chosen)
+        return p
+
+    def fit(self, p: Program, steps: int, purpose: int = 0) -> Program:
+        """Train the weights of a program in place for some steps of the budget."""
+        if steps <= 0:
+            return p
+        view = DifferentiableGraph(p, seed=self.seed)
+        opt = JointOptimizer(view, self.task, params=self.lr, mode="params")
+        if opt.weights is None:
+            raise UsageError("the program has no weights to train", where=p.name)
+        self.drive(opt, steps, purpose)
+        return p
+
+    def drive(self, opt: JointOptimizer, steps: int, purpose: int, valid: int | None = None) -> None:
+        """Run an optimizer for some steps of the budget, with cosine decay of the weights' learning rate.
+
+        Args:
+            purpose: of the random stream of batches.
+            valid: purpose of a second stream, for optimizers with two batches, each of which counts as a step.
+        """
+        assert opt.weights is not None
+        schedule = CosineAnnealingLR(opt.weights, steps, eta_min=self.lr / 20)
+        rng, other = self.rng(purpose), None if valid is None else self.rng(valid)
+        for _ in range(steps):
+            opt.step(self.train(rng), None if other is None else self.train(other))
+            schedule.step()
+        self.spent += steps if other is None else 2 * steps
+        if self.report is not None:
+            facts = {"loss": self.curve[-1][1]} if self.curve else {}
+            self.report(Progress("search", min(self.spent, self.budget), self.budget, facts))
+
+    def score(self, p: Program) -> float:
+        """The task's loss on the validation batch; appended to the curve."""
+        with no_grad():
+            feeds = {n: as_tensor(v) for n, v in self.valid.items()}
+            found = DifferentiableGraph(p, seed=self.seed).evaluate(feeds, self.task)[0].item()
+        self.curve.append((self.spent, found))
+        return found
+
+    def outcome(self, chosen: tuple[str, ...], steps: int | None = None) -> SearchOutcome:
+        """Build a structure, train it (by default for all remaining steps), and score it."""
+        made = self.fit(self.structure(chosen), self.left if steps is None else steps)
+        return SearchOutcome(chosen, made, self.score(made))
+
+    @property
+    def left(self) -> int:
+        """Remaining steps."""
+        return self.budget - self.spent
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOutcome:
+    """Result of one method: chosen names, trained program, validation loss."""
+
+    chosen: tuple[str, ...]
+    program: Program
+    loss: float
+
 
 Method = Callable[[Trials], SearchOutcome]
 M = TypeVar("M", bound=Method)
@@ -62,10 +158,8 @@ def gates(t: Trials) -> SearchOutcome:
     p, steps = t.start.fork(), t.budget // 2
     gate_of = t.candidates.gate(p)
     view = DifferentiableGraph(p, seed=t.seed)
-    share = min(_PENALTY, 1 / max(len(gate_of), 1))
-    shares = {
-        element: share * (1 if t.candidates.free(t.start, name) else _WITH_WEIGHTS) for name, element in gate_of.items()
-    }
+    share, free = min(_PENALTY, 1 / max(len(gate_of), 1)), {n for n in gate_of if t.candidates.free(t.start, n)}
+    shares = {element: share * (1 if name in free else _WITH_WEIGHTS) for name, element in gate_of.items()}
     penalty = _LossShares(tuple(shares.get((e.gate.handle, e.index), 0.0) for e in view.elements()))
     opt = JointOptimizer(view, t.task, [penalty], params=t.lr, gates=0.02, warmup=max(1, steps // 10))
     t.drive(opt, steps, _GATES)
@@ -76,12 +170,10 @@ def gates(t: Trials) -> SearchOutcome:
     least = _threshold([e.p for e in probable.values() if e.over != "choice"])
     chosen = tuple(n for n, e in probable.items()
                    if (e.p >= least if e.over != "choice" else e.p == best[e.gate.handle]))  # fmt: skip
-    free = [n for n in chosen if t.candidates.free(t.start, n)]
-    possible = [n for n in probable if t.candidates.free(t.start, n)]
-    if len(chosen) and len(possible) < len(probable) and len(free) > 0.8 * len(chosen):
-        warn(f"{len(free)} of {len(chosen)} chosen candidates add no parameters", Collapsed, stacklevel=3)
-    made = t.fit(t.structure(chosen), t.left)
-    return SearchOutcome(chosen, made, t.score(made))
+    gained = len(free.intersection(chosen))
+    if len(free) < len(probable) and gained > 0.8 * len(chosen):
+        warn(f"{gained} of {len(chosen)} chosen candidates add no parameters", Collapsed, stacklevel=3)
+    return t.outcome(chosen)
 
 
 @dataclass(frozen=True)
@@ -92,7 +184,7 @@ class _LossShares:
     name: str = "penalty"
 
     def __call__(self, terms: Terms) -> Tensor:
-        """See the class."""
+        """Return the penalty of a step."""
         assert terms.task is not None
         return (terms.open * terms.constant(self.shares)).sum() * terms.task.to(terms.open.dtype)
 
@@ -111,7 +203,6 @@ def _threshold(probabilities: list[float]) -> float:
 
 
 def _elements(view: DifferentiableGraph, gate_of: CandidateGates) -> dict[str, Element]:
-    """Candidate -> its current element."""
     by_element = {(e.gate.handle, e.index): e for e in view.elements()}
     return {name: by_element[element] for name, element in gate_of.items()}
 
@@ -136,8 +227,7 @@ def softmax(t: Trials) -> SearchOutcome:
         there = [x.p for x in view.elements() if x.gate.handle == e.gate.handle]
         least[e.gate.handle] = there[-1] if isinstance(c, Skips) else sorted(there)[-2]
     chosen = tuple(n for n, e in _elements(view, gate_of).items() if e.p > least[e.gate.handle])
-    made = t.fit(t.structure(chosen), t.left)
-    return SearchOutcome(chosen, made, t.score(made))
+    return t.outcome(chosen)
 
 
 @method("random")
@@ -146,9 +236,7 @@ def random(t: Trials) -> SearchOutcome:
     names, rng, best = t.candidates.names(t.start), t.rng(_DRAWS), None
     steps = max(1, t.budget // 4)
     while t.left >= steps or best is None:
-        chosen = drawn(t, names, rng)
-        made = t.fit(t.structure(chosen), steps)
-        found = SearchOutcome(chosen, made, t.score(made))
+        found = t.outcome(drawn(t, names, rng), steps)
         if best is None or found.loss < best.loss:
             best = found
     return best
@@ -160,11 +248,8 @@ def drawn(t: Trials, names: list[str], rng: np.random.Generator) -> tuple[str, .
     for name in names:
         groups.setdefault(name.partition(": ")[0] if ": " in name else name, []).append(name)
     share = rng.random()
-    return tuple(
-        options[int(rng.integers(len(options)))] if len(options) > 1 else options[0]
-        for options in groups.values()
-        if len(options) > 1 or rng.random() < share
-    )
+    return tuple(options[int(rng.integers(len(options)))] if len(options) > 1 else options[0]
+                 for options in groups.values() if len(options) > 1 or rng.random() < share)  # fmt: skip
 
 
 @method("grow")
@@ -201,8 +286,7 @@ def grow(t: Trials, trial: int | None = None, most: int = 3, first: int = 3) -> 
         if not extra:
             break
         chosen, here = (*chosen, *extra), better
-    made = t.fit(t.structure(chosen), t.left)
-    return SearchOutcome(chosen, made, t.score(made))
+    return t.outcome(chosen)
 
 
 def _ranked(t: Trials, p: Program, c: Skips, chosen: tuple[str, ...], batch: Batch) -> list[str]:
@@ -225,21 +309,18 @@ def evolve(t: Trials) -> SearchOutcome:
     """
     names, rng = t.candidates.names(t.start), t.rng(_EVOLVE)
     size, steps = 4, max(1, t.budget // 40)
-    alive: list[SearchOutcome] = []
-    for _ in range(size):
-        chosen = drawn(t, names, rng)
-        made = t.fit(t.structure(chosen), steps)
-        alive.append(SearchOutcome(chosen, made, t.score(made)))
+    alive = [t.outcome(drawn(t, names, rng), steps) for _ in range(size)]
     while t.left >= t.budget // 2 + steps:
         parent = alive[int(rng.integers(len(alive), size=2).min())]
         chosen = toggled(names, parent.chosen, rng)
         made = t.structure(chosen)
-        _inherit(made, parent.program)
+        theirs = parent.program.variables()
+        for key, variable in made.variables().items():
+            if key in theirs and theirs[key].shape == variable.shape:
+                variable.assign(theirs[key])
         made = t.fit(made, min(steps, t.left))
         alive = sorted([*alive, SearchOutcome(chosen, made, t.score(made))], key=lambda f: f.loss)[:size]
-    best = min(alive, key=lambda f: f.loss)
-    made = t.fit(t.structure(best.chosen), t.left)
-    return SearchOutcome(best.chosen, made, t.score(made))
+    return t.outcome(min(alive, key=lambda f: f.loss).chosen)
 
 
 def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator) -> tuple[str, ...]:
@@ -252,9 +333,83 @@ def toggled(names: list[str], chosen: tuple[str, ...], rng: np.random.Generator)
     return tuple(others if len(others) < len(chosen) else [*others, name])
 
 
-def _inherit(child: Program, parent: Program) -> None:
-    """Copy the parent's weights with the same key and shape."""
-    theirs = parent.variables()
-    for key, variable in child.variables().items():
-        if key in theirs and theirs[key].shape == variable.shape:
-            variable.assign(theirs[key])
+@dataclass(frozen=True, slots=True)
+class SearchRow:
+    """One method's result: validation loss, training steps, chosen candidates, parameters."""
+
+    method: str
+    loss: float
+    steps: int
+    chosen: tuple[str, ...]
+    params: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SearchResult(ReportBase):
+    """Result of a search.
+
+    Attributes:
+        program: with the chosen structure, trained from the start's initial weights.
+        chosen: names of candidates.
+        loss: on the validation batch.
+        curve: (steps, validation loss) of every scored structure.
+        table: a row per method, the requested one first.
+    """
+
+    program: Program
+    chosen: tuple[str, ...]
+    loss: float
+    curve: list[tuple[int, float]]
+    table: list[SearchRow]
+    HIDDEN: ClassVar = ("program",)
+
+    @property
+    def journal(self) -> Journal:
+        """The edits from the start to the structure."""
+        return self.program.journal
+
+    def __str__(self) -> str:
+        lines = [f"{'method':<10}{'loss':>12}{'steps':>8}{'params':>9}  chosen"]
+        lines += [f"{r.method:<10}{r.loss:>12.5g}{r.steps:>8}{r.params:>9}  {', '.join(r.chosen) or 'none'}"
+                  for r in self.table]  # fmt: skip
+        return "\n".join(lines)
+
+
+def search(
+    program: Program, candidates: Candidates, train: Batches | Batch, valid: Batch, method: str = "gates",
+    budget: int = 4000, seed: int = 0, *, task: Task | None = None, lr: float = 0.01,
+    beside: Sequence[str] = ("random", "evolve"), report: Report | None = None,
+) -> SearchResult:  # fmt: skip
+    """Find which candidates a program should have.
+
+    Args:
+        program: the start; not changed.
+        candidates: `skips(...)`, `ops(...)`, `widths(...)`, ...
+        train: a function of a random generator that returns a batch (arrays by name), or one batch for all steps.
+        valid: a batch for validation only; structures are compared by the task's loss on it.
+        method: of `METHODS`.
+        budget: training steps of each method, including retraining.
+        seed: of batches and draws.
+        task: name of a scalar output, or a function of (outputs, batch); by default the first scalar output.
+        lr: of Adam on the weights.
+        beside: methods to compare with; `random` is always one of them.
+    Raises: UsageError, NotScalar.
+    """
+    if method not in METHODS or any(m not in METHODS for m in beside):
+        raise UsageError("unknown method", expected=", ".join(METHODS), got=f"{method}, {', '.join(beside)}")
+    Range(40, whole=True).check("budget", budget)
+    Range(0, whole=True).check("seed", seed)
+    if not hasattr(candidates, "names") or not isinstance(valid, Mapping):
+        raise UsageError("candidates or validation batch are invalid", got=(candidates, type(valid)),
+                         expected="skips(...), ops(...), ..., and arrays by name")  # fmt: skip
+    task = task_of(program, task, "search")
+    batches: Batches = train if callable(train) else lambda rng: train
+    candidates.names(program)
+    rows: list[SearchRow] = []
+    results: list[SearchResult] = []
+    for name in dict.fromkeys((method, "random", *beside)):
+        t = Trials(program, candidates, batches, valid, task, budget, seed, lr, report)
+        found = METHODS[name](t)
+        rows.append(SearchRow(name, found.loss, t.spent, found.chosen, parameters(found.program)))
+        results.append(SearchResult(found.program, found.chosen, found.loss, t.curve, rows))
+    return results[0]

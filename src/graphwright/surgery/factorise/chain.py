@@ -7,30 +7,31 @@ saved chain can be recognised by its names.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import count, takewhile
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import traits
-from graphwright.program import EmptySelection, Value
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.kinds import PARAM
-from graphwright.surgery.factorise.factors import LowRank, TensorRing, contraction_order, reconstruct
-from graphwright.surgery.matrices import stored, values
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Selection, Transaction
-    from graphwright.surgery.factorise.factors import ContractionStep, Core, Factors
-    from graphwright.surgery.matrices import Matrix, Reader
+from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing, contraction_order, reconstruct
+from graphwright.surgery.findings.finding import remove_unread_cone
+from graphwright.surgery.matrices import Matrix, named, selection_of, stored, values
+from graphwright.surgery.walks import flood
 
 
 class _ChainBuilder:
-    """Adds the nodes of one chain below a name."""
+    """Adds the nodes of one chain of factors below a name.
 
-    def __init__(self, e: Transaction, name: str) -> None:
-        self.e, self.name, self.lead = e, name, 0
+    Attributes:
+        lead: number of axes of the running value before its modes.
+    """
+
+    def __init__(self, e: Transaction, name: str, factors: Factors, cores: list[NodeId]) -> None:
+        self.e, self.name, self.factors, self.cores, self.lead = e, name, factors, cores, 0
 
     def add(self, op: str, *inputs: NodeId | Value, step: str, **attrs: object) -> NodeId:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
@@ -51,124 +52,102 @@ class _ChainBuilder:
             return self.add("squeeze", x, axes=(axis,), step=step)
         return x if len(sizes) == 1 else self.add("unflatten", x, axis=axis, sizes=tuple(sizes), step=step)
 
-    def product(self, x: NodeId, core: NodeId, labels: Sequence[str], step: ContractionStep, sizes: Mapping[str, int],
-                label: str, bias: NodeId | Value | None) -> NodeId:  # fmt: skip
-        """Multiply X [lead.., kept.., summed..] by a core, giving [lead.., kept.., free..]."""
-        lead, kept = self.lead, len(step.kept)
-        x = self.join(x, lead + kept, len(step.summed), f"{label}.rows")
-        matrix = self.permute(core, 0, labels, (*step.free, *step.summed), f"{label}.permuted")
-        matrix = self.join(matrix, 0, len(step.free), f"{label}.free")
-        matrix = self.join(matrix, 1, len(step.summed), f"{label}.matrix")
-        operands = [x, matrix] if bias is None else [x, matrix, bias]
-        y = self.add("linear", *operands, step=label)
-        return self.split(y, lead + kept, [sizes[name] for name in step.free], f"{label}.modes")
+    def linear(self, x: Value, bias: Value | None) -> NodeId:
+        """X · Wᵀ + bias through the cores."""
+        inner, spec, node = self.factors.modes[1], self.e.spec(x), x.node
+        self.lead = len(spec.shape) - 1
+        if prod(inner) != spec.shape[-1]:
+            node = self.add("pad_slice", x, axis=self.lead, start=0, size=prod(inner), step="padded")
+        elif x.port:
+            node = self.add("slice", x, axis=self.lead, start=0, size=prod(inner), step="input")
+        if len(inner) > 1:
+            node = self.split(node, self.lead, inner, "input_modes")
+        return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
+
+    def rows(self, ids: Value) -> NodeId:
+        """Rows of W by id: rows of the core with the output mode, times the other cores."""
+        cores = self.factors.cores
+        first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
+        node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
+        self.lead = len(self.e.spec(node).shape) - 1
+        labels = [name for name in cores[first].labels if name != "o1"]
+        return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
+
+    def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
+        """Multiply X by some of the cores, and join the modes of the output (side 0) or of the input (side 1)."""
+        modes, size = self.factors.modes[side], self.factors.shape[side]
+        used = [self.factors.cores[k] for k in which]
+        sizes = _sizes(self.factors)
+        steps, _ = contraction_order(labels, [core.labels for core in used], sizes)
+        plain = len(modes) == 1 and size == modes[0]  # the last product returns y and adds the bias
+        for step in steps:
+            core, kept = used[step.core], self.lead + len(step.kept)
+            name = core.name
+            x = self.permute(x, self.lead, labels, (*step.kept, *step.summed), f"{name}.order")
+            x = self.join(x, kept, len(step.summed), f"{name}.rows")
+            order = (*step.free, *step.summed)
+            matrix = self.permute(self.cores[which[step.core]], 0, core.labels, order, f"{name}.permuted")
+            matrix = self.join(matrix, 0, len(step.free), f"{name}.free")
+            matrix = self.join(matrix, 1, len(step.summed), f"{name}.matrix")
+            added = [bias] if bias is not None and plain and step is steps[-1] else []
+            x = self.add("linear", x, matrix, *added, step=name)
+            x = self.split(x, kept, [sizes[label] for label in step.free], f"{name}.modes")
+            labels = [*step.kept, *step.free]
+        x = self.permute(x, self.lead, labels, _labels("oi"[side], modes), "order")
+        x = self.join(x, self.lead, len(modes), "joined")
+        if prod(modes) != size:
+            x = self.add("slice", x, axis=self.lead, start=0, size=size, step="cut")
+        return x if bias is None or plain else self.add("add", x, bias, step="sum")
 
 
-def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
-    """Replace a matrix by factors for all its readers, and remove the matrix. Returns the params of the cores."""
-    p = e.program
-    base, key = matrix.name, matrix.key.removesuffix(".weight")
-    trainable = bool(p.attrs(matrix.param).get("trainable", True))
-    cores = [
-        e.param(f"{base}.{core.name}.weight", stored(core.array, matrix.dtype),
-                key=f"{key}.{core.name}.weight", trainable=trainable)
-        for core in factors.cores
-    ]  # fmt: skip
-    widened: dict[str, list[NodeId]] = {}
-    for reader in matrix.readers:
-        _replace(e, reader, matrix, factors, cores, widened)
-    return cores
+def _labels(side: str, modes: Sequence[int]) -> list[str]:
+    return [f"{side}{k}" for k in range(1, len(modes) + 1)]
 
 
-def _replace(e: Transaction, reader: Reader, matrix: Matrix, factors: Factors, cores: list[NodeId],
-             widened: dict[str, list[NodeId]]) -> None:  # fmt: skip
-    """Replace one reader by a chain of the same name."""
-    p = e.program
-    path, operands = p.path(reader.node), p.operands(reader.node)
-    dtype = p.spec(reader.node).dtype
-    if dtype.name not in widened:
-        widened[dtype.name] = [c if p.spec(c).dtype is dtype else
-                               e.add("cast", c, dtype=dtype, name=p.free_name(f"{p.path(c)}.cast"))
-                               for c in cores]  # fmt: skip
-    chain = _ChainBuilder(e, path)
-    if traits(reader.op).contracts == "out_in":
-        x, wide, *bias = operands
-        made = _linear(chain, x, factors, widened[dtype.name], bias[0] if bias else None)
-    else:
-        wide, ids = operands
-        made = _rows(chain, ids, factors, widened[dtype.name])
-    take_over(e, reader.node, made)
-    remove_unread(e, wide)
-
-
-def _linear(chain: _ChainBuilder, x: Value, factors: Factors, cores: list[NodeId], bias: Value | None) -> NodeId:
-    """X · Wᵀ + bias through the cores."""
-    out, inner = factors.modes
-    node = x.node
-    spec = chain.e.spec(x)
-    chain.lead = len(spec.shape) - 1
-    if prod(inner) != spec.shape[-1]:
-        node = chain.add("pad_slice", x, axis=chain.lead, start=0, size=prod(inner), step="padded")
-    elif x.port:
-        node = chain.add("slice", x, axis=chain.lead, start=0, size=prod(inner), step="input")
-    if len(inner) > 1:
-        node = chain.split(node, chain.lead, inner, "input_modes")
-    labels = [f"i{k}" for k in range(1, len(inner) + 1)]
-    return _contract(chain, node, labels, factors, list(range(len(cores))), cores, bias, out, "o", factors.shape[0])
-
-
-def _rows(chain: _ChainBuilder, ids: Value, factors: Factors, cores: list[NodeId]) -> NodeId:
-    """Rows of W by id: rows of the core with the output mode, times the other cores."""
-    first = next(k for k, core in enumerate(factors.cores) if "o1" in core.labels)
-    node = chain.add("embedding", cores[first], ids, step=factors.cores[first].name)
-    chain.lead = len(chain.e.spec(node).shape) - 1
-    labels = [name for name in factors.cores[first].labels if name != "o1"]
-    others = [k for k in range(len(cores)) if k != first]
-    return _contract(chain, node, labels, factors, others, cores, None, factors.modes[1], "i", factors.shape[1])
-
-
-def _contract(chain: _ChainBuilder, x: NodeId, start: list[str], factors: Factors,
-              which: list[int], cores: list[NodeId],
-              bias: Value | None, modes: tuple[int, ...], side: str, size: int) -> NodeId:  # fmt: skip
-    sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
-    used: list[Core] = [factors.cores[k] for k in which]
-    steps, _ = contraction_order(start, [core.labels for core in used], sizes)
-    wanted = [f"{side}{k}" for k in range(1, len(modes) + 1)]
-    plain = len(modes) == 1 and size == modes[0]  # the last product returns y and adds the bias
-    labels = start
-    for step in steps:
-        core = used[step.core]
-        x = chain.permute(x, chain.lead, labels, (*step.kept, *step.summed), f"{core.name}.order")
-        last = plain and step is steps[-1]
-        x = chain.product(x, cores[which[step.core]], core.labels, step, sizes, core.name, bias if last else None)
-        labels = [*step.kept, *step.free]
-    x = chain.permute(x, chain.lead, labels, wanted, "order")
-    x = chain.join(x, chain.lead, len(wanted), "joined")
-    if prod(modes) != size:
-        x = chain.add("slice", x, axis=chain.lead, start=0, size=size, step="cut")
-    return x if bias is None or plain else chain.add("add", x, bias, step="sum")
-
-
-def cores_of(p: Program, base: str) -> dict[str, NodeId]:
-    """Core name -> param of the factors below a name, in order; empty if there are none."""
-    names = ["outer", "inner"] if _stored(p, f"{base}.outer.weight") else []
-    while not names or names[0] != "outer":
-        name = f"core{len(names) + 1}"
-        if not _stored(p, f"{base}.{name}.weight"):
-            break
-        names.append(name)
-    return {name: p.node(f"{base}.{name}.weight") for name in names}
-
-
-def _stored(p: Program, path: str) -> bool:
-    return p.free_name(path) != path and p.op(p.node(path)) == PARAM
+def _sizes(factors: Factors) -> dict[str, int]:
+    """Sizes of all labels."""
+    return {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
 
 
 def flops(factors: Factors) -> int:
     """Floating point operations of y = x · Wᵀ per vector, in the contraction order of the chain."""
-    sizes = {name: n for core in factors.cores for name, n in zip(core.labels, core.array.shape, strict=True)}
-    start = [f"i{k}" for k in range(1, len(factors.modes[1]) + 1)]
-    return contraction_order(start, [core.labels for core in factors.cores], sizes)[1]
+    start = _labels("i", factors.modes[1])
+    return contraction_order(start, [core.labels for core in factors.cores], _sizes(factors))[1]
+
+
+def attach(e: Transaction, matrix: Matrix, factors: Factors) -> list[NodeId]:
+    """Replace a matrix by factors for all its readers, and remove the matrix. Returns the params of the cores."""
+    p, base, key = e.program, matrix.name, matrix.key.removesuffix(".weight")
+    trainable = bool(p.attrs(matrix.param).get("trainable", True))
+    cores = [e.param(f"{base}.{core.name}.weight", stored(core.array, matrix.dtype), key=f"{key}.{core.name}.weight",
+                     trainable=trainable) for core in factors.cores]  # fmt: skip
+    widened = {matrix.dtype.name: cores}
+    for reader in matrix.readers:
+        operands, dtype = p.operands(reader.node), p.spec(reader.node).dtype
+        if dtype.name not in widened:
+            widened[dtype.name] = [e.add("cast", c, dtype=dtype, name=p.free_name(f"{p.path(c)}.cast")) for c in cores]
+        chain = _ChainBuilder(e, p.path(reader.node), factors, widened[dtype.name])
+        if traits(reader.op).contracts == "out_in":
+            x, wide, *bias = operands
+            made = chain.linear(x, bias[0] if bias else None)
+        else:
+            wide, ids = operands
+            made = chain.rows(ids)
+        take_over(e, reader.node, made)
+        remove_unread(e, wide)
+    return cores
+
+
+def cores_of(p: Program, base: str) -> dict[str, NodeId]:
+    """Core name -> param of the factors below a name, in order; empty if there are none."""
+
+    def stored_here(name: str) -> bool:
+        path = f"{base}.{name}.weight"
+        return p.free_name(path) != path and p.op(p.node(path)) == PARAM
+
+    ring = takewhile(stored_here, (f"core{k}" for k in count(1)))
+    names = ("outer", "inner") if stored_here("outer") else ring
+    return {name: p.node(f"{base}.{name}.weight") for name in names}
 
 
 _STEP = re.compile(r"(.+?)\.(?:outer|inner|core\d+|order|joined|padded|input|input_modes|cut|sum)(?:\..*)?$")
@@ -184,20 +163,20 @@ def densify(program: Program, where: str | Selection = "**") -> list[str]:
     Returns: paths of the new params.
     Raises: EmptySelection if no selected map is factored; UsageError if a chain was edited.
     """
-    chosen = program.select(where) if isinstance(where, str) else where
+    chosen = selection_of(program, where)
     bases = [b for b in factored(program) if any(n in chosen for n in cores_of(program, b).values())]
     if not bases:
         raise EmptySelection("the selection has no factored matrix", where=str(where), got=f"{chosen.count} nodes",
                              fix="compress(...) and orthogonalize(..., fold='insert') make factors")  # fmt: skip
     with program.edit(f"densify {len(bases)} matrices", author="pass", tool="graphwright.surgery.densify") as e:
-        return [_densify(e, base) for base in bases]
+        made = [_densify(e, base) for base in bases]
+        remove_unread_cone(e, *(node for _, dead in made for node in dead))
+    return [path for path, _ in made]
 
 
 def factored(p: Program) -> list[str]:
     """Names of factored maps, in order of creation."""
-    paths = [p.path(n) for n in p.of_kind(PARAM)]
-    ends = (".outer.weight", ".core1.weight")
-    bases = [path.removesuffix(end) for path in paths for end in ends if path.endswith(end)]
+    bases = named(p, ".outer.weight", ".core1.weight")
     return [b for b in bases if len(cores_of(p, b)) > 1 and not b.endswith(".lora")]  # a LoRA branch replaces no matrix
 
 
@@ -210,88 +189,49 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
     return TensorRing(ring.arrays, shape or (prod(ring.modes[0]), prod(ring.modes[1])))
 
 
-class _Region(NamedTuple):
-    """One chain: its last node, the inner nodes, its input and its bias."""
-
-    end: NodeId
-    inner: list[NodeId]
-    x: Value
-    bias: Value | None
-
-
-def _densify(e: Transaction, base: str) -> str:
-    p = e.program
+def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
+    """Replace the chains of one map. Returns the path of the matrix, and nodes of the chains, which nothing reads."""
+    p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
-    first = next(iter(cores.values()))
-    regions = [_region(p, base, end, cores) for end in _ends(p, cores)]
-    maps = [r for r in regions if p.spec(r.x).dtype.is_float]
-    shape = (int(p.spec(maps[0].end).shape[-1]), int(p.spec(maps[0].x).shape[-1])) if maps else None
-    matrix = stored(reconstruct(factors_of(p, base, shape)), p.spec(first).dtype)
+    known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])
+    readers = [r for n in known for r in p.consumers(n) if r not in known]
+    named = {r: _STEP.match(p.path(r)) for r in readers}
+    regions = [(end, *_region(p, base, end, known)) for end in dict.fromkeys(p.node(m[1]) if m else r
+                                                                             for r, m in named.items())]  # fmt: skip
+    maps = [(end, x) for end, x, _ in regions if p.spec(x).dtype.is_float]
+    shape = (int(p.spec(maps[0][0]).shape[-1]), int(p.spec(maps[0][1]).shape[-1])) if maps else None
+    matrix = stored(reconstruct(factors_of(p, base, shape)), p.spec(known[0]).dtype)
     trainable = any(bool(p.attrs(n).get("trainable", True)) for n in cores.values())
-    w = e.param(f"{base}.weight", matrix, key=f"{p.key(first).rsplit('.', 2)[0]}.weight", trainable=trainable)
+    w = e.param(f"{base}.weight", matrix, key=f"{p.key(known[0]).rsplit('.', 2)[0]}.weight", trainable=trainable)
     widened: dict[str, NodeId] = {p.spec(w).dtype.name: w}
-    for region in regions:
-        kind, path = p.spec(region.end).dtype, p.path(region.end)
+    for end, x, bias in regions:
+        kind, name = p.spec(end).dtype, p.free_name(f"{p.path(end)}.dense")
         if kind.name not in widened:
             widened[kind.name] = e.add("cast", w, dtype=kind, name=p.free_name(f"{base}.weight.cast"))
-        if region in maps:
-            operands = [region.x, widened[kind.name], *([] if region.bias is None else [region.bias])]
-            made = e.add("linear", *operands, name=p.free_name(f"{path}.dense"))
+        if p.spec(x).dtype.is_float:
+            made = e.add("linear", x, widened[kind.name], *([] if bias is None else [bias]), name=name)
         else:
-            made = e.add("embedding", widened[kind.name], region.x, name=p.free_name(f"{path}.dense"))
-        take_over(e, region.end, made)
-        for node in reversed(region.inner):
-            _drop(e, node)
-    for core in cores.values():
-        for node in [*p.consumers(core), core]:
-            _drop(e, node)
-    return f"{base}.weight"
+            made = e.add("embedding", widened[kind.name], x, name=name)
+        dead += [v.node for v in p.operands(end)]
+        take_over(e, end, made)
+    return f"{base}.weight", dead
 
 
-def _drop(e: Transaction, node: NodeId) -> None:
-    """Remove a node if nothing reads it."""
-    p = e.program
-    if node in p.graph and not p.out_edges(node) and Value(node) not in p.outputs():
-        e.remove(node)
+def _region(p: Program, base: str, end: NodeId, cores: Sequence[NodeId]) -> tuple[Value, Value | None]:
+    """The input and the bias of the chain that ends at a node. Raises: UsageError if the chain was edited."""
+    prefix, row = f"{p.path(end)}.", traits(p.op(end))
 
+    def before(node: NodeId) -> list[NodeId]:
+        return [v.node for v in p.operands(node)
+                if v.node not in cores and p.path(v).startswith(prefix) and p.op(v.node) != PARAM]  # fmt: skip
 
-def _ends(p: Program, cores: dict[str, NodeId]) -> list[NodeId]:
-    """The last node of each chain that reads the cores, found by the names of chain nodes."""
-    ends: dict[NodeId, None] = {}
-    for core in cores.values():
-        for reader in _readers(p, core):
-            named = _STEP.match(p.path(reader))
-            ends[p.node(named[1]) if named else reader] = None
-    return list(ends)
-
-
-def _readers(p: Program, node: NodeId) -> list[NodeId]:
-    """Readers of a core, looking through casts."""
-    found = []
-    for reader in p.consumers(node):
-        found += _readers(p, reader) if traits(p.op(reader)).casts else [reader]
-    return found
-
-
-def _region(p: Program, base: str, end: NodeId, cores: dict[str, NodeId]) -> _Region:
-    """Walk back from the end of a chain to its input. Raises: UsageError if the input is not a single value."""
-    known = {*cores.values(), *(n for core in cores.values() for n in p.consumers(core) if traits(p.op(n)).casts)}
-    prefix, inner, entering, bias = f"{p.path(end)}.", [], [], None
-    stack = [end]
-    while stack:
-        node = stack.pop()
+    chain = flood([end], before)
+    for node in chain:
         if p.op(node) not in _OPS:
             raise UsageError("the chain of factors was edited", where=p.path(node), got=f"op {p.op(node)}")
-        for port, value in enumerate(p.operands(node)):
-            if value.node in known or value.node in inner:
-                continue
-            if p.path(value).startswith(prefix) and p.op(value.node) != PARAM:
-                inner.append(value.node)
-                stack.append(value.node)
-            elif node == end and (port == traits(p.op(node)).addend or (port == 1 and traits(p.op(node)).sums)):
-                bias = value
-            else:
-                entering.append(value)
-    if len(set(entering)) != 1:
+    read = [(n, port, v) for n in chain for port, v in enumerate(p.operands(n)) if v.node not in (*cores, *chain)]
+    biases = [v for n, port, v in read if n == end and (port == row.addend or (port == 1 and row.sums))]
+    entering = {v for _, _, v in read if v not in biases}
+    if len(entering) != 1:
         raise UsageError("the chain of factors has several inputs", where=base, got=[p.path(v) for v in entering])
-    return _Region(end, sorted(inner, key=p.order_labels.key), entering[0], bias)
+    return entering.pop(), biases[0] if biases else None

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.models.model import Model
 from graphwright.ops import traits
+from graphwright.program import Program, Selection, Transaction
+from graphwright.progress import Report
 from graphwright.report import plain
+from graphwright.surgery import matrices as mx
 from graphwright.surgery.budgets import Bytes, Energy, Error, MatrixBudget, Params, Ratio
-from graphwright.surgery.calibration import MissingCalibration
+from graphwright.surgery.calibration import Calibration, MissingCalibration
 from graphwright.surgery.errors import CompressionWouldGrow, check_choices
-from graphwright.surgery.factorise.allocate import allocate
 from graphwright.surgery.factorise.chain import attach, flops
-from graphwright.surgery.factorise.factors import compression_ratio, parameters, reconstruct
+from graphwright.surgery.factorise.factors import Factors, as_stored, compression_ratio, parameters, reconstruct
 from graphwright.surgery.factorise.methods import METHODS, LowRankFit
-from graphwright.surgery.factorise.report import CompressionReport, FitRow, SingleMatrixDrift, as_stored, milliseconds
-from graphwright.surgery.matrices import Skipped, edit_matrices, find_matrices, program_of, values
-from graphwright.surgery.measure import input_grams, measure_drift, output_error
-
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.program import Program, Selection, Transaction
-    from graphwright.progress import Report
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.factorise.factors import Factors
-    from graphwright.surgery.factorise.methods import Fit
-    from graphwright.surgery.matrices import Matrix
+from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, divergence_of, milliseconds
+from graphwright.surgery.matrices import Matrix, Skipped, input_grams, output_error, values
 
 SLACK = 1e-9
 """Relative tolerance of an error budget, for rounding of the sums that the error is computed from."""
@@ -70,33 +63,32 @@ class CompressKeywords(TypedDict, total=False):
     importance: Mapping[str, float] | None
 
 
-@dataclass(slots=True)
 class _Subject:
-    """A matrix, its decompositions and the factors chosen for it."""
+    """A matrix, its decompositions by name, the parameters allocated to it and the factors chosen for it."""
 
-    matrix: Matrix
-    w: np.ndarray
-    gram: np.ndarray | None
-    fits: dict[str, Fit]
-    spectrum: LowRankFit
-    aware: LowRankFit | None
-    params: int | None = None
-    rows: list[FitRow] = field(default_factory=list)
-    chosen: Factors | None = None
+    def __init__(
+        self, p: Program, m: Matrix, gram: np.ndarray | None, names: Sequence[str], options: CompressOptions
+    ) -> None:
+        self.matrix, self.w, self.gram = m, values(p, m.key), gram
+        table = any(traits(r.op).lookup for r in m.readers)
+        usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
+        if not usable:
+            raise UsageError("only low-rank factors can replace an embedding table", where=m.path, got=names[0],
+                             fix='method="svd"')  # fmt: skip
+        self.fits = {name: METHODS[name](self.w, gram, options) for name in usable}
+        plain, aware = self.fits.get("svd"), self.fits.get("asvd")
+        self.spectrum = plain if isinstance(plain, LowRankFit) else LowRankFit.of(self.w)
+        self.aware = aware if isinstance(aware, LowRankFit) else None if gram is None else LowRankFit.of(self.w, gram)
+        self.params: int | None = None
+        self.rows: list[FitRow] = []
+        self.chosen: Factors | None = None
 
 
 def compress(
-    program: Program | Model,
-    where: str | Selection,
-    method: str = "best",
-    budget: MatrixBudget | None = None,
-    *,
-    calibration: Calibration | None = None,
-    dry_run: bool = False,
-    keep_partial: bool = False,
-    report: Report | None = None,
-    **options: Unpack[CompressKeywords],
-) -> CompressionReport:
+    program: Program | Model, where: str | Selection, method: str = "best", budget: MatrixBudget | None = None, *,
+    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    report: Report | None = None, **options: Unpack[CompressKeywords],
+) -> CompressionReport:  # fmt: skip
     """Replace matrices by factors with fewer parameters, in one edit that `program.undo()` reverts.
 
     Args:
@@ -114,13 +106,13 @@ def compress(
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, BudgetUnreachable, MissingCalibration, NotFactorable;
         CompressionWouldGrow if a single matrix is selected and its factors are not smaller.
     """
-    given, p = CompressOptions(**options), program_of(program)
+    given, p = CompressOptions(**options), mx.program_of(program)
     wanted = Energy() if budget is None else budget
     names = _methods(method, calibration)
     if not isinstance(wanted, MatrixBudget):
         raise UsageError("this budget does not apply to matrices", where="budget",
                          expected="Error, Energy, Ratio, Params or Bytes", got=wanted)  # fmt: skip
-    matrices, skipped = find_matrices(p, where)
+    matrices, skipped = mx.find_matrices(p, where)
     total = sum(m.size for m in matrices)
     found = CompressionReport(method=method, budget=repr(wanted), dry_run=dry_run, options=plain(given),
                               skipped=skipped, before=total, after=total)  # fmt: skip
@@ -128,23 +120,21 @@ def compress(
                 for m in matrices if min(m.shape) < given.min_dim]  # fmt: skip
     matrices = [m for m in matrices if min(m.shape) >= given.min_dim]
     grams = input_grams(p, matrices, calibration) if calibration is not None else {}
-    subjects = {m.path: _subject(p, m, grams.get(m.path), names, given) for m in matrices}
+    subjects = {m.path: _Subject(p, m, grams.get(m.path), names, given) for m in matrices}
     if isinstance(wanted, Ratio | Params | Bytes):
         _allocate(list(subjects.values()), wanted, total, method, given, p)
-    before = p.fork()
-    single = None if calibration is None else SingleMatrixDrift(before, calibration)
+    divergence = None if calibration is None else divergence_of(p, calibration)
 
     def edit(e: Transaction, matrix: Matrix) -> dict[str, float]:
         subject = subjects[matrix.path]
-        _decide(subject, wanted, single)
+        _decide(subject, wanted, divergence)
         found.rows += subject.rows
         _apply(e, subject, found, alone=total == matrix.size)
         return {"ratio": found.ratio}
 
     why = f"compress {len(matrices)} matrices: {method} within {wanted}"
-    target = edit_matrices(p, matrices, edit, found, name="compress", why=why, keep_partial=keep_partial, report=report)
-    if calibration is not None:
-        found.drift = measure_drift(before, target, calibration)[0]
+    mx.edit_matrices(p, matrices, edit, found, name="compress", why=why, calibration=calibration,
+                     keep_partial=keep_partial, report=report)  # fmt: skip
     return found
 
 
@@ -156,18 +146,6 @@ def _methods(method: str, calibration: Calibration | None) -> list[str]:
     return [m for m in METHODS if m != "asvd" or calibration is not None] if method == "best" else [method]
 
 
-def _subject(p: Program, m: Matrix, gram: np.ndarray | None, names: list[str], options: CompressOptions) -> _Subject:
-    w = values(p, m.key)
-    table = any(traits(r.op).lookup for r in m.readers)
-    usable = [n for n in names if not (table and n in ("tt", "tr")) and not (n == "asvd" and gram is None)]
-    if not usable:
-        raise UsageError("only low-rank factors can replace an embedding table", where=m.path, got=names[0],
-                         fix='method="svd"')  # fmt: skip
-    fits = {name: METHODS[name](w, gram, options) for name in usable}
-    aware = LowRankFit.of(w, gram) if gram is not None else None
-    return _Subject(m, w, gram, fits, LowRankFit.of(w), aware)
-
-
 def _allocate(
     subjects: list[_Subject], budget: Ratio | Params | Bytes, whole: int, method: str, options: CompressOptions,
     p: Program,
@@ -175,7 +153,8 @@ def _allocate(
     """Allocate parameters to each matrix. Raises: BudgetUnreachable if rank `min_rank` of all matrices is too large."""
     most = _most_params(budget, subjects, whole)
     untouched = whole - sum(s.matrix.size for s in subjects)
-    least = sum(options.min_rank * sum(s.matrix.shape) for s in subjects) + untouched
+    shapes = [s.matrix.shape for s in subjects]
+    least = options.min_rank * sum(map(sum, shapes)) + untouched
     if least > most:
         raise BudgetUnreachable("the smallest ranks exceed the budget", asked=most, best=least, fix="a larger budget")
     importance = options.importance or {}
@@ -186,7 +165,6 @@ def _allocate(
         weight = prod(importance[pattern] for pattern, nodes in chosen.items() if s.matrix.param in nodes)
         weights.append(weight / max(float(np.sum(sigma**2)), np.finfo(float).tiny))
         spectra.append(sigma)
-    shapes = [s.matrix.shape for s in subjects]
     ranks = allocate(spectra, shapes, most - untouched, weights, options.min_rank, options.max_rank)
     for s, rank in zip(subjects, ranks, strict=True):
         s.params = s.matrix.size if rank is None else rank * sum(s.matrix.shape)
@@ -202,62 +180,88 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
     return int((1 - budget.share) * whole)
 
 
-def _decide(s: _Subject, budget: MatrixBudget, single: SingleMatrixDrift | None) -> None:
+def allocate(
+    spectra: Sequence[np.ndarray], shapes: Sequence[tuple[int, int]], budget: int,
+    importance: Sequence[float] | None = None, min_rank: int = 1, max_rank: int | None = None,
+) -> list[int | None]:  # fmt: skip
+    """Ranks that minimise the dropped Σ w σ² within `budget` parameters; None for a layer that stays dense.
+
+    A rank of an [m, n] layer costs m + n parameters and saves w σ². Ranks that save most per parameter are taken first;
+    spectra descend, so a layer's ranks are taken in order. A layer whose factors would not be smaller stays dense.
+
+    Args:
+        spectra: descending singular values per layer.
+        shapes: (m, n) per layer.
+        budget: parameters of all layers together.
+        importance: w per layer; 1 by default.
+        min_rank, max_rank: of every layer.
+    """
+    costs, sizes = [m + n for m, n in shapes], [m * n for m, n in shapes]
+    gains = [(-(1.0 if importance is None else importance[i]) * float(sigma) ** 2 / costs[i], i, r)
+             for i, spectrum in enumerate(spectra) for r, sigma in enumerate(np.asarray(spectrum)[:max_rank])
+             if r >= min_rank]  # fmt: skip
+    gains.sort()
+    dense: set[int] = set()
+    while True:
+        ranks: list[int | None] = [None if i in dense else min_rank for i in range(len(spectra))]
+        left = budget - sum(sizes[i] if r is None else r * costs[i] for i, r in enumerate(ranks))
+        closed = set(dense)
+        for _, i, r in gains:
+            if i in closed or costs[i] > left:
+                closed.add(i)  # later ranks save less, and ranks are taken without gaps
+            else:
+                ranks[i], left = r + 1, left - costs[i]
+        grown = [i for i, r in enumerate(ranks) if r is not None and r * costs[i] >= sizes[i]]
+        if not grown:
+            return ranks
+        dense.add(grown[0])
+
+
+def _decide(s: _Subject, budget: MatrixBudget, divergence: Divergence | None) -> None:
     """Fit a row per method, and choose the best one within the budget. Raises: BudgetUnreachable."""
     if s.params == s.matrix.size:
         return  # the budget has room for the dense matrix
-    limit = _error_limit(budget)
+    limit = (1 - budget.share) ** 0.5 if isinstance(budget, Energy) else None
+    if isinstance(budget, Error):
+        limit = budget.most
     candidates: list[tuple[Factors, FitRow, float]] = []
     for name, fit in s.fits.items():
         factors = fit.within_params(s.params) if s.params is not None else fit.within_error(limit or 0.0)
         if factors is not None:
-            row = _row(s, name, as_stored(factors, s.matrix), single)
+            row = _row(s, name, as_stored(factors, s.matrix.dtype), divergence)
             lost = row.output_error if name == "asvd" and row.output_error is not None else row.weight_error
             candidates.append((factors, row, lost))
     s.rows = [row for _, row, _ in candidates]
-    within = candidates if limit is None else [c for c in candidates if c[2] <= limit * (1 + SLACK) + _rounding(s)]
+    rounding = {2: 2.0**-7, 4: 2.0**-22}.get(s.matrix.dtype.itemsize, 1e-13)  # relative error of storing the factors
+    within = [c for c in candidates if limit is None or c[2] <= limit * (1 + SLACK) + rounding]
     if not within:
         raise BudgetUnreachable(
             "no method meets the budget", asked=limit or 0.0, where=s.matrix.path,
             best=min((lost for _, _, lost in candidates), default=1.0), fix="a larger error, or a larger max_rank",
         )  # fmt: skip
-    best = min(within, key=lambda c: c[1].error if limit is None else c[1].parameters)
-    best[1].chosen, s.chosen = True, best[0]
+    s.chosen, row, _ = min(within, key=lambda c: c[1].error if limit is None else c[1].parameters)
+    row.chosen = True
 
 
-def _error_limit(budget: MatrixBudget) -> float | None:
-    """The relative error that a quality budget allows; None for a size budget."""
-    if isinstance(budget, Energy):
-        return (1 - budget.share) ** 0.5
-    return budget.most if isinstance(budget, Error) else None
-
-
-def _rounding(s: _Subject) -> float:
-    """Relative error caused by storing the factors."""
-    return {2: 2.0**-7, 4: 2.0**-22}.get(s.matrix.dtype.itemsize, 1e-13)
-
-
-def _row(s: _Subject, name: str, factors: Factors, single: SingleMatrixDrift | None) -> FitRow:
+def _row(s: _Subject, name: str, factors: Factors, divergence: Divergence | None) -> FitRow:
     m, count = s.matrix, parameters(factors)
-    new = reconstruct(factors)
-    norm, rank = float(np.linalg.norm(s.w)), count // sum(m.shape)
+    rank, (weight_error, output) = count // sum(m.shape), _errors(s.w, factors, s.gram)
     dense_ms, ms = milliseconds(factors)
     return FitRow(
-        path=m.path,
-        shape=m.shape,
-        method=name,
-        ranks=factors.ranks,
-        parameters=count,
-        ratio=compression_ratio(factors),
-        weight_error=float(np.linalg.norm(new - s.w)) / norm if norm else 0.0,
-        output_error=None if s.gram is None else output_error(s.w, new, s.gram),
+        path=m.path, shape=m.shape, method=name, ranks=factors.ranks, parameters=count,
+        ratio=compression_ratio(factors), weight_error=weight_error, output_error=output,
         svd_error=s.spectrum.error(rank) if rank else None,
         asvd_error=s.aware.error(rank) if rank and s.aware is not None else None,
-        kl=None if single is None else single.divergence(m, factors),
-        dense_ms=dense_ms,
-        ms=ms,
-        flops_share=flops(factors) / (2 * m.size),
-    )
+        kl=None if divergence is None else divergence(m, factors),
+        dense_ms=dense_ms, ms=ms, flops_share=flops(factors) / (2 * m.size),
+    )  # fmt: skip
+
+
+def _errors(w: np.ndarray, factors: Factors, gram: np.ndarray | None) -> tuple[float, float | None]:
+    """Relative errors of a matrix, and of its outputs if the Gram matrix of its inputs is known."""
+    new, norm = reconstruct(factors), float(np.linalg.norm(w))
+    lost = float(np.linalg.norm(new - w)) / norm if norm else 0.0
+    return lost, None if gram is None else output_error(w, new, gram)
 
 
 def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool) -> None:
@@ -277,26 +281,16 @@ def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool
 
 # -- without changing anything -----------------------------------------------------------------------------------------
 class CurvePoint(NamedTuple):
-    """One size of one matrix.
-
-    Attributes:
-        ratio: parameters before / after.
-        error: relative; of the outputs for `asvd`, else of the weights.
-    """
+    """Parameters of a matrix before / after, and the relative error: of the outputs for `asvd`, else of the weights."""
 
     ratio: float
     error: float
 
 
 def curve(
-    program: Program,
-    where: str,
-    methods: Sequence[str] = ("svd",),
-    points: int = 8,
-    *,
-    order: int = 3,
+    program: Program, where: str, methods: Sequence[str] = ("svd",), points: int = 8, *, order: int = 3,
     calibration: Calibration | None = None,
-) -> dict[str, list[CurvePoint]]:
+) -> dict[str, list[CurvePoint]]:  # fmt: skip
     """Ratio and error of one matrix at up to `points` sizes, by ascending ratio, per method; nothing is changed.
 
     The large decomposition, of the matrix or of its first unfolding, is made once per method. Trains and rings have the
@@ -311,30 +305,23 @@ def curve(
         calibration: data, for `asvd`.
     Raises: UsageError for several matrices or an unknown method; MissingCalibration.
     """
-    found, _ = find_matrices(program, where)
+    found, _ = mx.find_matrices(program, where)
     if len(found) != 1:
         raise UsageError("a curve needs exactly one matrix", where=where, got=f"{len(found)} matrices")
     for name in methods:
         check_choices({"method": name}, {"method": METHODS})
         _methods(name, calibration)
-    matrix = found[0]
-    w = values(program, matrix.key)
+    matrix, w = found[0], values(program, found[0].key)
     gram = input_grams(program, found, calibration).get(matrix.path) if calibration is not None else None
     sizes = np.geomspace(matrix.size, sum(matrix.shape), points).astype(int)
-    norm = float(np.linalg.norm(w)) or 1.0
     made: dict[str, list[CurvePoint]] = {}
     for name in methods:
         fit = METHODS[name](w, gram, CompressOptions(order=order))
         seen: dict[float, CurvePoint] = {}
-        for size in sizes:
-            factors = fit.within_params(int(size))
-            if factors is None:
-                continue
-            new = reconstruct(factors)
-            weight_error = float(np.linalg.norm(new - w)) / norm
-            error = output_error(w, new, gram) if name == "asvd" and gram is not None else weight_error
-            point = CurvePoint(compression_ratio(factors), error)
-            seen.setdefault(point.ratio, point)
+        for factors in filter(None, (fit.within_params(int(size)) for size in sizes)):
+            lost, output = _errors(w, factors, gram)
+            error = output if name == "asvd" and output is not None else lost
+            seen.setdefault(ratio := compression_ratio(factors), CurvePoint(ratio, error))
         made[name] = _pareto(list(seen.values()))
     return made
 
@@ -342,7 +329,7 @@ def curve(
 def _pareto(points: list[CurvePoint]) -> list[CurvePoint]:
     """Points by ascending ratio, without those that a smaller one beats in error."""
     best: list[CurvePoint] = []
-    for point in sorted(points, key=lambda q: (q.ratio, q.error)):
+    for point in sorted(points):
         while best and best[-1].error >= point.error:
             best.pop()
         best.append(point)

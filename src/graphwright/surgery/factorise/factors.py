@@ -6,16 +6,19 @@ Sources: Zhao et al. 2016, "Tensor ring decomposition"; r₀ = 1 is the tensor t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
+from graphwright.array import DType
 from graphwright.errors import UsageError
 from graphwright.surgery.errors import NotFactorable
+from graphwright.surgery.matrices import rounded
 
 
 class Core(NamedTuple):
@@ -30,30 +33,6 @@ class Core(NamedTuple):
     name: str
     array: np.ndarray
     labels: tuple[str, ...]
-
-
-class Factors(Protocol):
-    """A factored matrix [out, in]."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in) of the matrix."""
-        ...
-
-    @property
-    def modes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes of o₁, o₂, ... and of i₁, i₂, ...; if their products exceed the matrix, the rest is padding."""
-        ...
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Sizes of the bonds."""
-        ...
-
-    @property
-    def cores(self) -> tuple[Core, ...]:
-        """The cores in order."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,11 +99,22 @@ class TensorRing:
         return reconstruct(self)
 
 
+Factors = LowRank | TensorRing
+"""A factored matrix: its `shape` (out, in), `modes` (sizes of o₁, o₂, .. and i₁, i₂, ..), `ranks` of bonds, `cores`."""
+
+
 def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the field's name
     """A ring whose first and last rank are 1. Raises: ValueError for other ranks."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
         raise ValueError(f"a tensor train needs outer ranks 1, got {arrays[0].shape[0]} and {arrays[-1].shape[3]}")
     return TensorRing(tuple(arrays), shape)
+
+
+def as_stored(factors: Factors, dtype: DType) -> Factors:
+    """The factors rounded to the dtype in which they are stored."""
+    if isinstance(factors, LowRank):
+        return LowRank(rounded(factors.outer, dtype), rounded(factors.inner, dtype))
+    return TensorRing(tuple(rounded(a, dtype) for a in factors.arrays), factors.shape)
 
 
 def parameters(factors: Factors) -> int:
@@ -149,14 +139,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """The product of the running value with one core.
-
-    Attributes:
-        core: its number.
-        kept: labels of the running value that remain, in their order.
-        summed: labels that the product sums over.
-        free: labels of the core that are added.
-    """
+    """The product of the running value with a core: labels that remain, are summed over, and are added by the core."""
 
     core: int
     kept: tuple[str, ...]
@@ -179,7 +162,8 @@ def contraction_order(
     for done in range(whole + 1):  # a set comes after its subsets
         if done not in best:
             continue
-        value = set(_open(start, cores, done))
+        names = Counter([*start, *(name for k, labels in enumerate(cores) if done >> k & 1 for name in labels)])
+        value = {name for name, count in names.items() if count == 1}  # labels of the running value
         for k, labels in enumerate(cores):
             if done >> k & 1:
                 continue
@@ -202,16 +186,6 @@ def contraction_order(
         steps.append(ContractionStep(k, kept, shared, free))
         running = [*kept, *free]
     return steps, best[whole][0]
-
-
-def _open(start: Sequence[str], cores: Sequence[Sequence[str]], done: int) -> tuple[str, ...]:
-    """Labels of the running value after contracting a set of cores."""
-    count: dict[str, int] = dict.fromkeys(start, 1)
-    for k, labels in enumerate(cores):
-        if done >> k & 1:
-            for name in labels:
-                count[name] = count.get(name, 0) + 1
-    return tuple(name for name, n in count.items() if n == 1)
 
 
 def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:

@@ -5,21 +5,14 @@ Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from graphwright.errors import UsageError
+from graphwright.graph import NodeId
 from graphwright.ops import traits
-from graphwright.program import EmptySelection, Value
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
-from graphwright.program.kinds import PARAM
-from graphwright.surgery.matrices import find_matrices, stored, values
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Selection, Transaction
-    from graphwright.surgery.matrices import Matrix
+from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 
 ENDING = ".lora.outer.weight"
 
@@ -55,12 +48,12 @@ def merge_lora(program: Program, where: str | Selection = "**") -> list[str]:
 
     Returns: paths of the changed weights. Raises: EmptySelection if no selected map has a branch.
     """
-    chosen = program.select(where) if isinstance(where, str) else where
-    outers = [n for n in program.of_kind(PARAM) if program.path(n).endswith(ENDING) and n in chosen]
-    if not outers:
+    chosen = selection_of(program, where)
+    bases = [base for base in named(program, ENDING) if program.node(base + ENDING) in chosen]
+    if not bases:
         raise EmptySelection("the selection has no low-rank branch", where=str(where), fix="lora(program, where, rank)")
-    with program.edit(f"merge {len(outers)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
-        return [_merge(e, program.path(n).removesuffix(ENDING)) for n in outers]
+    with program.edit(f"merge {len(bases)} low-rank branches", author="pass", tool="graphwright.surgery.lora") as e:
+        return [_merge(e, base) for base in bases]
 
 
 def _branch(e: Transaction, m: Matrix, rank: int, rng: np.random.Generator) -> tuple[str, str]:

@@ -1,20 +1,134 @@
-"""Decomposition methods with one interface: fewest parameters for an error, or least error for some parameters."""
+"""Alternating least squares for tensor trains and rings: optimise one core at a time while the others are fixed.
+
+The normal equations of a core need the Gram matrix of the other cores, which is a product of small transfer matrices,
+and one product with the tensor. Source: Zhao et al. 2016, section 3.2.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import cached_property, reduce
+from typing import NamedTuple
 
 import numpy as np
 
-from graphwright.surgery.factorise.als import refine
 from graphwright.surgery.factorise.factors import LowRank, TensorRing, parameters, split, to_cores, to_tensor
 from graphwright.surgery.matrices import finite
 
-if TYPE_CHECKING:
-    from graphwright.surgery.factorise.factors import Factors
+CONVERGED = 1e-11
+"""Relative error, or its change in a sweep, at which sweeping stops."""
+CANDIDATES, PROBE = 4, 20
+"""Random starts, and sweeps after which they are compared; enough to recover planted rings of ranks 2 and 3."""
+
+
+def refine(tensor: np.ndarray, cores: Sequence[np.ndarray], sweeps: int) -> tuple[list[np.ndarray], list[float]]:
+    """Improved cores of the same ranks, and the relative error before and after each sweep, which never rises.
+
+    Args:
+        tensor: [p_1 .. p_d].
+        cores: [r_{k-1}, p_k, r_k] to start from.
+        sweeps: upper limit.
+    """
+    d, norm = tensor.ndim, float(np.linalg.norm(tensor))
+    best = [np.array(core, np.float64) for core in cores]
+    errors = [relative_error(tensor, best)]
+    if norm == 0.0 or d == 1:
+        return best, errors
+    unfolded = [_unfold(tensor, k) for k in range(d)]
+    current = [core.copy() for core in best]
+    for _ in range(sweeps):
+        others = np.empty(0)
+        for k in range(d):
+            others = _subchain(current, k)  # [rest, r_k r_{k-1}]
+            current[k] = _solve(unfolded[k] @ others, _gram(current, k), current[k].shape)
+        error = float(np.linalg.norm(unfolded[-1] - _rows(current[-1]) @ others.T)) / norm
+        if error >= errors[-1]:
+            break
+        best = [core.copy() for core in current]
+        errors.append(error)
+        if error < CONVERGED or errors[-2] - error < CONVERGED * errors[-2]:
+            break
+    return best, errors
+
+
+def recover(
+    tensor: np.ndarray, ranks: Sequence[int], sweeps: int, restarts: int = 3, seed: int = 0, tol: float = 1e-9
+) -> tuple[list[np.ndarray], list[float]]:
+    """A ring of given ranks r_0 .. r_{d-1} from random cores, restarted until the error is at most `tol`.
+
+    Each start is the best of several candidates after a few sweeps, by when most bad candidates have stalled.
+    """
+    found: list[tuple[list[np.ndarray], list[float]]] = []
+    rng = np.random.default_rng(seed)
+    closed = [*ranks, ranks[0]]
+
+    def drawn() -> list[np.ndarray]:
+        return [rng.standard_normal((closed[k], p, closed[k + 1])) for k, p in enumerate(tensor.shape)]
+
+    while len(found) < max(restarts, 1) and not (found and found[-1][1][-1] <= tol):
+        probed = [refine(tensor, drawn(), min(PROBE, sweeps)) for _ in range(CANDIDATES)]
+        start, errors = min(probed, key=lambda each: each[1][-1])
+        cores, more = refine(tensor, start, sweeps - min(PROBE, sweeps))
+        found.append((cores, [*errors, *more[1:]]))
+    return min(found, key=lambda each: each[1][-1])
+
+
+def contract(cores: Sequence[np.ndarray]) -> np.ndarray:
+    """The full tensor of a ring or train."""
+    full = _subchain(cores, len(cores) - 1) @ _rows(cores[-1]).T
+    return full.reshape([core.shape[1] for core in cores])
+
+
+def relative_error(tensor: np.ndarray, cores: Sequence[np.ndarray]) -> float:
+    """‖T - ring‖ / ‖T‖; 0 where both are zero."""
+    norm, lost = float(np.linalg.norm(tensor)), float(np.linalg.norm(tensor - contract(cores)))
+    return lost / norm if norm else lost
+
+
+def _unfold(tensor: np.ndarray, k: int) -> np.ndarray:
+    """[p_k, p_{k+1} .. p_d p_1 .. p_{k-1}]: mode k, then the others in the order of the ring."""
+    d = tensor.ndim
+    order = [(k + i) % d for i in range(d)]
+    return np.ascontiguousarray(tensor.transpose(order).reshape(tensor.shape[k], -1))
+
+
+def _rows(core: np.ndarray) -> np.ndarray:
+    """[r, p, r'] as [p, r' r]."""
+    return core.transpose(1, 2, 0).reshape(core.shape[1], -1)
+
+
+def _subchain(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
+    """Contraction of all cores but k, in ring order from k + 1: [modes, r_k r_{k-1}]."""
+    chain, *rest = (*cores[k + 1 :], *cores[:k])
+    for core in rest:
+        wide = chain.reshape(-1, chain.shape[-1]) @ core.reshape(core.shape[0], -1)
+        chain = wide.reshape(chain.shape[0], -1, core.shape[2])
+    return chain.transpose(1, 0, 2).reshape(chain.shape[1], -1)
+
+
+def _gram(cores: Sequence[np.ndarray], k: int) -> np.ndarray:
+    """Gram matrix of the subchain's columns, [r_k r_{k-1}, r_k r_{k-1}], without forming the subchain."""
+    pairs = []
+    for core in (*cores[k + 1 :], *cores[:k]):
+        left, p, right = core.shape
+        flat = core.transpose(1, 0, 2).reshape(p, left * right)
+        pair = (flat.T @ flat).reshape(left, right, left, right).transpose(0, 2, 1, 3)
+        pairs.append(pair.reshape(left * left, right * right))
+    total = reduce(np.matmul, pairs)
+    a, b = cores[k].shape[2], cores[k].shape[0]
+    return total.reshape(a, a, b, b).transpose(0, 2, 1, 3).reshape(a * b, a * b)
+
+
+def _solve(right: np.ndarray, gram: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The core from its normal equations; the minimum-norm solution if they are singular."""
+    scale = np.trace(gram) / len(gram)
+    try:
+        np.linalg.cholesky(gram - 1e-13 * scale * np.eye(len(gram)))
+        found = np.linalg.solve(gram, right.T).T
+    except np.linalg.LinAlgError:
+        found = right @ np.linalg.pinv(gram, rcond=1e-12, hermitian=True)
+    return found.reshape(shape[1], shape[2], shape[0]).transpose(2, 0, 1)
 
 
 class Unfolding(NamedTuple):
@@ -81,27 +195,31 @@ RIDGE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class LowRankFit:
-    """One SVD, from which the factors of every rank follow.
+    """One SVD, from which the factors of every rank follow: the methods `svd` and `asvd`.
 
     Attributes:
         u, s, vt: SVD of W, or of W L.
         root: L, or None.
+        low, high: smallest and largest rank.
     """
 
     u: np.ndarray
     s: np.ndarray
     vt: np.ndarray
-    root: np.ndarray | None = None
+    root: np.ndarray | None
+    low: int
+    high: int
 
     @staticmethod
-    def of(w: np.ndarray, gram: np.ndarray | None = None) -> LowRankFit:
+    def of(w: np.ndarray, gram: np.ndarray | None = None, min_rank: int = 1, max_rank: int | None = None) -> LowRankFit:
         """Decompose [out, in]; with a Gram matrix Σ x xᵀ / N weighted by the inputs."""
         root = None
         if gram is not None:
             floor = RIDGE * float(np.trace(gram)) / len(gram)
             root = np.linalg.cholesky(gram + (floor or 1.0) * np.eye(len(gram)))
         u, s, vt = np.linalg.svd(w if root is None else w @ root, full_matrices=False)
-        return LowRankFit(u, s, vt, root)
+        most = min(len(s), max_rank or len(s))
+        return LowRankFit(u, s, vt, root, min(min_rank, most), most)
 
     def at(self, rank: int) -> LowRank:
         """The factors of a rank; each side gets the square roots of the singular values."""
@@ -119,6 +237,15 @@ class LowRankFit:
     def rank_for(self, error: float) -> int:
         """The smallest rank with at most this relative error."""
         return rank_within(self.s, error * float(np.linalg.norm(self.s)))
+
+    def within_error(self, error: float) -> LowRank:
+        """The factors of the smallest sufficient rank from `low` to `high`; the caller checks the error."""
+        return self.at(min(max(self.rank_for(error), self.low), self.high))
+
+    def within_params(self, params: int) -> LowRank | None:
+        """The factors of the largest rank that fits; None if `low` does not fit."""
+        rank = min(params // (len(self.u) + self.vt.shape[1]), self.high)
+        return self.at(rank) if rank >= self.low else None
 
 
 def svd(w: np.ndarray, rank: int) -> LowRank:
@@ -172,36 +299,6 @@ BISECTIONS = 14
 """Steps of the bisection that fits the error of a train or ring to a number of parameters."""
 
 
-class Fit(Protocol):
-    """All decompositions of one matrix by one method."""
-
-    def within_error(self, error: float) -> Factors:
-        """The fewest parameters at this relative error (asvd: of the outputs)."""
-        ...
-
-    def within_params(self, params: int) -> Factors | None:
-        """The least error with up to this many parameters; None if the smallest rank does not fit."""
-        ...
-
-
-class LowRankMethod:
-    """`svd` and `asvd`: one decomposition gives every rank."""
-
-    def __init__(self, w: np.ndarray, gram: np.ndarray | None, min_rank: int = 1, max_rank: int | None = None) -> None:
-        self.fit = LowRankFit.of(w, gram)
-        most = min(len(self.fit.s), max_rank or len(self.fit.s))
-        self.low, self.high, self.cost = min(min_rank, most), most, sum(w.shape)
-
-    def within_error(self, error: float) -> LowRank:
-        """The smallest sufficient rank, within `min_rank` and `max_rank`; the caller checks the error."""
-        return self.fit.at(min(max(self.fit.rank_for(error), self.low), self.high))
-
-    def within_params(self, params: int) -> LowRank | None:
-        """The largest rank that fits."""
-        rank = min(params // self.cost, self.high)
-        return self.fit.at(rank) if rank >= self.low else None
-
-
 class RingMethod:
     """`tt` and `tr`: the first unfolding is decomposed once, the others again for each accuracy."""
 
@@ -220,14 +317,14 @@ class RingMethod:
         return Unfolding.of(self.tensor)
 
     def within_error(self, error: float) -> TensorRing:
-        """The error is an upper bound."""
+        """A train or ring of few parameters, whose error is at most this."""
         arrays = (ring if self.closed else train)(self.first, error=error)
         if self.sweeps:
             arrays = refine(self.tensor, arrays, self.sweeps)[0]
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """The smallest error whose train or ring fits, by bisection."""
+        """The train or ring of the smallest error that fits, by bisection; None if not even rank 1 fits."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:
@@ -242,9 +339,11 @@ class RingMethod:
         return best
 
 
+Fit = LowRankFit | RingMethod
+"""All decompositions of one matrix by one method."""
 METHODS: dict[str, Callable[..., Fit]] = {
-    "svd": lambda w, gram, o: LowRankMethod(w, None, o.min_rank, o.max_rank),
-    "asvd": lambda w, gram, o: LowRankMethod(w, gram, o.min_rank, o.max_rank),
+    "svd": lambda w, gram, o: LowRankFit.of(w, None, o.min_rank, o.max_rank),
+    "asvd": lambda w, gram, o: LowRankFit.of(w, gram, o.min_rank, o.max_rank),
     "tt": lambda w, gram, o: RingMethod(w, o.order, False, o.pad, o.sweeps),
     "tr": lambda w, gram, o: RingMethod(w, o.order, True, o.pad, o.sweeps),
 }

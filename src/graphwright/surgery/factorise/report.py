@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import Builder
+from graphwright.program import Builder, Program
 from graphwright.report import ReportBase, table
+from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
-from graphwright.surgery.factorise.factors import LowRank, TensorRing
-from graphwright.surgery.matrices import MatrixReport, find_matrices, rounded
-from graphwright.surgery.measure import kl
-
-if TYPE_CHECKING:
-    from graphwright.program import Program
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.factorise.factors import Factors
-    from graphwright.surgery.matrices import Matrix
+from graphwright.surgery.factorise.factors import Factors
+from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices
+from graphwright.surgery.measure import Drift
 
 ROWS, ROUNDS, WARM_UP = 32, 9, 2
 COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",
@@ -124,14 +120,6 @@ class CompressionReport(MatrixReport):
         )
 
 
-def as_stored(factors: Factors, matrix: Matrix) -> Factors:
-    """The factors rounded to the dtype of the matrix."""
-    if isinstance(factors, LowRank):
-        return LowRank(rounded(factors.outer, matrix.dtype), rounded(factors.inner, matrix.dtype))
-    assert isinstance(factors, TensorRing)
-    return TensorRing(tuple(rounded(a, matrix.dtype) for a in factors.arrays), factors.shape)
-
-
 def milliseconds(factors: Factors) -> tuple[float, float]:
     """Median time of y = x · Wᵀ for 32 rows in float32, planned: by the matrix, and by the chain of its factors."""
     out, inner = factors.shape
@@ -155,21 +143,24 @@ def milliseconds(factors: Factors) -> tuple[float, float]:
     return before, after
 
 
-class SingleMatrixDrift:
-    """KL of the model's scores with one matrix factored at a time, on the first chunk of the calibration windows."""
+Divergence = Callable[[Matrix, Factors], float]
+"""Mean KL in nats of a model's scores with one matrix replaced by factors."""
 
-    def __init__(self, program: Program, calibration: Calibration) -> None:
-        self.program, self.feeds = program, calibration.feeds(program)[0]
-        self.output = program.output_names()[0]
-        self.scores = self._scores(program)
 
-    def divergence(self, matrix: Matrix, factors: Factors) -> float:
-        """Mean KL in nats."""
-        copy = self.program.fork()
+def divergence_of(program: Program, calibration: Calibration) -> Divergence:
+    """The divergence on the first chunk of the calibration windows, for the present state of a program."""
+    before, feeds, name = program.fork(), calibration.feeds(program)[0], program.output_names()[0]
+
+    def scores(p: Program) -> np.ndarray:
+        return p.run(feeds, keep="outputs")[name].to_numpy("float64")
+
+    dense = scores(before)
+
+    def divergence(matrix: Matrix, factors: Factors) -> float:
+        copy, drift = before.fork(), Drift(scores=True)
         with copy.edit("one matrix") as e:
             attach(e, matrix, factors)
-        return max(float(kl(self.scores, self._scores(copy)).mean()), 0.0)
+        drift.add(dense, scores(copy))
+        return drift.kl or 0.0
 
-    def _scores(self, p: Program) -> np.ndarray:
-        found = p.run(self.feeds, keep="outputs")[self.output].to_numpy("float64")
-        return found.reshape(-1, found.shape[-1])
+    return divergence

@@ -5,19 +5,17 @@ A loop over time steps goes through a state, and is no cycle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
+from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import connected_components, strongly_connected_components
-from graphwright.program.kinds import ASSIGN, INPUT, SOURCES, STORED
+from graphwright.program import Program, Value
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import ASSIGN, INPUT, KINDS, SOURCES, STORED
+from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, remove_unread_cone, removed, rewired
 from graphwright.surgery.findings.wiring import best_source, empty_ports, fits
-
-if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, NodeId
-    from graphwright.program import Program, Value
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.walks import flood, shortest_path
 
 
 def cycle(d: Diagnosis) -> Iterator[Finding]:
@@ -31,45 +29,21 @@ def cycle(d: Diagnosis) -> Iterator[Finding]:
         edges = shortest_cycle(p, component)
         nodes = tuple(p.graph.source(e) for e in edges)
         names = [p.path(n) for n in nodes]
-        yield Finding.of(
-            p,
-            "cycle",
-            Severity.CRITICAL,
-            "the nodes depend on each other in a cycle",
-            *nodes,
-            edges=edges,
-            got=" -> ".join([*names, names[0]]),
-            witness={"path": names},
-            fixes=tuple(_fixes(d, edges)),
-        )
+        yield Finding.of(p, "cycle", Severity.CRITICAL, "the nodes depend on each other in a cycle", *nodes,
+                         edges=edges, got=" -> ".join([*names, names[0]]), witness={"path": names},
+                         fixes=tuple(_fixes(d, edges)))  # fmt: skip
 
 
 def shortest_cycle(p: Program, component: Sequence[NodeId]) -> tuple[EdgeId, ...]:
     """The edges of a shortest cycle in a strongly connected component, ending with the closing edge."""
     inside = set(component)
-    best: list[EdgeId] = []
     back = [e for e in sorted(p.back_edges) if set(p.graph.endpoints(e)) <= inside]
+    cycles: list[list[EdgeId]] = []
     for closing in back or [e for n in component for e in p.graph.out_edges(n) if p.graph.target(e) in inside]:
-        goal, start = p.graph.endpoints(closing)
-        came: dict[NodeId, EdgeId | None] = {start: None}
-        queue = [start]
-        for node in queue:
-            if node == goal:
-                break
-            for edge in p.graph.out_edges(node):
-                after = p.graph.target(edge)
-                if after in inside and after not in came:
-                    came[after] = edge
-                    queue.append(after)
-        if goal not in came:
-            continue
-        path, node = [closing], goal
-        while (edge := came[node]) is not None:
-            path.append(edge)
-            node = p.graph.source(edge)
-        if not best or len(path) < len(best):
-            best = path
-    return tuple(best[::-1])
+        end, start = p.graph.endpoints(closing)
+        path = shortest_path(p, start, end, lambda e: p.graph.target(e) in inside)
+        cycles += [] if path is None else [[*reversed(path), closing]]
+    return tuple(min(cycles, key=len))
 
 
 def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
@@ -79,51 +53,42 @@ def _fixes(d: Diagnosis, edges: tuple[EdgeId, ...]) -> Iterator[Fix]:
     cuttable.sort(key=lambda e: e not in p.back_edges)
     for edge in cuttable[:1]:
         yield Fix(f"cut {p.path(edge)}", lambda e, edge=edge: e.cut(edge), edges=1, keeps_function=edge in p.back_edges)
-        if not p.spec(p.edge_value(edge)).symbolic:
-            yield Fix(f"delay {p.path(edge)} by one step", lambda e, edge=edge: _delay(e, edge), edges=1, ops=2)
+        if not p.spec(value := p.edge_value(edge)).symbolic:
+            target = p.graph.target(edge)
+
+            def delay(e: Transaction, edge: EdgeId = edge, source: Value = value, target: NodeId = target) -> None:
+                e.cut(edge)
+                e.connect(source, target, delay=1)
+
+            yield Fix(f"delay {p.path(edge)} by one step", delay, edges=1, ops=2)
     for edge in (e for e in edges if e in p.back_edges and e not in cuttable):
         source = best_source(p, d.wiring, p.graph.target(edge), p.edge_port(edge))
         if source is not None:
             yield rewired(p, edge, source, keeps=True)
 
 
-def _delay(e: Transaction, edge: EdgeId) -> None:
-    source, target = e.program.edge_value(edge), e.program.graph.target(edge)
-    e.cut(edge)
-    e.connect(source, target, delay=1)
-
-
 def components(d: Diagnosis) -> Iterator[Finding]:
     """Connected parts with ops beside the part with most outputs; integer counters do not count."""
     p, w = d.program, d.wiring
     parts = [[w.at[n] for n in part] for part in connected_components(p.graph)]
-    parts = [sorted(part) for part in parts if any(w.is_op(i) for i in part)]
+    parts = [sorted(part) for part in parts if any(w.ops[i] not in KINDS for i in part)]
     parts.sort(key=lambda part: (-len(w.outputs.intersection(part)), -len(part), part[0]))
     for part in parts[1:]:
         nodes = [w.nodes[i] for i in part]
         if not w.outputs.intersection(part) and not any(s.dtype.is_float for n in nodes for s in p.specs(n)):
             continue  # for example a counter of batches
         outputs = [name for name, v in zip(p.output_names(), p.outputs(), strict=True) if v.node in nodes]
-        yield Finding.of(
-            p,
-            "components",
-            Severity.ERROR,
-            "this part is not connected to the main network",
-            *nodes,
-            witness={"nodes": len(nodes), "outputs": outputs},
-            fixes=(_remove(p, nodes, outputs),),
-        )
 
+        def apply(e: Transaction, nodes: list[NodeId] = nodes, outputs: list[str] = outputs) -> None:
+            if outputs:
+                rest = zip(e.program.output_names(), e.program.outputs(), strict=True)
+                e.set_outputs(**{name: v for name, v in rest if name not in outputs})
+            remove(e, nodes)
 
-def _remove(p: Program, nodes: list[NodeId], outputs: list[str]) -> Fix:
-    def apply(e: Transaction) -> None:
-        if outputs:
-            rest = zip(e.program.output_names(), e.program.outputs(), strict=True)
-            e.set_outputs(**{name: v for name, v in rest if name not in outputs})
-        remove(e, nodes)
-
-    what = f"remove the {len(nodes)} nodes connected to {p.path(nodes[0])}"
-    return Fix(what, apply, edges=1, keeps_function=not outputs)
+        what = f"remove the {len(nodes)} nodes connected to {p.path(nodes[0])}"
+        yield Finding.of(p, "components", Severity.ERROR, "this part is not connected to the main network", *nodes,
+                         witness={"nodes": len(nodes), "outputs": outputs},
+                         fixes=(Fix(what, apply, edges=1, keeps_function=not outputs),))  # fmt: skip
 
 
 def unreachable(d: Diagnosis) -> Iterator[Finding]:
@@ -133,65 +98,54 @@ def unreachable(d: Diagnosis) -> Iterator[Finding]:
     if not inputs or not w.outputs:
         return
     reached, reaching = w.reached(), w.reaching(w.outputs)
-    cut_off = [
-        (name, w.at[v.node])
-        for name, v in zip(p.output_names(), p.outputs(), strict=True)
-        if w.at[v.node] not in reached
-    ]
+    ends = {name: w.at[v.node] for name, v in zip(p.output_names(), p.outputs(), strict=True)}
     idle = [i for i in inputs if i not in reaching]
-    if cut_off:
-        name, output = cut_off[0]
-        starts = idle or inputs
-        yield _finding(d, f"no input affects the output {name!r}", w.nodes[output], starts, [output], reached)
+    if cut_off := [pair for pair in ends.items() if pair[1] not in reached]:
+        name, i = cut_off[0]
+        yield _unreachable(d, f"no input affects the output {name!r}", w.nodes[i], idle or inputs, [i], reached)
     else:
         for i in idle:
-            yield _finding(d, "the input affects no output", w.nodes[i], [i], sorted(w.outputs), reached)
+            yield _unreachable(d, "the input affects no output", w.nodes[i], [i], w.outputs, reached)
 
 
-def _finding(d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: list[int], reached: set[int]) -> Finding:
+def _unreachable(
+    d: Diagnosis, what: str, about: NodeId, starts: list[int], ends: Iterable[int], reached: set[int]
+) -> Finding:
     p, w = d.program, d.wiring
-    ahead = [i for i in w.flood(starts, w.after) if i in reached and w.ops[i] != ASSIGN]
+    ahead = [i for i in flood(starts, w.after.__getitem__) if i in reached and w.ops[i] != ASSIGN]
     frontier = [i for i in ahead if i not in w.outputs and not any(j in reached for j in w.after[i])]
     nodes = [w.nodes[i] for i in frontier]
-    fix = _reconnect(d, frontier, set(w.flood(ends, w.before)), reached)
-    return Finding.of(
-        p,
-        "unreachable",
-        Severity.ERROR,
-        what,
-        about,
-        *(n for n in nodes if n != about),
-        witness={"frontier": [p.path(n) for n in nodes]},
-        fixes=() if fix is None else (fix,),
-    )
+    return Finding.of(p, "unreachable", Severity.ERROR, what, about, *(n for n in nodes if n != about),
+                      witness={"frontier": [p.path(n) for n in nodes]},
+                      fixes=_reconnect(d, frontier, set(flood(ends, w.before.__getitem__)), reached))  # fmt: skip
 
 
-def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> Fix | None:
-    """Let the nearest fitting port after the gap read the last node before it."""
+def _reconnect(d: Diagnosis, frontier: list[int], later: set[int], reached: set[int]) -> tuple[Fix, ...]:
+    """A fix that lets the nearest fitting port after the gap read the last node before it, if there is such a port."""
     p, w = d.program, d.wiring
-    best: tuple[int, int, int, list[EdgeId]] | None = None
+    found: list[tuple[int, int, Value]] = []
     for last in frontier:
-        earlier = set(w.flood([last], w.before))
+        earlier = set(flood([last], w.before.__getitem__))
         spec = p.specs(w.nodes[last])[0]
         for i in sorted(later - earlier):
             for edge in p.in_edges(w.nodes[i]):
-                source = w.at[p.graph.source(edge)]
-                if source in reached or w.ops[source] in STORED or not fits(p, w.nodes[i], p.edge_port(edge), spec):
-                    continue
-                if best is None or (abs(i - last), last) < best[:2]:
-                    value = p.edge_value(edge)
-                    best = abs(i - last), last, source, [e for e in p.out_edges(value.node) if p.edge_value(e) == value]
-    if best is None:
-        return None
-    last, source, edges = w.nodes[best[1]], w.nodes[best[2]], best[3]
-    edges = [e for e in edges if p.graph.target(e) != last and w.at[p.graph.target(e)] in later]
+                value = p.edge_value(edge)
+                cut_off = w.at[value.node] not in reached and p.op(value.node) not in STORED
+                if cut_off and fits(p, w.nodes[i], p.edge_port(edge), spec):
+                    found.append((abs(i - last), last, value))
+    if not found:
+        return ()
+    _, nearest, value = min(found, key=lambda each: each[:2])
+    last = w.nodes[nearest]
+    edges = [e for e in p.out_edges(value.node) if p.edge_value(e) == value and p.graph.target(e) != last
+             and w.at[p.graph.target(e)] in later]  # fmt: skip
 
     def apply(e: Transaction) -> None:
         for edge in edges:
             e.rewire(edge, last)
-        remove_unread_cone(e, source)
+        remove_unread_cone(e, value.node)
 
-    return Fix(f"let {p.path(p.graph.target(edges[0]))} read {p.path(last)}", apply, edges=len(edges))
+    return (Fix(f"let {p.path(p.graph.target(edges[0]))} read {p.path(last)}", apply, edges=len(edges)),)
 
 
 def isolated(d: Diagnosis) -> Iterator[Finding]:
@@ -220,54 +174,35 @@ def dead_end(d: Diagnosis) -> Iterator[Finding]:
         if any(w.ops[j] == INPUT and j not in needed for j in feeds):
             continue
         members = [w.nodes[j] for j in cone]
-        yield Finding.of(
-            p,
-            "dead_end",
-            Severity.WARNING,
-            "nothing reads the result",
-            *members,
-            witness={"cone": [p.path(n) for n in members]},
-            fixes=(removed(p, members, keeps=True), _output(p, node)),
-        )
 
+        def output(e: Transaction, node: NodeId = node) -> None:
+            outputs = dict(zip(e.program.output_names(), e.program.outputs(), strict=True))
+            e.set_outputs(**outputs, **{e.program.path(node): node})
 
-def _output(p: Program, node: NodeId) -> Fix:
-    def apply(e: Transaction) -> None:
-        outputs = dict(zip(e.program.output_names(), e.program.outputs(), strict=True))
-        e.set_outputs(**outputs, **{e.program.path(node): node})
-
-    return Fix(f"make {p.path(node)} an output", apply, edges=1)
+        fixes = removed(p, members, keeps=True), Fix(f"make {p.path(node)} an output", output, edges=1)
+        yield Finding.of(p, "dead_end", Severity.WARNING, "nothing reads the result", *members, fixes=fixes,
+                         witness={"cone": [p.path(n) for n in members]})  # fmt: skip
 
 
 def orphan_source(d: Diagnosis) -> Iterator[Finding]:
     """Ports that lack an edge, and junctions that are zero because they have no edge."""
     p, w = d.program, d.wiring
     for node, port in empty_ports(p, w):
-        junction = p.is_junction(node)
-        source = best_source(p, w, node, port)
-        reconnects = source is not None and source.node in d.claimed
-        fixes = [_connect(p, source, node, port, junction)] if source is not None else []
-        if junction and not reconnects:
+        path, source, at = p.path(node), best_source(p, w, node, port), None if p.is_junction(node) else port
+        fixes = []
+        if source is not None:  # a node with an empty port did not run, so that filling it keeps the function
+            fixes.append(Fix(f"connect {p.path(source)} to {path}",
+                             lambda e, source=source, node=node, at=at: e.connect(source, node, at),
+                             edges=1, keeps_function=at is not None))  # fmt: skip
+        witness = {"port": port, "nearest": None if source is None else p.path(source)}
+        if at is not None:
+            yield Finding.of(p, "orphan_source", Severity.ERROR, f"port {port} has no edge", node,
+                             where=f"{path}, port {port}", witness=witness, fixes=tuple(fixes))  # fmt: skip
+            continue
+        if source is None or source.node not in d.claimed:
             fixes += _without(p, node)
-        yield Finding.of(
-            p,
-            "orphan_source",
-            Severity.WARNING if junction else Severity.ERROR,
-            "the junction has no edge, so it is zero" if junction else f"port {port} has no edge",
-            node,
-            where=p.path(node) if junction else f"{p.path(node)}, port {port}",
-            witness={"port": port, "nearest": None if source is None else p.path(source)},
-            fixes=tuple(fixes),
-        )
-
-
-def _connect(p: Program, source: Value, node: NodeId, port: int, junction: bool) -> Fix:
-    return Fix(
-        f"connect {p.path(source)} to {p.path(node)}",
-        lambda e: e.connect(source, node, None if junction else port),
-        edges=1,
-        keeps_function=not junction,  # a node with an empty port did not run
-    )
+        yield Finding.of(p, "orphan_source", Severity.WARNING, "the junction has no edge, so it is zero", node,
+                         witness=witness, fixes=tuple(fixes))  # fmt: skip
 
 
 def _without(p: Program, node: NodeId) -> list[Fix]:

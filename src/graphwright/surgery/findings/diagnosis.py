@@ -7,21 +7,17 @@ of their own. The program itself is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
-from graphwright.program import AssemblyReport
-from graphwright.progress import Progress
+from graphwright.graph import NodeId
+from graphwright.models import Model
+from graphwright.program import Mismatch, Program, Run, Value
+from graphwright.progress import Progress, Report
+from graphwright.surgery.findings.finding import Finding, Limits
 from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.models import Model
-    from graphwright.program import Program, Run, Value
-    from graphwright.progress import Report
-    from graphwright.surgery.findings.finding import Finding, Limits
 
 
 class Diagnosis:
@@ -35,9 +31,11 @@ class Diagnosis:
         probe: a batch and a loss, if given.
     """
 
-    def __init__(self, program: Program, model: Model | None, limits: Limits, probe: Probe | None) -> None:
+    def __init__(
+        self, program: Program, model: Model | None = None, limits: Limits | None = None, probe: Probe | None = None
+    ) -> None:
         self.original = self.program = program
-        self.model, self.limits, self.probe = model, limits, probe
+        self.model, self.limits, self.probe = model, limits or Limits(), probe
         self._cached: dict[str, tuple[int, Any]] = {}
 
     def _of_version(self, name: str, make: Callable[[], Any]) -> Any:
@@ -53,26 +51,20 @@ class Diagnosis:
         return self._of_version("wiring", lambda: Wiring(self.program))
 
     @property
-    def assembly(self) -> AssemblyReport:
-        """The result of `program.validate()`; a valid program has no mismatches by invariant."""
-        p = self.program
-        if p.valid:
-            return AssemblyReport((), len(p), p.graph.edge_count)
-        return self._of_version("assembly", p.validate)
+    def mismatches(self) -> Sequence[Mismatch]:
+        """Those of `program.validate()`; a valid program has none by invariant."""
+        return () if self.program.valid else self._of_version("mismatches", lambda: self.program.validate().mismatches)
 
     @property
     def claimed(self) -> dict[NodeId, NodeId]:
         """Unread nodes that are the best source of an empty port or junction -> the node with the empty port."""
-        return self._of_version("claimed", self._claimed)
 
-    def _claimed(self) -> dict[NodeId, NodeId]:
-        found: dict[NodeId, NodeId] = {}
-        w = self.wiring
-        for node, port in empty_ports(self.program, w):
-            best = best_source(self.program, w, node, port)
-            if best is not None and w.unread(w.at[best.node]):
-                found[best.node] = node
-        return found
+        def claim() -> dict[NodeId, NodeId]:
+            p, w = self.program, self.wiring
+            best = ((node, best_source(p, w, node, port)) for node, port in empty_ports(p, w))
+            return {value.node: node for node, value in best if value is not None and w.unread(w.at[value.node])}
+
+        return self._of_version("claimed", claim)
 
     def mend(self, finding: Finding) -> None:
         """Apply the first fix of a finding on the fork; a fix that fails changes nothing."""
@@ -91,6 +83,22 @@ class DiagnosisCancelled(Exception):
     """The caller cancelled the diagnosis; findings so far are returned."""
 
 
+Step = Callable[[str, int, int], None]
+"""Report progress: what, steps done, and all steps. Raises: DiagnosisCancelled."""
+
+
+def stepper(report: Report | None, cancel: Callable[[], bool] | None) -> Step:
+    """A function that reports progress, and raises DiagnosisCancelled if the caller cancelled."""
+
+    def step(what: str, done: int, total: int) -> None:
+        if report is not None:
+            report(Progress(what, done, total))
+        if cancel is not None and cancel():
+            raise DiagnosisCancelled
+
+    return step
+
+
 class Probe:
     """A batch that rules run through the program.
 
@@ -98,22 +106,12 @@ class Probe:
         inputs: arrays by input name.
         loss: name of an output or node whose sum is the loss; or a function that adds a loss to a fork and returns its
             name; or None.
+        step: see `Step`.
     """
 
-    def __init__(
-        self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, report: Report | None = None,
-        cancel: Callable[[], bool] | None = None,
-    ) -> None:  # fmt: skip
-        self.inputs, self.loss = dict(inputs), loss
-        self._report, self._cancel = report, cancel
+    def __init__(self, inputs: Mapping[str, Any], loss: str | Callable[[Program], str] | None, step: Step) -> None:
+        self.inputs, self.loss, self.step = dict(inputs), loss, step
         self._run: tuple[Program, int, Run, str | None] | None = None
-
-    def step(self, what: str, done: int, total: int) -> None:
-        """Report progress. Raises: DiagnosisCancelled."""
-        if self._report is not None:
-            self._report(Progress(what, done, total))
-        if self._cancel is not None and self._cancel():
-            raise DiagnosisCancelled
 
     def run(self, p: Program) -> Run:
         """A run of the batch with all values, on a fork."""

@@ -5,21 +5,25 @@ It extends `Mismatch`, the result of `program.validate()`, by a severity and fix
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphwright.program import Mismatch, Value
+import numpy as np
+
+from graphwright.array import Spec
+from graphwright.errors import UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.program import AxisGroup, Entry, Mismatch, Program, Value
+from graphwright.program.draw import NodeNote
 from graphwright.program.editing.replace import redirect
-from graphwright.report import plain
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import STORED
+from graphwright.report import ReportBase, plain
 from graphwright.surgery.findings.wiring import Wiring
-
-if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, NodeId
-    from graphwright.program import AxisGroup, Program
-    from graphwright.program.editing.transaction import Transaction
 
 
 class Severity(IntEnum):
@@ -64,15 +68,11 @@ class Fix:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding(Mismatch):
-    """One defect.
+class Finding(Mismatch, ReportBase):
+    """One defect: a `Mismatch` with evidence and fixes.
 
     Attributes:
         kind: name of the rule that found it.
-        where: path of the affected node, or a checkpoint key.
-        what: one sentence.
-        axis, expected, got: as in `Mismatch`.
-        severity: see `Severity`.
         nodes, edges: handles of the elements.
         paths: of the nodes, then of the edges, at the time of the diagnosis.
         witness: evidence: paths, keys, indices, numbers.
@@ -88,19 +88,10 @@ class Finding(Mismatch):
 
     @staticmethod
     def of(
-        p: Program,
-        kind: str,
-        severity: Severity,
-        what: str,
-        *nodes: NodeId,
-        edges: tuple[EdgeId, ...] = (),
-        where: str | None = None,
-        fixes: tuple[Fix, ...] = (),
-        witness: Mapping[str, Any] | None = None,
-        axis: int | None = None,
-        expected: str | None = None,
-        got: str | None = None,
-    ) -> Finding:
+        p: Program, kind: str, severity: Severity, what: str, *nodes: NodeId, edges: tuple[EdgeId, ...] = (),
+        where: str | None = None, fixes: tuple[Fix, ...] = (), witness: Mapping[str, Any] | None = None,
+        axis: int | None = None, expected: str | None = None, got: str | None = None,
+    ) -> Finding:  # fmt: skip
         """A finding about some elements of a program; `where` defaults to the first one."""
         paths = (*map(p.path, nodes), *map(p.path, edges))
         return Finding(kind, where or paths[0], what, axis, expected, got, severity, nodes, edges, paths,
@@ -166,6 +157,36 @@ def remove_unread_cone(e: Transaction, *ends: NodeId) -> None:
     remove(e, [w.nodes[i] for i in w.cone(dead)])
 
 
+def map_sizes(have: Spec, want: Spec) -> tuple[int, int] | None:
+    """(out, in) of a linear map between two floating specs; None if more than the size of the last axis differs."""
+    if have.dtype != want.dtype or not have.dtype.is_float or len(have.shape) != len(want.shape) or not have.shape:
+        return None
+    out, inner = want.shape[-1], have.shape[-1]
+    same = have.shape[:-1] == want.shape[:-1]
+    return (out, inner) if same and isinstance(out, int) and isinstance(inner, int) else None
+
+
+def add_linear(e: Transaction, x: Value, weight: np.ndarray, name: str) -> NodeId:
+    """Add a linear map of a value with a new float32 param, which is cast to the dtype of the value."""
+    name, kind = e.program.free_name(name), e.spec(x).dtype
+    matrix = e.param(f"{name}.weight", weight.astype(np.float32))
+    if kind.name != "float32":
+        matrix = e.add("cast", matrix, dtype=kind, name=f"{name}.weight.cast")
+    return e.add("linear", x, matrix, name=name)
+
+
+def cut(p: Program, *edges: EdgeId, keeps: bool) -> Fix:
+    """A fix that cuts edges into junctions, and removes nodes that only they needed."""
+
+    def apply(e: Transaction) -> None:
+        sources = [e.program.graph.source(edge) for edge in edges]
+        for edge in edges:
+            e.cut(edge)
+        remove_unread_cone(e, *sources)
+
+    return Fix(f"cut {', '.join(map(p.path, edges))}", apply, edges=len(edges), keeps_function=keeps)
+
+
 def rewired(p: Program, edge: EdgeId, source: Value, *, keeps: bool) -> Fix:
     """A fix that lets an edge read another value, and removes nodes that only the old value needed."""
     before = p.graph.source(edge)
@@ -202,3 +223,120 @@ def grown(group: AxisGroup, size: int) -> tuple[Fix, ...]:
     held = sum(prod(group.axes.program.weights.array(m.key).shape) for m in group.members if m.key is not None)
     what = f"grow {group.name} by {more}"
     return (Fix(what, lambda e: e.grow(group.name, more), parameters=held * more // group.size, keeps_function=True),)
+
+
+SCHEMA = 1
+TOOL = "graphwright diagnose"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Findings(Sequence[Finding]):
+    """The findings of a diagnosis; false if there are none.
+
+    Attributes:
+        program: the diagnosed one.
+        version: of the program at that time.
+        found: the findings, the most severe first.
+        asked: names of the rules that ran.
+        complete: False if the caller cancelled.
+    """
+
+    program: Program
+    version: int
+    found: tuple[Finding, ...]
+    asked: tuple[str, ...]
+    complete: bool = True
+
+    # -- access ------------------------------------------------------------------------------------------------------
+    def __getitem__(self, index: Any) -> Any:
+        return self.found[index]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def of(self, kind: str) -> tuple[Finding, ...]:
+        """Findings of one kind."""
+        return tuple(f for f in self.found if f.kind == kind)
+
+    def counts(self) -> dict[str, int]:
+        """Severity -> number of findings, the worst first."""
+        found = Counter(f.severity for f in self.found)
+        return {str(s): found[s] for s in sorted(Severity, reverse=True)}
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain values."""
+        return {
+            "schema": SCHEMA, "program": self.program.name, "version": self.version, "complete": self.complete,
+            "kinds": list(self.asked), "counts": self.counts(), "findings": [f.to_json() for f in self.found],
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        if not self.found:
+            return f"{self.program.name}: no defects ({len(self.asked)} kinds)"
+        counts = ", ".join(f"{n} {name}" for name, n in self.counts().items() if n)
+        rows = [(str(f.severity), f.kind, f.where) for f in self.found]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"{self.program.name}: {len(self.found)} finding{'s'[: len(self.found) > 1]} ({counts})"]
+        for f, row in zip(self.found, rows, strict=True):
+            known = [f"{name} {value}" for name, value in (("expected", f.expected), ("got", f.got)) if value]
+            fix, facts = f.cheapest(), f" ({', '.join(known)})" if known else ""
+            keeps = " (keeps the function)" if fix is not None and fix.keeps_function else ""
+            lines.append("".join(f"  {c:<{w}}" for c, w in zip(row, widths, strict=True)) + f"  {f.what}{facts}")
+            lines.append(" " * (sum(widths) + 8) + ("no fix" if fix is None else f"fix: {fix.what}{keeps}"))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Findings({len(self.found)} in {self.program.name!r}: {dict(Counter(f.kind for f in self.found))})"
+
+    def overlay(self) -> dict[NodeId, NodeNote]:
+        """Marks for pictures: node -> worst severity and texts, for `program.to_html(overlay=...)`.
+
+        Nodes that no longer exist are left out.
+        """
+        by_node: dict[NodeId, list[Finding]] = {}
+        for f in self.found:
+            ends = [self.program.graph.target(e) for e in f.edges if e in self.program.graph]
+            here = [n for n in dict.fromkeys((*f.nodes, *ends)) if n in self.program.graph]
+            if here and self.program.op(here[0]) in STORED:  # weights are drawn inside their readers
+                here += [n for n in self.program.consumers(here[0]) if n not in here]
+            for node in here:
+                by_node.setdefault(node, []).append(f)
+        return {node: NodeNote(int(max(f.severity for f in found)),
+                               "\n".join(f"{f.severity}: {f.kind}: {f.what}" for f in found))
+                for node, found in by_node.items()}  # fmt: skip
+
+    # -- fixing ------------------------------------------------------------------------------------------------------
+    def fix(self, finding: Finding, fix: Fix | None = None) -> Entry:
+        """Fix one finding by its cheapest fix, or by another one of its fixes, as one edit.
+
+        Raises: UsageError if there is no fix; errors of the edit, with the program as before.
+        """
+        chosen = fix or finding.cheapest()
+        if chosen is None:
+            raise UsageError("the finding has no fix", where=finding.where, got=finding.kind)
+        self._make([(finding, chosen)], f"fix {finding.kind}: {chosen.what}")
+        return self.program.journal[-1]
+
+    def fix_all(self, only: str | None = "keeps_function") -> tuple[Finding, ...]:
+        """Fix all fixable findings in one edit, each by its cheapest fix.
+
+        Args:
+            only: "keeps_function" uses fixes that change no result; None uses any.
+        Returns: the fixed findings. Raises: UsageError for another `only`; SpecMismatch and others if the result does
+            not fit, with the program as before.
+        """
+        if only not in ("keeps_function", None):
+            raise UsageError("unknown value of only", expected='"keeps_function" or None', got=only)
+        pairs = [(f, fix) for f in self.found if (fix := f.cheapest(only)) is not None]
+        if pairs:
+            self._make(pairs, f"fix {len(pairs)} finding{'s'[: len(pairs) > 1]}")
+        return tuple(f for f, _ in pairs)
+
+    def _make(self, pairs: list[tuple[Finding, Fix]], why: str) -> None:
+        p = self.program
+        if p.version != self.version:
+            raise UsageError("the program changed after the diagnosis", where=p.name, got=f"version {p.version}",
+                             expected=f"version {self.version}", fix="diagnose the program again")  # fmt: skip
+        with p.edit(why, tool=TOOL, check=p.valid) as e:
+            for _, fix in pairs:
+                fix.apply(e)

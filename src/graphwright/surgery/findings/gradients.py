@@ -5,25 +5,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.ops import OPS, get, traits
-from graphwright.program import Value
+from graphwright.graph import NodeId
+from graphwright.ops import OPS, traits
+from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.gates import Gates
-from graphwright.program.kinds import CONST, KINDS, PARAM, STATE
+from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE
+from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
 from graphwright.surgery.findings.residuals import GATE
-from graphwright.surgery.findings.wiring import template
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.findings.diagnosis import Diagnosis
-    from graphwright.surgery.findings.wiring import Wiring
+from graphwright.surgery.findings.wiring import Wiring, template
+from graphwright.surgery.walks import flood, next_reader
 
 KIND = "blocked_gradient"
 
@@ -52,25 +48,16 @@ def trainable(p: Program) -> list[NodeId]:
 def learning(d: Diagnosis, starts: Sequence[int] | None = None) -> set[int]:
     """Numbers of the nodes that gradients from the loss (or other nodes) reach."""
     p, w = d.program, d.wiring
-    order = list(roots(d) if starts is None else starts)
-    seen = set(order)
-    for i in order:  # grows during iteration
-        if not _open(p, w, i):
-            continue
-        for j in _differentiated(p, w, i):
-            if j not in seen:
-                seen.add(j)
-                order.append(j)
-        if i in w.carried and w.carried[i] not in seen:
-            seen.add(w.carried[i])
-            order.append(w.carried[i])
-    return seen
+    return set(flood(roots(d) if starts is None else starts,
+                     lambda i: [*_differentiated(p, w, i), *w.assigned(i)] if _open(p, w, i) else []))  # fmt: skip
 
 
 def _open(p: Program, w: Wiring, i: int) -> bool:
-    node = w.nodes[i]
+    """Whether a node passes a gradient on to its operands."""
     row = OPS.get(w.ops[i])
-    return w.differentiable(i) and not (row is not None and row.stops_gradient(p.attrs(node)))
+    if row is None:
+        return w.ops[i] in SOURCES
+    return (row.vjp is not None or row.traits.opaque) and not row.stops_gradient(p.attrs(w.nodes[i]))
 
 
 def _differentiated(p: Program, w: Wiring, i: int) -> list[int]:
@@ -100,33 +87,22 @@ def by_structure(d: Diagnosis, loss: str | None = None) -> Iterator[Finding]:
     p, w = d.program, d.wiring
     starts = roots(d) if loss is None else [w.at[p.output(loss).node]]
     learns = learning(d, starts)
-    ends = set(w.flood(starts, w.before))
-    blocked: dict[int, list[NodeId]] = defaultdict(list)
+    ends = set(flood(starts, w.before.__getitem__))
+    blocked: dict[NodeId, list[NodeId]] = defaultdict(list)
     for param in trainable(p):
-        if w.at[param] in learns or w.at[param] not in ends:
-            continue  # weights that no output reads are reported by other rules
-        blocker = _first_blocker(p, w, w.at[param], ends)
-        blocked[blocker].append(param)
-    for blocker, params in blocked.items():
-        node = w.nodes[blocker]
-        yield Finding.of(
-            p,
-            KIND,
-            Severity.ERROR,
-            f"no gradient passes, so {len(params)} trained weights get none",
-            node,
-            *params,
-            got=p.op(node),
-            witness={"blocker": p.path(node), "params": [p.path(n) for n in params]},
-            fixes=tuple(_fixes(p, node, params)),
-        )
+        if w.at[param] in ends and w.at[param] not in learns:  # other rules report weights that no output reads
+            blocked[w.nodes[_first_blocker(p, w, w.at[param], ends)]].append(param)
+    for node, params in blocked.items():
+        yield Finding.of(p, KIND, Severity.ERROR, f"no gradient passes, so {len(params)} trained weights get none",
+                         node, *params, got=p.op(node), fixes=tuple(_fixes(p, node, params)),
+                         witness={"blocker": p.path(node), "params": [p.path(n) for n in params]})  # fmt: skip
 
 
 def _first_blocker(p: Program, w: Wiring, start: int, ends: set[int]) -> int:
     """The nearest node after a param that passes no gradient, on a path to the loss."""
     order, seen = [start], {start}
     for i in order:  # grows during iteration
-        if i != start and (not _open(p, w, i)):
+        if i != start and not _open(p, w, i):
             return i
         for j in w.after[i]:
             if j in ends and j not in seen:
@@ -146,18 +122,14 @@ def _fixes(p: Program, node: NodeId, params: Sequence[NodeId]) -> Iterator[Fix]:
     elif traits(p.op(node)).multiplies:
         gates = [v.node for v in p.operands(node) if _frozen_zero(p, v.node) and p.op(v.node) == PARAM]
         for gate in gates:
-            what = f"let {p.path(gate)} train, so that it opens"
-            yield Fix(what, lambda e, gate=gate: _train(e, gate), edges=1, keeps_function=True)
+            yield Fix(f"let {p.path(gate)} train, so that it opens",
+                      lambda e, gate=gate: e.set_attr(gate, trainable=True), edges=1, keeps_function=True)  # fmt: skip
 
     def freeze(e: Transaction) -> None:
         for param in params:
             e.set_attr(param, trainable=False)
 
     yield Fix(f"freeze {len(params)} weights that cannot learn", freeze, edges=1 + len(params), keeps_function=True)
-
-
-def _train(e: Transaction, gate: NodeId) -> None:
-    e.set_attr(gate, trainable=True)
 
 
 # -- by a probe --------------------------------------------------------------------------------------------------------
@@ -170,37 +142,24 @@ def _by_probe(d: Diagnosis) -> Iterator[Finding]:
     same_kind: dict[str, list[float]] = defaultdict(list)
     for node, norm in norms.items():
         same_kind[_role(p, node)].append(norm)
-    silent = {w.nodes[i] for i in _silent(d)}
-    now = set(w.flood(roots(d), w.before))
+    silent, now = _silent(d), set(flood(roots(d), w.before.__getitem__))
     for node, norm in norms.items():
-        median = float(np.median(same_kind[_role(p, node)]))
+        median, at = float(np.median(same_kind[_role(p, node)])), w.at[node]
         if not np.isfinite(norm):
             what = "the gradient is not finite"
         elif norm == 0 or norm < d.limits.gradient * median:
-            if w.at[node] not in now or _meets_state(p, node):
-                continue  # it acts through a state, which a first step does not show
-            if _cancelled(p, w, node) or silent & {w.nodes[i] for i in w.flood([w.at[node]], w.after)}:
+            if at not in now or any(p.op(v.node) == STATE for n in p.consumers(node) for v in p.operands(n)):
+                continue  # it acts through a state, which a first step does not show: it is often zero
+            if _cancelled(p, node) or silent.keys() & flood([at], w.after.__getitem__):
                 continue
             what = "the gradient is zero" if norm == 0 else "the gradient is far below the median of its kind"
         else:
             continue
         witness = {"norm": norm if np.isfinite(norm) else str(norm), "median": median}
         yield Finding.of(p, KIND, Severity.WARNING, what, node, witness=witness)
-    for i, units in _silent(d).items():
-        node = w.nodes[i]
-        yield Finding.of(
-            p,
-            KIND,
-            Severity.WARNING,
-            f"{len(units)} units are inactive on all rows of the probe",
-            node,
-            witness={"units": units},
-        )
-
-
-def _meets_state(p: Program, node: NodeId) -> bool:
-    """Whether a param multiplies a state, which is often zero before the first step."""
-    return any(p.op(v.node) == STATE for reader in p.consumers(node) for v in p.operands(reader))
+    for i, units in silent.items():
+        what = f"{len(units)} units are inactive on all rows of the probe"
+        yield Finding.of(p, KIND, Severity.WARNING, what, w.nodes[i], witness={"units": units})
 
 
 def _role(p: Program, node: NodeId) -> str:
@@ -212,48 +171,36 @@ def _role(p: Program, node: NodeId) -> str:
 def _silent(d: Diagnosis) -> dict[int, list[int]]:
     """ReLU nodes -> units that are zero on every row, if there are enough rows."""
     assert d.probe is not None
-    p, w, found = d.program, d.wiring, {}
-    run = d.probe.run(p)
-    for node in p.of_kind("relu"):
-        value = Value(node)
-        if value not in run.values:
-            continue
-        rows = run.values[value].to_numpy("float32")
+    run, found = d.probe.run(d.program), {}
+    for node in d.program.of_kind("relu"):
+        rows = run.values[Value(node)].to_numpy("float32") if Value(node) in run.values else np.zeros(0)
         if rows.ndim < 2:
             continue
         axis = -1 if rows.ndim <= 3 else 1  # the channel axis of images is 1
         rows = np.moveaxis(rows, axis, -1).reshape(-1, rows.shape[axis])
         units = np.flatnonzero(~rows.any(axis=0))
         if len(rows) >= d.limits.rows and len(units):
-            found[w.at[node]] = [int(u) for u in units]
+            found[d.wiring.at[node]] = units.tolist()
     return found
 
 
-def _cancelled(p: Program, w: Wiring, node: NodeId) -> bool:
+def _cancelled(p: Program, node: NodeId) -> bool:
     """Whether a bias has gradient zero by construction.
 
     A common shift of all keys is cancelled by softmax (without rotary positions in between); a shift per channel is
     subtracted by batch norm.
     """
-    here = node
-    while True:
-        readers = p.out_edges(here)
-        if len(readers) != 1:
+
+    def passes(reader: NodeId, port: int) -> bool:
+        row = OPS.get(p.op(reader))
+        if row is None or row.traits.attention or row.traits.batch_statistics:
             return False
-        edge, reader = readers[0], p.graph.target(readers[0])
-        op, port = p.op(reader), p.edge_port(edge)
-        if traits(op).attention:
-            return port == 1
-        if traits(op).batch_statistics:
-            return port == 0
-        if op in KINDS:
-            return False
-        row = get(op)
         bias = row.traits.addend == port or (row.traits.contracts == "window" and port == 2)
-        passes = row.view is not None or row.traits.convert or bias or row.traits.sums
-        if not (passes or p.is_junction(reader)):
-            return False
-        here = reader
+        return row.view is not None or row.traits.convert or bias or row.traits.sums or row.traits.nary
+
+    end, port = next_reader(p, node, passes)
+    row = traits(p.op(end))
+    return (row.attention and port == 1) or (row.batch_statistics and port == 0)
 
 
 _LEAST_ROWS = 8
@@ -283,20 +230,13 @@ def _gradients(d: Diagnosis) -> Iterator[Finding]:
     p = d.program
     nodes = [n for n in trunk(p) if Value(n) in d.probe.run(p).values]
     slopes = d.probe.gradients(p, [Value(n) for n in nodes])
-    series = {n: float(np.sqrt((slopes[Value(n)] ** 2).mean())) for n in nodes if Value(n) in slopes}
-    series = {n: x for n, x in series.items() if np.isfinite(x) and x > 0}
+    series = {p.path(v): float(np.sqrt((slope**2).mean())) for v, slope in slopes.items()}
+    series = {path: x for path, x in series.items() if np.isfinite(x) and x > 0}
     if len(series) > 1 and max(series.values()) > d.limits.gain * min(series.values()):
-        worst = min(series, key=series.__getitem__)
-        yield Finding.of(
-            p,
-            "gain",
-            Severity.WARNING,
-            "gradients change by orders of magnitude along the trunk",
-            worst,
-            got=f"{max(series.values()) / min(series.values()):.3g}",
-            expected=f"at most {d.limits.gain:g}",
-            witness={"series": {p.path(n): x for n, x in series.items()}},
-        )
+        worst = p.node(min(series, key=series.__getitem__))
+        yield Finding.of(p, "gain", Severity.WARNING, "gradients change by orders of magnitude along the trunk", worst,
+                         got=f"{max(series.values()) / min(series.values()):.3g}",
+                         expected=f"at most {d.limits.gain:g}", witness={"series": series})  # fmt: skip
 
 
 def _collapse(d: Diagnosis) -> Iterator[Finding]:
@@ -313,31 +253,19 @@ def _collapse(d: Diagnosis) -> Iterator[Finding]:
         s = np.linalg.eigvalsh(rows.T @ rows if rows.shape[0] > rows.shape[1] else rows @ rows.T)
         rank = float(s.sum() / s[-1])
         if rank < d.limits.stable_rank:
-            yield Finding.of(
-                p,
-                "gain",
-                Severity.WARNING,
-                "the representations of all tokens have collapsed to one direction",
-                node,
-                expected=f"a stable rank of {d.limits.stable_rank:g} or more",
-                got=f"{rank:.3g}",
-                witness={"stable_rank": rank},
-            )
+            what = "the representations of all tokens have collapsed to one direction"
+            yield Finding.of(p, "gain", Severity.WARNING, what, node, witness={"stable_rank": rank}, got=f"{rank:.3g}",
+                             expected=f"a stable rank of {d.limits.stable_rank:g} or more")  # fmt: skip
 
 
 def _chains(d: Diagnosis) -> Iterator[Finding]:
     """Report chains of linear maps without a norm in between whose spectral norms multiply to an extreme number."""
     p = d.program
     after = {n: _next(p, n) for n in p.of_kind("linear")}
-    starts = [n for n in after if n not in set(after.values())]
-    for start in starts:
-        chain: list[NodeId] = []
-        node: NodeId | None = start
-        while node is not None:
-            chain.append(node)
-            node = after[node]
-        weights = [origin(p, p.operands(n)[1]) for n in chain]
-        params = [n for n in weights if n is not None]
+    inner = set(after.values())
+    for start in [n for n in after if n not in inner]:
+        chain = flood([start], lambda n: [m for m in [after[n]] if m is not None])
+        params = [n for n in (origin(p, p.operands(n)[1]) for n in chain) if n is not None]
         if len(chain) < 2 or len(params) < len(chain):
             continue
         norms = [float(np.linalg.norm(p.weights.array(p.key(n)).to_numpy("float64"), 2)) for n in params]
@@ -346,18 +274,12 @@ def _chains(d: Diagnosis) -> Iterator[Finding]:
         total = sum(map(log, norms))
         if abs(total) > log(d.limits.gain):
             each = float(np.exp(-total / len(params)))
-            yield Finding.of(
-                p,
-                "gain",
-                Severity.WARNING,
-                "a chain without norms scales by orders of magnitude",
-                *chain,
-                expected=f"1/{d.limits.gain:g} to {d.limits.gain:g}",
-                got=f"{np.exp(total):.3g}",
-                witness={"series": {p.path(n): x for n, x in zip(chain, norms, strict=True)}},
-                fixes=(Fix(f"scale each of the {len(params)} matrices by {each:.3g}",
-                           lambda e, params=params, each=each: _scale(e, params, each), edges=len(params)),),
-            )  # fmt: skip
+            fix = Fix(f"scale each of the {len(params)} matrices by {each:.3g}",
+                      lambda e, params=params, each=each: _scale(e, params, each), edges=len(params))  # fmt: skip
+            yield Finding.of(p, "gain", Severity.WARNING, "a chain without norms scales by orders of magnitude", *chain,
+                             expected=f"1/{d.limits.gain:g} to {d.limits.gain:g}", got=f"{np.exp(total):.3g}",
+                             witness={"series": {p.path(n): x for n, x in zip(chain, norms, strict=True)}},
+                             fixes=(fix,))  # fmt: skip
 
 
 def _scale(e: Transaction, params: list[NodeId], factor: float) -> None:
@@ -367,16 +289,14 @@ def _scale(e: Transaction, params: list[NodeId], factor: float) -> None:
 
 def _next(p: Program, node: NodeId) -> NodeId | None:
     """The only linear map that reads a linear map, through elementwise ops; or None."""
-    while True:
-        readers = p.consumers(node)
-        if len(readers) != 1 or p.op(readers[0]) in KINDS or traits(p.op(readers[0])).normalises:
-            return None
-        node = readers[0]
-        if traits(p.op(node)).contracts == "out_in":
-            return node if p.graph.source(p.in_edges(node)[0]) != node else None
-        row = OPS.get(p.op(node))
-        if row is None or row.arity != 1 or not (row.traits.elementwise or row.view is not None):
-            return None
+
+    def passes(reader: NodeId, port: int) -> bool:
+        row = OPS.get(p.op(reader))
+        plain = row is not None and row.arity == 1 and (row.traits.elementwise or row.view is not None)
+        return plain and not row.traits.normalises and row.traits.contracts != "out_in"
+
+    end, port = next_reader(p, node, passes)
+    return end if port == 0 and traits(p.op(end)).contracts == "out_in" else None
 
 
 def double_softmax(d: Diagnosis) -> Iterator[Finding]:
@@ -391,14 +311,7 @@ def double_softmax(d: Diagnosis) -> Iterator[Finding]:
             continue
         squash = p.graph.source(scores)
         if p.op(squash) == traits(w.ops[i]).applies and p.operands(squash):
-            yield Finding.of(
-                p,
-                "double_softmax",
-                Severity.WARNING,
-                f"the loss takes logits, but reads the result of a {p.op(squash)}",
-                node,
-                squash,
-                edges=(scores,),
-                witness={"loss": p.path(node), "from": p.path(squash)},
-                fixes=(rewired(p, scores, p.operands(squash)[0], keeps=False),),
-            )
+            what = f"the loss takes logits, but reads the result of a {p.op(squash)}"
+            yield Finding.of(p, "double_softmax", Severity.WARNING, what, node, squash, edges=(scores,),
+                             witness={"loss": p.path(node), "from": p.path(squash)},
+                             fixes=(rewired(p, scores, p.operands(squash)[0], keeps=False),))  # fmt: skip

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
+from graphwright.graph import NodeId
 from graphwright.ops import OPS, traits
+from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
+from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import KINDS
+from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.wiring import template
+from graphwright.surgery.walks import next_reader
 
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Value
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.findings.diagnosis import Diagnosis
-
-KIND = "unbalanced_heads"
 _BETWEEN = frozenset({"rope", "rms_norm"})
 """Ops between a projection and the attention that do not mix heads, besides views and casts."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadProjection:
-    """The head slices of one projection of an attention.
+    """The head slices of one projection (q, k, v or o) of an attention.
 
     Attributes:
-        name: q, k, v or o.
         weight: param node.
         bias: param node, or None.
         dim: dimension of the weight along which heads are arranged.
@@ -39,7 +35,6 @@ class HeadProjection:
         heads, width: number of heads, and indices per head.
     """
 
-    name: str
     weight: NodeId
     bias: NodeId | None
     dim: int
@@ -65,17 +60,17 @@ def unbalanced_heads(d: Diagnosis) -> Iterator[Finding]:
     for node, parts in found.items():
         if not {"q", "k", "v"} <= parts.keys() or parts["q"].heads % parts["k"].heads:
             continue
-        queries = parts["q"].heads // parts["k"].heads
-        ratios = {}
+        queries, ratios = parts["q"].heads // parts["k"].heads, {}
         for name in parts:
             median = _median(p, node, name, parts["k"].heads, norms)
             if median > 0 and np.isfinite(norms[node, name]).all():
                 ratios[name] = norms[node, name] / median
         for group in range(parts["k"].heads):
-            mine = {n: _of_group(n, r, group, queries) for n, r in ratios.items()}
+            own = {n: range(group * queries, (group + 1) * queries) if n in ("q", "o") else [group] for n in ratios}
+            mine = {n: {h: float(ratios[n][h]) for h in heads} for n, heads in own.items()}
             off = [(n, h, r) for n, rows in mine.items() for h, r in rows.items() if not _within(d, r)]
             if off:
-                yield _finding(d, node, parts, group, queries, mine, off)
+                yield _unbalanced(d, node, parts, group, mine, off)
 
 
 def _median(p: Program, node: NodeId, name: str, groups: int, norms: dict[tuple[NodeId, str], np.ndarray]) -> float:
@@ -93,17 +88,15 @@ def attention_parts(p: Program, node: NodeId) -> dict[str, HeadProjection]:
         made = _made_by(p, p.operands(node)[port])
         if made is not None and isinstance(heads, int):
             linear, start, size = made
-            operands = p.operands(linear)
-            weight = origin(p, operands[1])
-            bias = origin(p, operands[2]) if len(operands) > 2 else None
-            if weight is not None and size % heads == 0 and (len(operands) == 2 or bias is not None):
-                found[name] = HeadProjection(name, weight, bias, 0, start, heads, size // heads)
-    reader = _read_by(p, node)
-    heads = p.spec(node).shape[1]
+            weight, *biases = (origin(p, v) for v in p.operands(linear)[1:])
+            if weight is not None and size % heads == 0 and None not in biases:
+                bias = biases[0] if biases else None
+                found[name] = HeadProjection(weight, bias, 0, start, heads, size // heads)
+    reader, heads = _read_by(p, node), p.spec(node).shape[1]
     if reader is not None and isinstance(heads, int):
         weight = origin(p, p.operands(reader)[1])
         if weight is not None and p.spec(weight).sizes[1] % heads == 0:
-            found["o"] = HeadProjection("o", weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
+            found["o"] = HeadProjection(weight, None, 1, 0, heads, p.spec(weight).sizes[1] // heads)
     return found
 
 
@@ -128,57 +121,38 @@ def _made_by(p: Program, value: Value) -> tuple[NodeId, int, int] | None:
 
 def _read_by(p: Program, node: NodeId) -> NodeId | None:
     """The only linear map that reads an attention, through views; or None."""
-    while True:
-        readers = p.consumers(node)
-        if len(readers) != 1:
-            return None
-        node = readers[0]
-        op = p.op(node)
-        if traits(op).contracts == "out_in":
-            return node
-        row = OPS.get(op)
-        if row is None or not (row.view is not None or row.traits.convert) or row.traits.slices:
-            return None
 
+    def passes(reader: NodeId, port: int) -> bool:
+        row = OPS.get(p.op(reader))
+        return row is not None and (row.view is not None or row.traits.convert) and not row.traits.slices
 
-def _of_group(name: str, ratios: np.ndarray, group: int, queries: int) -> dict[int, float]:
-    heads = range(group * queries, (group + 1) * queries) if name in ("q", "o") else (group,)
-    return {h: float(ratios[h]) for h in heads}
+    end, _ = next_reader(p, node, passes)
+    return end if traits(p.op(end)).contracts == "out_in" else None
 
 
 def _within(d: Diagnosis, ratio: float) -> bool:
     return 1 / d.limits.head_ratio <= ratio <= d.limits.head_ratio
 
 
-def _finding(
-    d: Diagnosis,
-    node: NodeId,
-    parts: dict[str, HeadProjection],
-    group: int,
-    queries: int,
-    mine: dict[str, dict[int, float]],
+def _unbalanced(
+    d: Diagnosis, node: NodeId, parts: dict[str, HeadProjection], group: int, mine: dict[str, dict[int, float]],
     off: list[tuple[str, int, float]],
-) -> Finding:
-    p = d.program
+) -> Finding:  # fmt: skip
+    p, queries = d.program, parts["q"].heads // parts["k"].heads
     dead = sorted({h for n, h, r in off if r < d.limits.dead_head and n in ("q", "o")})
     if any(r < d.limits.dead_head and n in ("k", "v") for n, h, r in off):
         dead = list(range(group * queries, (group + 1) * queries))
     heads = sorted({h if n in ("q", "o") else h * queries for n, h, _ in off})
     names = ", ".join(f"{n} of head {h} by {r:.3g}" for n, h, r in off)
-    fixes = [*_rescale(d, parts, mine, off), *([_cut(p, parts, dead)] if dead else [])]
     return Finding.of(
-        p,
-        KIND,
-        Severity.WARNING,
+        p, "unbalanced_heads", Severity.WARNING,
         f"{'a dead head' if dead else 'norms far from the median of the layer'}: {names}",
-        node,
-        *dict.fromkeys(parts[n].weight for n, _, _ in off),
-        where=f"{p.path(node)}, key head {group}",
+        node, *dict.fromkeys(parts[n].weight for n, _, _ in off), where=f"{p.path(node)}, key head {group}",
         expected=f"1/{d.limits.head_ratio:g} to {d.limits.head_ratio:g} times the median",
         got=", ".join(f"{r:.3g}" for _, _, r in off),
         witness={"heads": heads, "dead": dead, "parts": [[n, h, round(r, 6)] for n, h, r in off]},
-        fixes=tuple(fixes),
-    )
+        fixes=(*_rescale(d, parts, mine, off), *([_cut(p, parts, dead)] if dead else [])),
+    )  # fmt: skip
 
 
 def _rescale(
@@ -203,16 +177,14 @@ def _rescale(
     if any(p.axes().readers(node) != 1 for node, *_ in weights):
         return
 
+    def scaled(values: np.ndarray, node: NodeId) -> np.ndarray:
+        for _, indices, dim, factor in (w for w in weights if w[0] == node):
+            np.moveaxis(values, dim, 0)[indices] *= factor
+        return values
+
     def apply(e: Transaction) -> None:
         for node in dict.fromkeys(node for node, *_ in weights):
-
-            def scaled(values: np.ndarray, node: NodeId = node) -> np.ndarray:
-                for other, indices, dim, factor in weights:
-                    if other == node:
-                        np.moveaxis(values, dim, 0)[indices] *= factor
-                return values
-
-            e.set_weight(node, scaled)
+            e.set_weight(node, lambda values, node=node: scaled(values, node))
 
     pairs = " and ".join(f"{a}, {b}" for a, b in (("q", "k"), ("v", "o")) if a in factors)
     yield Fix(f"rescale {pairs} of the head against each other", apply, edges=len(weights), keeps_function=True)

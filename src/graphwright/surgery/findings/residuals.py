@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from graphwright.ops import OPS, traits
-from graphwright.program import Value
-from graphwright.program.kinds import CONST, KINDS, PARAM
+from graphwright.graph import EdgeId, NodeId
+from graphwright.ops import traits
+from graphwright.program import Program, Run, Value
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import CONST, PARAM
 from graphwright.program.weights import as_array
-from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove_unread_cone
+from graphwright.surgery.findings.diagnosis import Diagnosis, Probe
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.wiring import shifted, template
-
-if TYPE_CHECKING:
-    from graphwright.graph import EdgeId, NodeId
-    from graphwright.program import Program, Run
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.walks import flood
 
 GATE = "gate"
 """The op that makes the values of all gates of a program."""
@@ -28,64 +26,30 @@ _FAR = 400
 
 def passes_sum(p: Program, node: NodeId) -> bool:
     """Whether a node's result is the sum of its operands, up to a cast or a scalar factor."""
-    op = p.op(node)
-    row = None if op in KINDS else OPS.get(op)
-    if row is None:
-        return False
-    gated = traits(op).multiplies and any(p.op(v.node) in (PARAM, CONST, GATE) and _one(p, v) for v in p.operands(node))
-    return row.traits.convert or row.traits.sums or row.traits.nary or gated
-
-
-def _one(p: Program, value: Value) -> bool:
-    return p.specs(value.node)[value.port].size == 1
+    row = traits(p.op(node))
+    scales = (p.op(v.node) in (PARAM, CONST, GATE) and p.specs(v.node)[v.port].size == 1 for v in p.operands(node))
+    return row.convert or row.sums or row.nary or (row.multiplies and any(scales))
 
 
 def carried(p: Program, source: NodeId, target: NodeId) -> bool:
     """Whether a value reaches a sum along identity edges: through other sums, casts and gates."""
-    stack, seen = [target], {target}
-    while stack:
-        for value in p.operands(stack.pop()):
-            if value.node == source:
-                return True
-            if value.node not in seen and passes_sum(p, value.node):
-                seen.add(value.node)
-                stack.append(value.node)
-    return False
+    sums = flood([target], lambda n: (v.node for v in p.operands(n) if passes_sum(p, v.node)))
+    return any(v.node == source for n in sums for v in p.operands(n))
 
 
 def around(p: Program, junction: NodeId) -> tuple[NodeId, NodeId] | None:
     """(source, first node of the branch) of an identity path around a branch into a sum, or None."""
     operands = [v.node for v in p.operands(junction)]
     for source in operands:
-        starts = [n for n in operands if n != source]
-        came = _back(p, starts, source)
-        if came is not None:
-            return source, came
+        order = [n for n in dict.fromkeys(operands) if n != source]
+        for node in order:  # grows during iteration: a walk back from the ends of the branch to its source
+            if len(order) > _FAR:
+                break
+            before = [v.node for v in p.operands(node)]
+            if source in before:
+                return source, node
+            order += [n for n in dict.fromkeys(before) if n not in order]
     return None
-
-
-def _back(p: Program, starts: list[NodeId], source: NodeId) -> NodeId | None:
-    """The node at which a backward walk from the ends of a branch first reaches its source."""
-    order, seen = list(starts), set(starts)
-    for node in order:  # grows during iteration
-        if len(order) > _FAR:
-            return None
-        for value in p.operands(node):
-            if value.node == source:
-                return node
-            if value.node not in seen:
-                seen.add(value.node)
-                order.append(value.node)
-    return None
-
-
-def bridges(p: Program, source: Value, junction: NodeId) -> tuple[Fix, ...]:
-    """Fixes that add an identity path: gated at zero, so that nothing changes until it is trained, or open."""
-    ends = f"{p.path(source)} -> {p.path(junction)}"
-    return (
-        Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, source, junction), 1, 1, 1, keeps_function=True),
-        Fix(f"connect {ends}", lambda e: e.connect(source, junction), edges=1),
-    )
 
 
 def gated(e: Transaction, source: Value, junction: NodeId) -> None:
@@ -113,7 +77,7 @@ def _against_architecture(d: Diagnosis) -> Iterator[Finding]:
             continue
         if p.specs(start)[0] == p.spec(here):
             what = f"the identity path of the architecture from {p.path(start)} is missing"
-            yield _finding(p, here, Value(start), what, {"architecture": d.model.arch.name})
+            yield _missing(p, here, Value(start), what, {"architecture": d.model.arch.name})
 
 
 def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
@@ -125,19 +89,16 @@ def _among_siblings(d: Diagnosis) -> Iterator[Finding]:
         groups.setdefault(template(p.path(junction))[0], []).append(junction)
     for junction in known:
         others = [n for n in groups[template(p.path(junction))[0]] if n != junction]
-        with_path = [(n, found) for n in others if (found := known[n]) is not None]
-        if not with_path or len(with_path) < d.limits.siblings * len(others):
+        with_path = {n: found for n in others if (found := known[n]) is not None}
+        if len(with_path) < d.limits.siblings * len(others):
             continue
-        for sibling, (source, branch) in with_path:
-            entry = _entry(p, paths, junction, sibling, source, branch)
-            if entry is None:
-                continue
-            if not carried(p, entry.node, junction):
-                name = p.path(sibling)
-                what = f"no identity path from {p.path(entry)} around the branch, unlike at {name}"
-                witness = {"sibling": name, "siblings_with": len(with_path), "siblings": len(others)}
-                yield _finding(p, junction, entry, what, witness)
-            break
+        entries = ((n, _entry(p, paths, junction, n, *ends)) for n, ends in with_path.items())
+        sibling, entry = next(((n, entry) for n, entry in entries if entry is not None), (None, None))
+        if sibling is not None and entry is not None and not carried(p, entry.node, junction):
+            name = p.path(sibling)
+            what = f"no identity path from {p.path(entry)} around the branch, unlike at {name}"
+            yield _missing(p, junction, entry, what,
+                           {"sibling": name, "siblings_with": len(with_path), "siblings": len(others)})  # fmt: skip
 
 
 def _entry(
@@ -152,17 +113,15 @@ def _entry(
     return entry if entry is not None and p.specs(entry.node)[entry.port] == p.spec(junction) else None
 
 
-def _finding(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
-    return Finding.of(
-        p,
-        "missing_residual",
-        Severity.WARNING,
-        what,
-        junction,
-        entry.node,
-        witness={"block": f"{p.path(entry)} .. {p.path(junction)}", **witness},
-        fixes=bridges(p, entry, junction),
+def _missing(p: Program, junction: NodeId, entry: Value, what: str, witness: dict[str, Any]) -> Finding:
+    """The finding, with fixes that add an identity path: gated at zero, so that nothing changes at first, or open."""
+    ends = f"{p.path(entry)} -> {p.path(junction)}"
+    fixes = (
+        Fix(f"connect {ends} through a gate at 0", lambda e: gated(e, entry, junction), 1, 1, 1, keeps_function=True),
+        Fix(f"connect {ends}", lambda e: e.connect(entry, junction), edges=1),
     )
+    return Finding.of(p, "missing_residual", Severity.WARNING, what, junction, entry.node, fixes=fixes,
+                      witness={"block": f"{p.path(entry)} .. {p.path(junction)}", **witness})  # fmt: skip
 
 
 _SCREEN = 1e-4
@@ -176,9 +135,9 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
     p, probe = d.program, d.probe
     if probe is None or probe.loss is None or not p.valid:
         return
-    junctions = [n for n in p.junctions() if p.graph.in_degree(n) > 1]
     run = probe.run(p)
-    reached = [n for n in junctions if Value(n) in run.values and p.spec(n).dtype.is_float]
+    reached = [n for n in p.junctions()
+               if p.graph.in_degree(n) > 1 and Value(n) in run.values and p.spec(n).dtype.is_float]  # fmt: skip
     slopes = probe.gradients(p, [Value(n) for n in reached])
     weight: dict[EdgeId, float] = {}
     for node in reached:
@@ -189,30 +148,17 @@ def redundant(d: Diagnosis) -> Iterator[Finding]:
     suspects = sorted((e for e, x in weight.items() if x <= _SCREEN * top), key=weight.__getitem__)[:_MOST]
     for at, edge in enumerate(suspects):
         probe.step("testing edges", at, len(suspects))
-        if _starts_at_zero(p, edge):
-            continue
-        moved = _moved(d, run, edge)
-        if moved < d.limits.redundant:
-            yield Finding.of(
-                p,
-                "redundant",
-                Severity.INFO,
-                "the edge affects no output",
-                p.graph.source(edge),
-                edges=(edge,),
-                where=p.path(edge),
-                got=f"{moved:.3g} of the largest entry",
-                witness={"moved": moved, "edge": p.path(edge)},
-                fixes=(Fix(f"cut {p.path(edge)}", lambda e, edge=edge: _cut(e, edge), edges=1, keeps_function=True),),
-            )
+        if not _starts_at_zero(p, edge) and (moved := _moved(p, probe, run, edge)) < d.limits.redundant:
+            yield Finding.of(p, "redundant", Severity.INFO, "the edge affects no output", p.graph.source(edge),
+                             edges=(edge,), where=p.path(edge), got=f"{moved:.3g} of the largest entry",
+                             witness={"moved": moved, "edge": p.path(edge)},
+                             fixes=(cut(p, edge, keeps=True),))  # fmt: skip
 
 
-def _moved(d: Diagnosis, run: Run, edge: EdgeId) -> float:
+def _moved(p: Program, probe: Probe, run: Run, edge: EdgeId) -> float:
     """Largest change of an output, as a share of its largest entry, if an edge carries zero."""
-    p = d.program
-    assert d.probe is not None
     carried = run.value(p.edge_value(edge))
-    feeds = {name: x for name, x in d.probe.inputs.items() if name in p.input_names()}
+    feeds = {name: x for name, x in probe.inputs.items() if name in p.input_names()}
     zero = as_array(np.zeros(carried.shape, np.float32), carried.dtype)
     without = p.fork().run(feeds, keep="outputs", patch={edge: zero})
     moved = 0.0
@@ -229,9 +175,3 @@ def _starts_at_zero(p: Program, edge: EdgeId) -> bool:
     gated = passes_sum(p, node) and traits(p.op(node)).multiplies
     matrix = traits(p.op(node)).contracts == "out_in" and p.op(operands[1].node) == PARAM
     return gated or (matrix and not p.weights.array(p.key(operands[1].node)).to_numpy("float32").any())
-
-
-def _cut(e: Transaction, edge: EdgeId) -> None:
-    source = e.program.graph.source(edge)
-    e.cut(edge)
-    remove_unread_cone(e, source)

@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.graph import NodeId
 from graphwright.graph.analysis import dominators
-from graphwright.models.health import non_finite
-from graphwright.models.health import validate as validate_model
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
+from graphwright.models.metrics import non_finite
+from graphwright.models.metrics import validate as validate_model
 from graphwright.ops import traits
-from graphwright.program import Value
+from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM, STORED
 from graphwright.program.selection import matches
-from graphwright.surgery.findings.finding import Finding, Fix, Severity, grown, rewired
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Severity, grown, removed, rewired
 from graphwright.surgery.findings.gradients import roots
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.surgery.findings.diagnosis import Diagnosis
 
 
 def tensor(d: Diagnosis) -> Iterator[Finding]:
@@ -38,10 +34,9 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
     p, w = d.program, d.wiring
     for i, node in enumerate(w.nodes):
         if w.ops[i] in STORED and w.unread(i) and node not in d.claimed:
-            fix = Fix(f"remove {p.path(node)}", lambda e, node=node: e.remove(node), edges=1, keeps_function=True)
-            yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads the weight", node, fixes=(fix,),
-                             witness={"key": p.key(node)})  # fmt: skip
-    for mismatch in d.assembly.mismatches:
+            yield Finding.of(p, "tensor", Severity.ERROR, "nothing reads the weight", node,
+                             fixes=(removed(p, [node], keeps=True),), witness={"key": p.key(node)})  # fmt: skip
+    for mismatch in d.mismatches:
         if mismatch.kind == "name":
             yield Finding("tensor", mismatch.where, mismatch.what, severity=Severity.ERROR)
 
@@ -49,19 +44,12 @@ def _unused(d: Diagnosis) -> Iterator[Finding]:
 def _values(d: Diagnosis) -> Iterator[Finding]:
     """NaN and infinity in weights; zero or nearly dependent rows in trained matrices."""
     p = d.program
-    bad = {key: (count, first) for key, count, first in non_finite(p)}
-    for key, (count, first) in bad.items():
-        node = p.readers(key)[0]
-        yield Finding.of(
-            p,
-            "tensor",
-            Severity.ERROR,
-            f"{count} values are not finite",
-            node,
-            got=f"the first at {list(first)}",
-            witness={"key": key, "first": list(first), "count": count},
-            fixes=(*_restore(d, key, part=True), _clamp(key)),
-        )
+    bad = set()
+    for key, count, first in non_finite(p):
+        bad.add(key)
+        yield Finding.of(p, "tensor", Severity.ERROR, f"{count} values are not finite", p.readers(key)[0],
+                         got=f"the first at {list(first)}", fixes=(*_restore(d, key, part=True), _clamp(key)),
+                         witness={"key": key, "first": list(first), "count": count})  # fmt: skip
     added, scales = _added(d.original), _norm_scales(p)
     for node in p.params():
         key, spec = p.key(node), p.spec(node)
@@ -78,17 +66,10 @@ def _values(d: Diagnosis) -> Iterator[Finding]:
         used = values[values.any(axis=1)][:, values.any(axis=0)]  # zero units are ignored here
         least = d.limits.rank * min(used.shape)
         if least >= 1 and (rank := effective_rank(used)) < least:
-            yield Finding.of(
-                p,
-                "tensor",
-                Severity.WARNING,
-                "the rows are nearly dependent",
-                node,
-                expected=f"an effective rank of {least:.1f} or more",
-                got=f"{rank:.2f}",
-                witness={"key": key, "effective_rank": round(rank, 4)},
-                fixes=_restore(d, key),
-            )
+            yield Finding.of(p, "tensor", Severity.WARNING, "the rows are nearly dependent", node,
+                             expected=f"an effective rank of {least:.1f} or more", got=f"{rank:.2f}",
+                             witness={"key": key, "effective_rank": round(rank, 4)},
+                             fixes=_restore(d, key))  # fmt: skip
 
 
 def _norm_scales(p: Program) -> set[NodeId]:
@@ -112,12 +93,11 @@ def effective_rank(matrix: np.ndarray) -> float:
 def _added(p: Program) -> set[str]:
     """Keys of params that an edit of the journal added and no later edit set."""
     keys: set[str] = set()
-    for entry in p.journal:
-        for record in entry.edits:
-            if record["edit"] == "AddNode" and record["op"] == PARAM:
-                keys.add(record["attrs"]["key"])
-            elif record["edit"] == "SetWeight":
-                keys.discard(record["key"])
+    for record in (record for entry in p.journal for record in entry.edits):
+        if record["edit"] == "AddNode" and record["op"] == PARAM:
+            keys.add(record["attrs"]["key"])
+        elif record["edit"] == "SetWeight":
+            keys.discard(record["key"])
     return keys
 
 
@@ -128,13 +108,10 @@ def _restore(d: Diagnosis, key: str, part: bool = False) -> tuple[Fix, ...]:
     source = d.model.original.weights
     if key not in source or source[key].spec != d.program.weights[key].spec:
         return ()
-    array = source.array(key)
-    same = array is d.program.weights.array(key)
-    if same or not np.isfinite(array.to_numpy("float32")).all():
-        return ()
-    if np.array_equal(array.to_numpy(bits=True), d.program.weights.array(key).to_numpy(bits=True)):
-        return ()
+    array, current = source.array(key), d.program.weights.array(key)
     values = array.to_numpy("float32")
+    if not np.isfinite(values).all() or np.array_equal(array.to_numpy(bits=True), current.to_numpy(bits=True)):
+        return ()
     if part:
         what = f"restore the values of {key} that are not finite from the checkpoint"
         return (Fix(what, lambda e: e.set_weight(key, lambda now: np.where(np.isfinite(now), now, values))),)
@@ -147,9 +124,8 @@ def _clamp(key: str) -> Fix:
         top = float(np.abs(known).max()) if known.size else 0.0
         return np.nan_to_num(values, nan=0.0, posinf=top, neginf=-top)
 
-    return Fix(
-        f"clamp {key}: NaN to 0, infinity to the largest finite entry", lambda e: e.set_weight(key, finite), edges=1
-    )
+    what = f"clamp {key}: NaN to 0, infinity to the largest finite entry"
+    return Fix(what, lambda e: e.set_weight(key, finite), edges=1)
 
 
 def _contradictions(d: Diagnosis) -> Iterator[Finding]:
@@ -160,12 +136,9 @@ def _contradictions(d: Diagnosis) -> Iterator[Finding]:
     for mismatch in (m for m in validate_model(model).mismatches if m.kind == "tied_mismatch"):
         yield Finding("tensor", mismatch.where, mismatch.what, None, mismatch.expected, mismatch.got,
                       severity=Severity.ERROR)  # fmt: skip
-    present, added = {p.key(n) for n in p.params()}, set()
-    gone = set()
-    for entry in d.original.journal:
-        for record in entry.edits:
-            added |= {record["attrs"]["key"]} if record["edit"] == "AddNode" and "key" in record["attrs"] else set()
-            gone |= {record["path"]} if record["edit"] == "RemoveNode" else set()
+    present, edits = {p.key(n) for n in p.params()}, [record for entry in p.journal for record in entry.edits]
+    added = {record["attrs"]["key"] for record in edits if record["edit"] == "AddNode" and "key" in record["attrs"]}
+    gone = {record["path"] for record in edits if record["edit"] == "RemoveNode"}
     expected = {key: path for path, key in model.keys.items()}
     for key, path in expected.items():
         if key not in present and path not in gone:
@@ -189,24 +162,13 @@ def _tie(d: Diagnosis) -> Iterator[Finding]:
     source = path[EMBEDDING]
     while p.graph.source(edge) != read:  # after a cast
         edge = p.in_edges(p.graph.source(edge))[0]
-    fits = p.spec(source) == p.spec(read)
-    yield Finding.of(
-        p,
-        "tensor",
-        Severity.ERROR,
-        "the config ties it to the embedding, but it is a separate weight",
-        read,
-        path[head],
-        edges=(edge,),
-        expected=EMBEDDING,
-        got=p.path(read),
-        fixes=(rewired(p, edge, p.value(source), keeps=_equal(p, source, read)),) if fits else (),
-    )
-
-
-def _equal(p: Program, a: NodeId, b: NodeId) -> bool:
-    one, two = (p.weights.array(p.key(n)).to_numpy(bits=True) for n in (a, b))
-    return bool(np.array_equal(one, two))
+    fixes = ()
+    if p.spec(source) == p.spec(read):
+        one, two = (p.weights.array(p.key(n)).to_numpy(bits=True) for n in (source, read))
+        fixes = (rewired(p, edge, p.value(source), keeps=bool(np.array_equal(one, two))),)
+    what = "the config ties it to the embedding, but it is a separate weight"
+    yield Finding.of(p, "tensor", Severity.ERROR, what, read, path[head], edges=(edge,), expected=EMBEDDING,
+                     got=p.path(read), fixes=fixes)  # fmt: skip
 
 
 def bottleneck(d: Diagnosis) -> Iterator[Finding]:
@@ -219,8 +181,7 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
             chain: list[tuple[int, NodeId]] = []
             node = w.nodes[end] if w.nodes[end] in above else None
             while node is not None:
-                width = features(p, node)
-                chain += [(width, node)] if width else []
+                chain += [(width, node)] if (width := features(p, node)) else []
                 node = above.get(node)
             steps = [(width, [n for _, n in run][-1]) for width, run in groupby(chain, key=lambda step: step[0])]
             for later, (width, node), before in zip(steps, steps[1:], steps[2:], strict=False):
@@ -228,7 +189,11 @@ def bottleneck(d: Diagnosis) -> Iterator[Finding]:
                 declared = any(matches(pattern, p.path(node)) for pattern in d.limits.declared)
                 if width < least and node not in seen and not declared:
                     seen.add(node)
-                    yield _finding(p, node, width, ceil(least), (before, later))
+                    yield Finding.of(
+                        p, "bottleneck", Severity.INFO, f"all information passes through {width} features", node,
+                        before[1], later[1], expected=f"{ceil(least)} or more", got=str(width),
+                        witness={"widths": [before[0], width, later[0]]}, fixes=_widen(p, node, ceil(least) - width),
+                    )  # fmt: skip
 
 
 def features(p: Program, node: NodeId) -> int:
@@ -247,25 +212,6 @@ def features(p: Program, node: NodeId) -> int:
 def _axis(p: Program, node: NodeId) -> int | None:
     rank = len(p.spec(node).shape)
     return rank - 1 if rank < 4 else 1 if traits(p.op(node)).channels_first else None
-
-
-def _finding(
-    p: Program, node: NodeId, width: int, least: int, sides: tuple[tuple[int, NodeId], tuple[int, NodeId]]
-) -> Finding:
-    (width_before, before), (width_later, later) = sides
-    return Finding.of(
-        p,
-        "bottleneck",
-        Severity.INFO,
-        f"all information passes through {width} features",
-        node,
-        before,
-        later,
-        expected=f"{least} or more",
-        got=str(width),
-        witness={"widths": [width_before, width, width_later]},
-        fixes=_widen(p, node, least - width),
-    )
 
 
 def _widen(p: Program, node: NodeId, more: int) -> tuple[Fix, ...]:

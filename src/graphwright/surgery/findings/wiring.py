@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterable, Iterator
 
+from graphwright.array import Spec
 from graphwright.errors import GraphwrightError
+from graphwright.graph import NodeId
 from graphwright.ops import OPS, get
-from graphwright.program import Value
-from graphwright.program.kinds import ASSIGN, INPUT, KINDS, PARAM, SOURCES, STATE
-
-if TYPE_CHECKING:
-    from graphwright.array import Spec
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
+from graphwright.program import Program, Value
+from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STATE
+from graphwright.surgery.walks import flood
 
 VALUELESS = frozenset(name for name, row in OPS.items() if row.traits.valueless)
 """Ops whose result depends on the shape of their operands, not on the values."""
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
+"""A segment of a path that is a number."""
 
 
 class Wiring:
@@ -34,23 +34,11 @@ class Wiring:
         self.nodes: list[NodeId] = p.order()
         self.at = {node: i for i, node in enumerate(self.nodes)}
         self.ops = [p.op(node) for node in self.nodes]
-        self.after: list[list[int]] = [[] for _ in self.nodes]
-        self.before: list[list[int]] = [[] for _ in self.nodes]
-        self.carried: dict[int, int] = {}
-        for i, node in enumerate(self.nodes):
-            readers = dict.fromkeys(self.at[r] for r in p.graph.successors(node))
-            self.after[i] = list(readers)
-            for j in readers:
-                self.before[j].append(i)
+        self.after = [[self.at[r] for r in p.graph.successors(node)] for node in self.nodes]
+        self.before = [[self.at[r] for r in p.graph.predecessors(node)] for node in self.nodes]
         self.outputs = {self.at[v.node] for v in p.outputs() if v.node in self.at}
-        for node in p.assigns():
-            ends = p.operands(node)
-            if len(ends) == 2:
-                self.carried[self.at[ends[0].node]] = self.at[ends[1].node]
-
-    def is_op(self, i: int) -> bool:
-        """Whether a node is an op."""
-        return self.ops[i] not in KINDS
+        pairs = [[self.at[v.node] for v in p.operands(node)] for node in p.assigns()]
+        self.carried = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
     def unread(self, i: int) -> bool:
         """Whether a node has no reader, is no output, and assigns no state."""
@@ -60,59 +48,32 @@ class Wiring:
         """Whether a node's result depends on the values of its operands."""
         return self.ops[i] not in VALUELESS
 
-    def differentiable(self, i: int) -> bool:
-        """Whether a gradient passes through a node."""
-        if self.ops[i] in KINDS:
-            return self.ops[i] != ASSIGN
-        row = OPS.get(self.ops[i])
-        return row is not None and (row.vjp is not None or row.traits.opaque)
-
-    def flood(self, start: Iterable[int], lists: Sequence[Sequence[int]]) -> list[int]:
-        """The start and all nodes reachable along the lists, breadth first."""
-        order = list(dict.fromkeys(start))
-        seen = set(order)
-        for i in order:  # grows while it is walked
-            fresh = [j for j in lists[i] if j not in seen]
-            seen.update(fresh)
-            order += dict.fromkeys(fresh)
-        return order
-
     def reached(self) -> set[int]:
         """Nodes that the values of the inputs affect, in this step or a later one."""
-        states = {value: [] for value in self.carried.values()}
+        states: dict[int, list[int]] = {}
         for state, value in self.carried.items():
-            states[value].append(state)
-        order = [i for i, op in enumerate(self.ops) if op == INPUT]
-        seen = set(order)
-        for i in order:  # grows while it is walked
-            fresh = [j for j in (*self.after[i], *states.get(i, ())) if j not in seen]
-            fresh = [j for j in fresh if self.passes(j)]
-            seen.update(fresh)
-            order += dict.fromkeys(fresh)
-        return seen
+            states.setdefault(value, []).append(state)
+        inputs = [i for i, op in enumerate(self.ops) if op == INPUT]
+        return set(flood(inputs, lambda i: filter(self.passes, (*self.after[i], *states.get(i, ())))))
 
     def reaching(self, goals: Iterable[int]) -> set[int]:
         """Nodes whose values affect the goals, in this step or a later one."""
-        order = list(dict.fromkeys(goals))
-        seen = set(order)
-        for i in order:  # grows while it is walked
-            back = self.before[i] if self.passes(i) else []
-            more = [self.carried[i]] if i in self.carried else []
-            fresh = [j for j in (*back, *more) if j not in seen]
-            seen.update(fresh)
-            order += dict.fromkeys(fresh)
-        return seen
+        return set(flood(goals, lambda i: [*(self.before[i] if self.passes(i) else ()), *self.assigned(i)]))
+
+    def assigned(self, i: int) -> list[int]:
+        """The node whose value a state or param has in the next step, if there is one."""
+        return [self.carried[i]] if i in self.carried else []
 
     def cone(self, ends: Iterable[int]) -> list[int]:
         """Unread nodes and everything that only they use, latest first; inputs are never removed."""
-        gone = dict.fromkeys(i for i in ends if self.ops[i] != INPUT)
-        stack = list(gone)
-        for i in stack:  # grows while it is walked
+        order = [i for i in ends if self.ops[i] != INPUT]
+        gone = set(order)
+        for i in order:  # grows while it is walked
             for j in self.before[i]:
                 free = j not in gone and j not in self.outputs and self.ops[j] not in (INPUT, ASSIGN)
-                if free and all(k in gone for k in self.after[j]):
-                    gone[j] = None
-                    stack.append(j)
+                if free and gone.issuperset(self.after[j]):
+                    gone.add(j)
+                    order.append(j)
         return sorted(gone, reverse=True)
 
 
@@ -126,14 +87,7 @@ def least_arity(op: str) -> int:
 
 def template(path: str) -> tuple[str, tuple[int, ...]]:
     """A path with its numbered segments as `*`, and the numbers; nodes of one template are siblings."""
-    numbers: list[int] = []
-    segments = []
-    for segment in path.split("."):
-        if segment.isascii() and segment.isdigit():
-            numbers.append(int(segment))
-            segment = "*"
-        segments.append(segment)
-    return ".".join(segments), tuple(numbers)
+    return _NUMBER.sub("*", path), tuple(map(int, _NUMBER.findall(path)))
 
 
 def siblings(p: Program, node: NodeId) -> list[NodeId]:
@@ -146,13 +100,8 @@ def siblings(p: Program, node: NodeId) -> list[NodeId]:
 
 def shifted(path: str, of: str, to: str) -> str:
     """A path relative to `of`, translated to its sibling `to`: numbers shift by the same amount."""
-    by = [b - a for a, b in zip(template(of)[1], template(to)[1], strict=True)]
-    segments, k = path.split("."), 0
-    for i, segment in enumerate(segments):
-        if segment.isascii() and segment.isdigit():
-            segments[i] = str(int(segment) + (by[k] if k < len(by) else 0))
-            k += 1
-    return ".".join(segments)
+    by = iter([b - a for a, b in zip(template(of)[1], template(to)[1], strict=True)])
+    return _NUMBER.sub(lambda number: str(int(number[0]) + next(by, 0)), path)
 
 
 def empty_ports(p: Program, w: Wiring) -> Iterator[tuple[NodeId, int]]:
@@ -197,7 +146,7 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
         unread: only values that nothing reads.
     """
     here = w.at[node]
-    later = set(w.flood([here], w.after))
+    later = set(flood([here], w.after.__getitem__))
     numbered, plain = _as_siblings(p, node, port)
     best: tuple[tuple, Value] | None = None
     known: dict[Spec, bool] = {}
@@ -223,14 +172,9 @@ def best_source(p: Program, w: Wiring, node: NodeId, port: int, *, unread: bool 
 
 def _as_siblings(p: Program, node: NodeId, port: int) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
     """Values that siblings read at this port, translated to this node: with numbers in the path, and without."""
-    numbered: set[tuple[str, int]] = set()
-    plain: set[tuple[str, int]] = set()
-    path = p.path(node)
+    found: tuple[set[tuple[str, int]], set[tuple[str, int]]] = set(), set()
     for other in siblings(p, node):
-        for edge in p.in_edges(other):
-            if p.edge_port(edge) == port:
-                value = p.edge_value(edge)
-                read = p.path(value)
-                to = numbered if template(read)[1] else plain
-                to.add((shifted(read, p.path(other), path), value.port))
-    return numbered, plain
+        for value in (p.edge_value(e) for e in p.in_edges(other) if p.edge_port(e) == port):
+            read = p.path(value)
+            found[not template(read)[1]].add((shifted(read, p.path(other), p.path(node)), value.port))
+    return found

@@ -1,41 +1,166 @@
-"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P."""
+"""Orthogonalisation of stored matrices: replace W by its orthonormal factor Q, or rewrite it exactly as Q and P.
+
+The factor P of a head can be merged into the next linear map where that is exact. Attention mixes positions, not the
+features of a value head: for V_g = P_g U_g, O_h absorbs P_g for each query head h of the group. Queries and keys meet
+in a product: for Q_h = P_h U_h, K_h absorbs P_hᵀ, unless a rotary embedding, a norm or a second query head is between.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypedDict, Unpack
+from typing import Any, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.program import Units
+from graphwright.graph import NodeId
+from graphwright.models.model import Model
+from graphwright.ops import traits
+from graphwright.program import AxisGroup, Program, Selection, Transaction, Units
+from graphwright.progress import Report
 from graphwright.report import ReportBase, plain, table
-from graphwright.surgery.errors import check_choices
+from graphwright.surgery import matrices as mx
+from graphwright.surgery.calibration import Calibration
+from graphwright.surgery.errors import NotAbsorbable, check_choices
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import LowRank
-from graphwright.surgery.matrices import (
-    MatrixReport,
-    Skipped,
-    edit_matrices,
-    find_matrices,
-    program_of,
-    rounded,
-    stored,
-    values,
-)
-from graphwright.surgery.measure import input_grams, measure_drift, output_error
-from graphwright.surgery.orthogonal.absorb import MatrixSlice, absorb, head_parts, neighbour, parts_of, selected_by
+from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, rounded, stored, values
+from graphwright.surgery.measure import Drift
 from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, second_factor
+from graphwright.surgery.walks import next_reader
 
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.program import Program, Selection, Transaction
-    from graphwright.progress import Report
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.matrices import Matrix
-    from graphwright.surgery.measure import Drift
+HEADS = {"heads", "kv_groups"}
+
+
+class MatrixSlice(NamedTuple):
+    """Rows (dim 0) or columns (dim 1) of a matrix; all of it if `indices` is None."""
+
+    dim: int = 0
+    indices: np.ndarray | None = None
+
+    def of(self, w: np.ndarray) -> np.ndarray:
+        """A copy of the slice."""
+        return w.copy() if self.indices is None else np.take(w, self.indices, axis=self.dim)
+
+    def put(self, w: np.ndarray, value: np.ndarray) -> None:
+        """Write the slice into a matrix."""
+        index = slice(None) if self.indices is None else self.indices
+        w[index if self.dim == 0 else (slice(None), index)] = value
+
+
+def head_parts(p: Program, matrix: Matrix) -> list[MatrixSlice]:
+    """One slice per head: rows of q, k and v, columns of o; empty if the matrix has no heads.
+
+    Key heads that several query heads share count once.
+    """
+    best: list[MatrixSlice] = []
+    for group in p.axes().values():
+        if HEADS & set(group.kinds):
+            parts = _parts(group, matrix.key, range(group.size))
+            covered = sum(len(part.indices) for part in parts if part.indices is not None)
+            if parts and covered == matrix.shape[parts[0].dim] and len(parts) > len(best):
+                best = parts
+    return best
+
+
+def parts_of(p: Program, units: Units) -> dict[str, list[MatrixSlice]]:
+    """Weight key -> the slices of some units in it; biases and norms have none."""
+    found: dict[str, list[MatrixSlice]] = {}
+    for name, ids in units.chosen.items():
+        group = p.axes()[name]
+        for key in dict.fromkeys(m.key for m in group.members if m.key is not None):
+            if len(p.weights.array(key).shape) == 2:
+                found.setdefault(key, []).extend(_parts(group, key, ids))
+    return {key: parts for key, parts in found.items() if parts}
+
+
+def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[MatrixSlice]:
+    found: dict[tuple[int, bytes], MatrixSlice] = {}
+    for unit in ids:
+        for dim, indices in group.slices(unit).get(key, {}).items():
+            found.setdefault((dim, indices.tobytes()), MatrixSlice(dim, indices))
+    return list(found.values())
+
+
+class Neighbour(NamedTuple):
+    """The map that absorbs P: `o` after values (side 1, columns), `k` beside queries (side 0, rows)."""
+
+    matrix: Matrix
+    side: int
+
+
+def neighbour(p: Program, matrix: Matrix) -> Neighbour:
+    """The map that can absorb the factor P of a matrix. Raises: NotAbsorbable naming the op in between."""
+
+    def refuse(between: str) -> NoReturn:
+        raise NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
+                            fix='fold="insert" keeps it as a node')  # fmt: skip
+
+    def rearranges(node: NodeId, port: int = 0) -> bool:
+        return traits(p.op(node)).rearranges or traits(p.op(node)).casts
+
+    def after(node: NodeId) -> tuple[NodeId, int]:
+        end, port = next_reader(p, node, rearranges)
+        return (end, port) if port is not None else refuse(f"several readers of {p.path(end)}")
+
+    def read_by(node: NodeId) -> Matrix:
+        return find_matrices(p, p.select(where=lambda n: n == node))[0][0]
+
+    if len(matrix.readers) != 1 or traits(matrix.readers[0].op).contracts != "out_in":
+        refuse("several readers" if len(matrix.readers) != 1 else matrix.readers[0].op)
+    if len(p.operands(matrix.readers[0].node)) > 2:
+        refuse("bias")
+    node, port = after(matrix.readers[0].node)
+    if not traits(p.op(node)).attention or port == 1:
+        refuse(f"{p.op(node)} {p.path(node)}")
+    if port == 2:
+        end, at = after(node)
+        if traits(p.op(end)).contracts != "out_in" or at != 0:
+            refuse(f"{p.op(end)} {p.path(end)}")
+        return Neighbour(read_by(end), 1)
+    source = p.operands(node)[1].node
+    while rearranges(source):
+        source = p.operands(source)[0].node
+    if traits(p.op(source)).contracts != "out_in":
+        refuse(f"{p.op(source)} {p.path(source)}")
+    if len(p.operands(source)) > 2:
+        refuse("bias")
+    keys = read_by(source)
+    if keys.shape[0] != matrix.shape[0]:
+        refuse("several query heads on a key head")
+    return Neighbour(keys, 0)
+
+
+def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:
+    """Multiply the factor P of each slice into the neighbour; return the neighbour's path."""
+    p = e.program
+    other, side = neighbour(p, matrix)
+    w = values(p, other.key)
+    new = w.copy()
+    for mine, theirs in _pairs(p, matrix, other, side):
+        for part, factor in zip(parts, factors, strict=True):
+            if part.indices is not None and np.array_equal(part.indices, mine):
+                target = MatrixSlice(side, theirs)
+                block = target.of(w)
+                target.put(new, block @ factor if side == 1 else factor.T @ block)
+    e.set_weight(other.key, new)
+    return other.path
+
+
+def _pairs(p: Program, matrix: Matrix, other: Matrix, side: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(rows of a head in the matrix, its indices in the neighbour), for each query head."""
+    best: list[tuple[np.ndarray, np.ndarray]] = []
+    for group in p.axes().values():
+        if HEADS & set(group.kinds):
+            slices = [group.slices(unit) for unit in range(group.size)]
+            found = [(s[matrix.key][0], s[other.key][side]) for s in slices
+                     if 0 in s.get(matrix.key, {}) and side in s.get(other.key, {})]  # fmt: skip
+            if len(found) > len(best) and all(len(a) == len(b) for a, b in found):
+                best = found
+    return best
+
 
 PER = ("matrix", "head")
 FOLDS = ("none", "insert", "absorb", "scale")
@@ -117,7 +242,7 @@ class OrthoRow(ReportBase):
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
-class OrthoReport(MatrixReport):
+class OrthoReport(mx.MatrixReport):
     """Report on all matrices of one call; see `MatrixReport`.
 
     Attributes:
@@ -159,16 +284,10 @@ class _Solved(NamedTuple):
 
 
 def orthogonalize(
-    program: Program | Model,
-    where: str | Selection | Units,
-    method: str = "polar",
-    *,
-    calibration: Calibration | None = None,
-    dry_run: bool = False,
-    keep_partial: bool = False,
-    report: Report | None = None,
-    **options: Unpack[OrthogonalizeKeywords],
-) -> OrthoReport:
+    program: Program | Model, where: str | Selection | Units, method: str = "polar", *,
+    calibration: Calibration | None = None, dry_run: bool = False, keep_partial: bool = False,
+    report: Report | None = None, **options: Unpack[OrthogonalizeKeywords],
+) -> OrthoReport:  # fmt: skip
     """Make matrices orthonormal, in one edit that `program.undo()` reverts.
 
     A tall matrix (out >= in) gets orthonormal columns, a wide one orthonormal rows. Computed in float64 and rounded
@@ -186,16 +305,15 @@ def orthogonalize(
         options: see `OrthogonalizeOptions`.
     Raises: EmptySelection, NonFiniteWeight, DtypeUnsupported, NotAbsorbable, UsageError for an unknown option.
     """
-    given, p = OrthogonalizeOptions(**options), program_of(program)
+    given, p = OrthogonalizeOptions(**options), mx.program_of(program)
     check_choices({"method": method}, {"method": METHODS})
     matrices, skipped, parts = _chosen(p, where, given.per)
     if given.fold == "absorb":
         for m in matrices:
             neighbour(p, m)
-    grams = input_grams(p, matrices, calibration) if calibration is not None else {}
+    grams = mx.input_grams(p, matrices, calibration) if calibration is not None else {}
     found = OrthoReport(method=method, per="head" if parts else given.per, fold=given.fold, dry_run=dry_run,
                         options=plain(given), skipped=skipped)  # fmt: skip
-    before = None if calibration is None else p.fork()  # a fork holds the arrays, which would prevent `inplace`
 
     def edit(e: Transaction, m: Matrix) -> dict[str, float]:
         row = _orthogonalize(e, m, parts.get(m.key, [MatrixSlice()]), method, given, grams.get(m.path))
@@ -203,13 +321,10 @@ def orthogonalize(
         return {"error": row.error}
 
     why = f"orthogonalise {len(matrices)} matrices: {method}, fold {given.fold}"
-    target = edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, keep_partial=keep_partial,
-                           report=report)  # fmt: skip
-    if calibration is not None and before is not None:
-        maps = {m.path: m.name for m in matrices if m.readers and target.free_name(m.name) != m.name}
-        found.drift, layers = measure_drift(before, target, calibration, list(maps.values()))
-        for row in found.rows:
-            row.measured = layers.get(maps.get(row.path, ""))
+    drifts = mx.edit_matrices(p, matrices, edit, found, name="orthogonalize", why=why, calibration=calibration,
+                           keep_partial=keep_partial, report=report, layers=True)  # fmt: skip
+    for row in found.rows:
+        row.measured = drifts.get(row.path)
     return found
 
 
@@ -221,7 +336,7 @@ def _chosen(
         if where.program is not p:
             raise UsageError("the units belong to another program", got=repr(where))
         parts = parts_of(p, where)
-        matrices, skipped = find_matrices(p, selected_by(p, set(parts)))
+        matrices, skipped = find_matrices(p, p.select(op="param", where=lambda n: p.key(n) in parts))
         return matrices, skipped, {m.key: parts[m.key] for m in matrices}
     matrices, skipped = find_matrices(p, where)
     if per == "matrix":
@@ -273,19 +388,14 @@ def _orthogonalize(
     gains = [gain(made) for _, made in blocks]
     exact = fold == "absorb"  # the next layer compensates, so the layer's own output says nothing
     return OrthoRow(
-        path=m.path,
-        shape=m.shape,
-        dtype=m.dtype.name,
-        parts=len(parts),
+        path=m.path, shape=m.shape, dtype=m.dtype.name, parts=len(parts),
         error=max(gram_error(made) for _, made in blocks),
         distance=float(np.linalg.norm(w - q) / np.linalg.norm(w)) if w.any() else inf,
         condition=max(condition(block) for block, _ in blocks),
         condition_after=max(condition(made) for _, made in blocks),
-        gain=(min(low for low, _ in gains), max(high for _, high in gains)),
-        scale=float(np.mean(solved.scales)),
-        predicted=None if gram is None or exact else output_error(w, new, gram),
-        seconds=perf_counter() - started,
-    )
+        gain=(min(low for low, _ in gains), max(high for _, high in gains)), scale=float(np.mean(solved.scales)),
+        predicted=None if gram is None or exact else mx.output_error(w, new, gram), seconds=perf_counter() - started,
+    )  # fmt: skip
 
 
 def _low_rank(m: Matrix, parts: list[MatrixSlice], solved: _Solved) -> LowRank:

@@ -7,21 +7,14 @@ Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from graphwright.program import EmptySelection, Value
+from graphwright.graph import NodeId
+from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
-from graphwright.program.kinds import PARAM
 from graphwright.surgery.errors import check_choices
-from graphwright.surgery.matrices import find_matrices, stored, values
+from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 from graphwright.surgery.orthogonal.methods import polar, second_factor
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program, Selection, Transaction
-    from graphwright.surgery.matrices import Matrix
 
 MAPS = ("cayley", "exp", "householder")
 SCALES = ("none", "scalar", "diag", "spd")
@@ -57,14 +50,9 @@ def bake(program: Program, where: str | Selection = "**") -> list[str]:
 
     Returns: paths of the stored weights. Raises: EmptySelection if no selected map is parametrised and not baked.
     """
-    bases = [b for b in _chosen(program, where) if not _has(program, f"{b}.weight")]
-    _need(bases, where)
+    bases = _chosen(program, where, baked=False)
     with program.edit(f"bake {len(bases)} matrices", author="pass", tool="graphwright.surgery.bake") as e:
-        for base in bases:
-            made = program.node(f"{base}.orthogonal")
-            w = e.param(f"{base}.weight", _value(program, base), key=_key(program, base), trainable=False)
-            redirect(e, {Value(made): Value(w)})
-    return [f"{base}.weight" for base in bases]
+        return [_store(e, base, trainable=False) for base in bases]
 
 
 def unbake(program: Program, where: str | Selection = "**") -> list[str]:
@@ -72,8 +60,7 @@ def unbake(program: Program, where: str | Selection = "**") -> list[str]:
 
     Returns: paths of the computed matrices. Raises: EmptySelection if no selected map is baked.
     """
-    bases = [b for b in _chosen(program, where) if _has(program, f"{b}.weight")]
-    _need(bases, where)
+    bases = _chosen(program, where, baked=True)
     with program.edit(f"unbake {len(bases)} matrices", author="pass", tool="graphwright.surgery.unbake") as e:
         for base in bases:
             w = program.node(f"{base}.weight")
@@ -88,24 +75,14 @@ def make_dense(program: Program, where: str | Selection = "**") -> list[str]:
     Returns: paths of the weights. Raises: EmptySelection if no selected map is parametrised.
     """
     bases = _chosen(program, where)
-    _need(bases, where)
     with program.edit(f"make {len(bases)} matrices dense", author="pass", tool="graphwright.surgery.make_dense") as e:
         for base in bases:
-            made, path = program.node(f"{base}.orthogonal"), f"{base}.weight"
-            if _has(program, path):
-                e.set_attr(path, trainable=True)
+            if _baked(program, base):
+                e.set_attr(f"{base}.weight", trainable=True)
             else:
-                w = e.param(path, _value(program, base), key=_key(program, base))
-                redirect(e, {Value(made): Value(w)})
-            for node in reversed(_generator(program, made)):
-                e.remove(node)
+                _store(e, base, trainable=True)
+            e.remove(_generator(program, base)[::-1])
     return [f"{base}.weight" for base in bases]
-
-
-def parametrized(p: Program) -> list[str]:
-    """Names of the parametrised maps, in order of creation."""
-    ending = ".generator.weight"
-    return [p.path(n).removesuffix(ending) for n in p.of_kind(PARAM) if p.path(n).endswith(ending)]
 
 
 def _parametrize(e: Transaction, m: Matrix, map: str, scale: str) -> str:
@@ -188,38 +165,30 @@ class _GeneratorNodes:
         return self.add("sub", eye, self.add("matmul", v, self.add("solve", triangle, transposed)))
 
 
-def _value(p: Program, base: str) -> np.ndarray:
-    """The matrix that the program computes."""
-    made = p.node(f"{base}.orthogonal")
-    part = p.extract(_generator(p, made))
-    return part.run({}, keep=[f"{base}.orthogonal"]).value(f"{base}.orthogonal").to_numpy()
+def _store(e: Transaction, base: str, *, trainable: bool) -> str:
+    """Store the matrix that the program computes, and let its readers read it. Returns the path of the weight."""
+    p, made = e.program, f"{base}.orthogonal"
+    value = p.extract(_generator(p, base)).run({}, keep=[made]).value(made).to_numpy()
+    key = p.key(p.node(f"{base}.generator.weight")).removesuffix(".generator.weight")
+    w = e.param(f"{base}.weight", value, key=f"{key}.weight", trainable=trainable)
+    redirect(e, {Value(p.node(made)): Value(w)})
+    return f"{base}.weight"
 
 
-def _generator(p: Program, made: NodeId) -> list[NodeId]:
+def _generator(p: Program, base: str) -> list[NodeId]:
     """The node of the matrix and all its ancestors, in topological order."""
-    found, stack = {made}, [made]
-    while stack:
-        for value in p.operands(stack.pop()):
-            if value.node not in found:
-                found.add(value.node)
-                stack.append(value.node)
-    return sorted(found, key=p.order_labels.key)
+    return sorted(p.reachable([p.node(f"{base}.orthogonal")]), key=p.order_labels.key)
 
 
-def _key(p: Program, base: str) -> str:
-    return p.key(p.node(f"{base}.generator.weight")).removesuffix(".generator.weight") + ".weight"
+def _baked(p: Program, base: str) -> bool:
+    return p.free_name(f"{base}.weight") != f"{base}.weight"
 
 
-def _has(p: Program, path: str) -> bool:
-    return p.free_name(path) != path
-
-
-def _chosen(p: Program, where: str | Selection) -> list[str]:
-    chosen = p.select(where) if isinstance(where, str) else where
-    return [b for b in parametrized(p) if p.node(f"{b}.generator.weight") in chosen]
-
-
-def _need(bases: list[str], where: object) -> None:
-    if not bases:
+def _chosen(p: Program, where: str | Selection, baked: bool | None = None) -> list[str]:
+    """Names of the selected parametrised maps in a state. Raises: EmptySelection if there are none."""
+    chosen = selection_of(p, where)
+    bases = [b for b in named(p, ".generator.weight") if p.node(f"{b}.generator.weight") in chosen]
+    if not (found := [b for b in bases if baked is None or _baked(p, b) == baked]):
         raise EmptySelection("no selected map is in the required state", where=str(where),
                              fix="parametrize(program, where)")  # fmt: skip
+    return found

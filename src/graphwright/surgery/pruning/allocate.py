@@ -6,40 +6,33 @@ cut. Within an axis the error per cost never falls from block to block, so the c
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, prod
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
-from graphwright.ops.axes import atoms, resized, resolve
-from graphwright.program import Value
+from graphwright.graph import NodeId
+from graphwright.ops.axes import Atom, Term, atoms, resized, resolve
+from graphwright.program import Program, Value
 from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
-from graphwright.surgery.budgets import AtMost, Latency, Ratio
+from graphwright.surgery.budgets import AtMost, Latency, Ratio, SizeBudget
 from graphwright.surgery.measure import speed
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.ops.axes import Atom, Term
-    from graphwright.program import Program
-    from graphwright.surgery.budgets import SizeBudget
-    from graphwright.surgery.pruning.branches import ResidualBranch
+from graphwright.surgery.pruning.prunable import ResidualBranch
 
 SCOPES = ("loss", "global", "kind", "layer")
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The error of removing units of an axis one by one.
+    """The error of removing units of an axis one by one; axes of the same kind and size are treated as equal.
 
     Attributes:
-        axis: its name.
-        kind: axes of the same kind and size are treated as equal.
-        size: current number of units.
         growth: [size] squared error that each removal adds, in the order of removal; the last unit stays.
         cost: of one unit, in what the budget counts.
     """
@@ -51,22 +44,16 @@ class Curve:
     cost: float
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitBlock:
+class _UnitBlock(NamedTuple):
     value: float
     axes: tuple[str, ...]
     kept: int
 
 
 def allocate(
-    curves: Sequence[Curve],
-    met: Callable[[Mapping[str, int]], bool],
-    *,
-    scope: str = "global",
-    round_to: int = 1,
-    min_keep: float = 0.1,
-    uniform: bool = False,
-) -> dict[str, int] | None:
+    curves: Sequence[Curve], met: Callable[[Mapping[str, int]], bool], *, scope: str = "global", round_to: int = 1,
+    min_keep: float = 0.1, uniform: bool = False,
+) -> dict[str, int] | None:  # fmt: skip
     """Axis -> units kept; None if even the smallest sizes do not meet the budget.
 
     Args:
@@ -75,21 +62,23 @@ def allocate(
         scope, round_to, min_keep, uniform: see `PruneOptions`; `loss` and `global` differ in the units of the curves.
     """
     sizes = {c.axis: c.size for c in curves}
-    blocks = [b for group in _groups(curves, uniform) for b in _blocks(group, scope, round_to, min_keep)]
-    if scope == "kind":
-        blocks = _ranked(blocks, {c.axis: (c.kind, c.size) for c in curves})
+    groups: dict[object, list[Curve]] = {}  # axes that are cut together: each by itself, or all of equal kind and size
+    for c in curves:
+        groups.setdefault((c.kind, c.size) if uniform else c.axis, []).append(c)
+    blocks = [b for group in groups.values() for b in _blocks(group, scope, round_to, min_keep)]
+    if scope == "kind":  # values are ranks among blocks of the same kind, 0 to 1
+        kinds = {c.axis: (c.kind, c.size) for c in curves}
+        own = [sorted((b for b in blocks if kinds[b.axes[0]] == kind), key=lambda b: b.value)
+               for kind in dict.fromkeys(kinds.values())]  # fmt: skip
+        blocks = [b._replace(value=i / len(each)) for each in own for i, b in enumerate(each)]
     blocks.sort(key=lambda b: b.value)  # stable: blocks of one axis keep their order
 
     def after(n: int) -> dict[str, int]:
         return sizes | {axis: b.kept for b in blocks[:n] for axis in b.axes}
 
-    low, high = 0, len(blocks)
-    if not met(after(high)):
+    if not met(after(len(blocks))):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if met(after(middle)) else (middle + 1, high)
-    return after(high)
+    return after(bisect_left(range(len(blocks)), True, key=lambda n: met(after(n))))
 
 
 def smallest(curves: Sequence[Curve], round_to: int, min_keep: float) -> dict[str, int]:
@@ -103,16 +92,6 @@ def _kept(size: int, round_to: int, min_keep: float) -> list[int]:
     return [size, *(k for k in range((size - 1) // round_to * round_to, 0, -round_to) if k >= least)]
 
 
-def _groups(curves: Sequence[Curve], uniform: bool) -> list[list[Curve]]:
-    """Axes that are cut together: each by itself, or all of equal kind and size."""
-    if not uniform:
-        return [[c] for c in curves]
-    found: dict[tuple[str, int], list[Curve]] = {}
-    for c in curves:
-        found.setdefault((c.kind, c.size), []).append(c)
-    return list(found.values())
-
-
 def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) -> list[_UnitBlock]:
     size, cost = group[0].size, sum(c.cost for c in group)
     total = np.concatenate([[0.0], np.cumsum(np.sum([c.growth for c in group], axis=0))])
@@ -124,35 +103,21 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
     return [_UnitBlock(float(v), tuple(c.axis for c in group), k) for v, k in zip(values, kept[1:], strict=True)]
 
 
-def _ranked(blocks: Sequence[_UnitBlock], kinds: Mapping[str, tuple[str, int]]) -> list[_UnitBlock]:
-    """Blocks with their values replaced by the rank among blocks of the same kind, 0 to 1."""
-    found: list[_UnitBlock] = []
-    for kind in dict.fromkeys(kinds.values()):
-        own = sorted((b for b in blocks if kinds[b.axes[0]] == kind), key=lambda b: b.value)
-        found += [_UnitBlock(i / len(own), b.axes, b.kept) for i, b in enumerate(own)]
-    return found
-
-
 class Footprint:
-    """Parameters, bytes and operations of a program for any numbers of units.
-
-    Args:
-        p: the current program.
-        nodes: whose parameters and operations count; by default all.
-    """
+    """Parameters, bytes and operations of some nodes of a program (by default all) for any numbers of units."""
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()
-        self._params, self._ops = counted(p, nodes)
+        params, ops = counted(p, nodes)
         self._dims = ones(p)
-        self._params_of = {n: (p.spec(n).size, p.spec(n).nbytes) for n in self._params}
+        self._params_of = {n: (p.spec(n).size, p.spec(n).nbytes) for n in params}
         self._sizes: dict[NodeId, list[tuple[str, Term | tuple[Term, ...]]]] = {}
         for node, name, term in self.axes.solution.sizes:
             self._sizes.setdefault(node, []).append((name, term))
-        self._flops_of = {n: op_flops(p, n, self._dims) for n in self._ops}
+        self._flops_of = {n: op_flops(p, n, self._dims) for n in ops}
         self._with: dict[Atom, list[NodeId]] = {}
         dims = self.axes.solution.dims
-        for node in [*self._params, *self._ops]:
+        for node in [*params, *ops]:
             values = [Value(node, i) for i in range(len(p.specs(node)))] + list(p.operands(node))
             for atom in {a for v in values for t in dims[v] for a in atoms(t)}:
                 self._with.setdefault(atom, []).append(node)
@@ -172,20 +137,17 @@ class Footprint:
                 shares[group.atoms] = count / group.size
         touched = {n for a in (*maps, *(a for s in shares for a in s)) for n in self._with.get(a, ())}
         dims, params, size, flops = self.axes.solution.dims, 0.0, 0.0, 0.0
-        away = set(removed)
         for node, (count, nbytes) in self._params_of.items():
-            if node in away:
-                continue
-            left = 1.0
-            if node in touched:
-                terms = dims[Value(node)]
-                left = prod(_number(resized(t, maps)) for t in terms) / max(count, 1) * _share(terms, shares)
+            left = 0.0 if node in removed else 1.0
+            if node in touched and left:
+                sizes = [n if isinstance(n := resized(t, maps), int) else 1 for t in dims[Value(node)]]
+                left = prod(sizes) / max(count, 1) * _share(dims[Value(node)], shares)
             params, size = params + count * left, size + nbytes * left
         for node, count in self._flops_of.items():
-            if node in away:
-                continue
-            terms = [t for v in self.p.operands(node) for t in dims[v]] if node in touched else []
-            flops += self._flops(node, maps) * _share(terms, shares) if node in touched else count
+            if node in touched and node not in removed:
+                terms = [t for v in self.p.operands(node) for t in dims[v]]
+                count = self._flops(node, maps) * _share(terms, shares)
+            flops += 0 if node in removed else count
         return ModelSize(params, size, flops)
 
     def _flops(self, node: NodeId, maps: Mapping[Atom, np.ndarray]) -> float:
@@ -201,10 +163,6 @@ class Footprint:
         return op_flops(p, node, self._dims, spec, attrs)
 
 
-def _number(size: int | str) -> int:
-    return size if isinstance(size, int) else 1
-
-
 def _share(terms: Collection[Term], shares: Mapping[tuple[Atom, ...], float]) -> float:
     """Share that remains along these dimensions, where they contain all atoms of an axis."""
     inside = {a for t in terms for a in atoms(t)}
@@ -216,7 +174,6 @@ class Goal:
     """A budget for one program.
 
     Attributes:
-        target: the budget.
         of: the counted quantity: `params`, `bytes`, `flops` or `ms`.
         base: its value before, over `nodes`.
         most: its limit.
@@ -224,7 +181,6 @@ class Goal:
         feeds: a chunk of inputs, to measure time.
     """
 
-    target: SizeBudget
     of: str
     base: int | float
     most: float
@@ -236,13 +192,13 @@ class Goal:
         """A `Ratio` counts the given nodes, other budgets the whole program."""
         if isinstance(target, Ratio):
             base = getattr(size(p, nodes), target.of)
-            return Goal(target, target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
+            return Goal(target.of, base, (1 - target.share) * base, frozenset(nodes), feeds)
         if isinstance(target, Latency):
-            return Goal(target, "ms", _ms(p, feeds), target.ms, None, feeds)
+            return Goal("ms", _ms(p, feeds), target.ms, None, feeds)
         if not isinstance(target, AtMost):
             raise UsageError("the target of pruning is not a size budget", got=repr(target),
                              expected="Ratio, Params, Flops, Bytes or Latency")  # fmt: skip
-        return Goal(target, target.of, getattr(size(p), target.of), float(target.most), None, feeds)
+        return Goal(target.of, getattr(size(p), target.of), float(target.most), None, feeds)
 
     def counted(self, p: Program) -> Footprint:
         """The footprint of a program from which some of the nodes may have been removed."""

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.nn import functional
 from graphwright.optim import AdamW, clip_grad_norm_
 from graphwright.plan import compile
-from graphwright.progress import Progress
+from graphwright.program import Program
+from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Stream
-from graphwright.surgery.measure import kl, log_softmax
+from graphwright.surgery.calibration import Calibration, Stream
+from graphwright.surgery.measure import Drift, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
-
-if TYPE_CHECKING:
-    from graphwright.autograd import Tensor
-    from graphwright.program import Program
-    from graphwright.progress import Report
-    from graphwright.surgery.calibration import Calibration
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,16 +35,9 @@ class Healing(ReportBase):
 
 
 def heal(
-    program: Program,
-    teacher: Program,
-    calibration: Calibration,
-    steps: int = 100,
-    *,
-    lr: float = 1e-4,
-    batch: int = 8,
-    seed: int = 0,
-    report: Report | None = None,
-) -> Healing:
+    program: Program, teacher: Program, calibration: Calibration, steps: int = 100, *, lr: float = 1e-4, batch: int = 8,
+    seed: int = 0, report: Report | None = None,
+) -> Healing:  # fmt: skip
     """Train a program to score tokens as its teacher does: minimise KL(teacher ‖ program) by AdamW, in one edit.
 
     Args:
@@ -101,9 +89,7 @@ def heal(
 
 def divergence(program: Program, teacher: Program, calibration: Calibration) -> float:
     """KL(teacher ‖ program) on the held-out windows, nats per token."""
-    feeds, total, count = calibration.feeds(program, held=True), 0.0, 0
-    pair = zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True)
-    for ours, theirs in pair:
-        found = kl(ours.astype(np.float64), theirs.astype(np.float64))
-        total, count = total + float(found.sum()), count + found.size
-    return total / count
+    feeds, drift = calibration.feeds(program, held=True), Drift(scores=True)
+    for pair in zip(Stream(teacher, feeds).outputs("logits"), Stream(program, feeds).outputs("logits"), strict=True):
+        drift.add(*pair)
+    return drift.kl or 0.0

@@ -1,4 +1,4 @@
-"""Plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and predicted error.
+"""Options, plans and reports of pruning: ordered steps, each one coupled group of weights with its cost and error.
 
 A step holds names and values, no handles, so it can be applied later, alone or with the others; it refuses to run if
 its weights changed in the meantime.
@@ -6,21 +6,20 @@ its weights changed in the meantime.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypedDict
 
-import numpy as np
-
+from graphwright.array import NDArray
+from graphwright.errors import UsageError
+from graphwright.program import Program
 from graphwright.program.axes.units import Units, runs
+from graphwright.program.editing.transaction import Transaction
 from graphwright.report import ReportBase, plain
-from graphwright.surgery.errors import StaleStep
-from graphwright.surgery.pruning.branches import remove_branch, residual_branches
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
+from graphwright.surgery.errors import StaleStep, check_choices
+from graphwright.surgery.pruning.allocate import SCOPES
+from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
+from graphwright.surgery.pruning.scores import METHODS
 
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1
@@ -30,6 +29,81 @@ LABELS = {
     "bits_per_byte": "bits per byte", "nats": "nats/token", "drift": "drift", "ms_per_token": "ms per token",
     "tokens_per_s": "tokens/s", "ms_per_run": "ms per run",
 }  # fmt: skip
+
+
+RECIPES = ("default", "units", "modules")
+
+
+@dataclass(frozen=True, slots=True)
+class PruneOptions:
+    """Options of `prune`.
+
+    Attributes:
+        recipe: `default` (units, and attention modules where that costs less: shares 0, 0.25 and 0.5 are tried on the
+            calibration loss), `units` alone, or whole `modules` alone.
+        method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
+        scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
+            score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
+            (among axes of equal kind and size), `layer` (the same share of every axis).
+        kinds: of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups` (a key
+            head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
+        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
+        protect: pattern or nodes that may not be pruned.
+        round_to: sizes become multiples of it.
+        min_keep: smallest share of an axis that stays, unless its whole module is removed.
+        uniform: axes of equal kind and size keep equally many units, so that one size fits all layers.
+        restore: refit the products that read the units by least squares.
+        sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
+        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more where that is too little.
+        seed: of `method="random"`.
+        timed: measure the time per token before and after.
+    """
+
+    recipe: str = "default"
+    method: str = "greedy"
+    scope: str | None = None
+    kinds: Sequence[str] = NEURONS
+    where: Where | None = None
+    protect: Where = ()
+    round_to: int = 1
+    min_keep: float = 0.1
+    uniform: bool = False
+    restore: bool = True
+    sequential: bool = True
+    ridge: float | None = None
+    seed: int = 0
+    timed: bool = True
+
+    def __post_init__(self) -> None:
+        given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
+        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
+        if self.round_to < 1 or not 0 <= self.min_keep <= 1:
+            raise UsageError("round_to or min_keep is out of range", expected="round_to >= 1, 0 <= min_keep <= 1",
+                             got=(self.round_to, self.min_keep))  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; nodes as text."""
+        return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
+                "protect": str(self.protect)}  # fmt: skip
+
+
+class PruneKeywords(TypedDict, total=False):
+    """`PruneOptions` as keywords."""
+
+    recipe: str
+    method: str
+    scope: str | None
+    kinds: Sequence[str]
+    where: Where | None
+    protect: Where
+    round_to: int
+    min_keep: float
+    uniform: bool
+    restore: bool
+    sequential: bool
+    ridge: float | None
+    seed: int
+    timed: bool
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,26 +142,30 @@ class PruneStep(ReportBase):
     quantiles: tuple[float, ...] = ()
     ragged: bool = False
 
-    def check(self, p: Program) -> None:
-        """Raises: StaleStep if a weight of the group changed after planning."""
-        changed = [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]
-        if changed:
+    def make(self, e: Transaction) -> None:
+        """Apply inside an open edit. Raises: StaleStep if a weight of the group changed after planning."""
+        p = e.program
+        if changed := [k for k, d in self.digests.items() if k not in p.weights or p.weights.digest(k) != d]:
             raise StaleStep("weights of this group changed after the plan was made", where=self.name,
                             got=", ".join(changed[:4]), fix="plan again: prune(..., dry_run=True)")  # fmt: skip
-
-    def make(self, e: Transaction) -> None:
-        """Apply inside an open edit. Raises: StaleStep."""
-        p = e.program
-        self.check(p)
-        if self.what == "module":
-            found = [b for b in residual_branches(p) if b.name == self.name]
-            if not found:
-                raise StaleStep("the module no longer exists", where=self.name)
-            remove_branch(e, found[0])
+        if self.what == "units":
+            e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
+            self.restore(e)
             return
-        e.cut_units(Units(p, {self.name: self.units}, {self.name: self.size}), ragged=self.ragged)
+        branch = next((b for b in residual_branches(p) if b.name == self.name), None)
+        if branch is None:
+            raise StaleStep("the module no longer exists", where=self.name)
+        remove_branch(e, branch)
+
+    def restore(self, e: Transaction) -> Mapping[str, NDArray]:
+        """Set the restored weights, inside an open edit."""
         for key, array in self.weights.items():
             e.set_weight(key, array)
+        return self.weights
+
+    def figures(self) -> dict[str, Any]:
+        """The facts that can be computed again from the journal."""
+        return {k: v for k, v in self.to_json().items() if k not in ("ridge", "quantiles")}
 
     def apply(self, p: Program) -> None:
         """Apply as an edit of its own. Raises: StaleStep."""
@@ -153,8 +231,8 @@ class PruneReport(ReportBase):
     def figures(self) -> dict[str, Any]:
         """The figures that `optimise_report` computes again from the journal: all but times, settings and attempts."""
         sides = {side: {k: v for k, v in getattr(self, side).items() if k not in TIMES} for side in ("before", "after")}
-        rows = [{k: v for k, v in s.to_json().items() if k not in ("ridge", "quantiles")} for s in self.steps]
-        return {**sides, "layers": rows, "calibration": self.calibration, "journal": self.journal}
+        layers = [step.figures() for step in self.steps]
+        return {**sides, "layers": layers, "calibration": self.calibration, "journal": self.journal}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; the steps are called `layers`."""
@@ -178,10 +256,8 @@ class PruneReport(ReportBase):
         lines += [f"  {'tried':<14}{'; '.join(tried)}"] if len(tried) > 1 else []
         lines += [f"  {'warning':<14}{w}" for w in self.warnings]
         data, journal = self.calibration, f"; journal {self.journal[:12]}" if self.journal else ""
-        lines.append(
-            f"  {data['tokens']} tokens learned from, {data['held_out_tokens']} held out; {self.seconds:.1f} s{journal}"
-        )
-        return "\n".join(lines)
+        learned = f"{data['tokens']} tokens learned from, {data['held_out_tokens']} held out"
+        return "\n".join([*lines, f"  {learned}; {self.seconds:.1f} s{journal}"])
 
 
 def _number(value: Any) -> str:
@@ -190,13 +266,7 @@ def _number(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PrunePlan(ReportBase):
-    """Steps of a pruning, in the order in which they are applied.
-
-    Attributes:
-        program: the program that the plan is for.
-        steps: see `PruneStep`.
-        report: measured on a pruned copy of the program.
-    """
+    """Steps of a pruning of a program, in order, and the report measured on a pruned copy."""
 
     program: Program
     steps: tuple[PruneStep, ...]
@@ -220,8 +290,3 @@ class PrunePlan(ReportBase):
 
     def __str__(self) -> str:
         return "\n".join([f"{i}. {step}" for i, step in enumerate(self.steps)] or ["(nothing to prune)"])
-
-
-def quantiles(scores: np.ndarray) -> tuple[float, ...]:
-    """0, 25, 50, 75 and 100 % quantiles of some scores."""
-    return tuple(float(q) for q in np.quantile(scores, [0, 0.25, 0.5, 0.75, 1])) if len(scores) else ()

@@ -5,29 +5,27 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.graph import NodeId
+from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
-from graphwright.ops.axes import Atom, spread
-from graphwright.program import Value
-from graphwright.program.axes.axes import KINDS
+from graphwright.ops.axes import Atom, Term, spread
+from graphwright.program import Program, Value
+from graphwright.program.axes.axes import KINDS, AxisGroup
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import layers
-from graphwright.program.kinds import PARAM
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import INPUT, PARAM
 from graphwright.program.selection import Selection
-from graphwright.surgery.calibration import as_float, input_dependent
+from graphwright.surgery.calibration import Stream, as_float, input_dependent
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.matrices import finite
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.ops.axes import Term
-    from graphwright.program import Program
-    from graphwright.program.axes.axes import AxisGroup
+from graphwright.surgery.measure import loss
+from graphwright.surgery.walks import flood
 
 NEURONS = ("neurons", "channels", "units")
 """Default kinds: inner units of MLPs, channels between convolutions."""
@@ -36,13 +34,10 @@ Where = str | Selection | Iterable[NodeId]
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A product with a trained matrix that sums over all units of an axis.
+    """A product of a value x with a trained matrix that sums over all units of an axis.
 
     Attributes:
-        node, x: the product, and the value it reads.
-        weight, key: the trained matrix.
         bias: key of the trained bias, if there is one.
-        op, attrs: of the product.
         columns: [units, k] columns of each unit.
     """
 
@@ -60,10 +55,6 @@ class Consumer:
         w = p.weights.array(self.key).to_numpy(dtype)
         return w.T if traits(self.op).contracts == "in_out" else w.reshape(len(w), -1)
 
-    def stored(self, p: Program) -> np.ndarray:
-        """The weights as [out, columns], float32 (float64 if stored so), mostly without a copy."""
-        return self.matrix(p, "float64" if p.spec(self.weight).dtype.name == "float64" else "float32")
-
     def shaped(self, matrix: np.ndarray, like: tuple[int, ...]) -> np.ndarray:
         """A matrix [out, columns] in the shape in which this product's weights are stored."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
@@ -80,19 +71,6 @@ class Consumer:
         stays = np.ones(width, bool)
         stays[self.columns[~keep].reshape(-1)] = False
         return np.flatnonzero(stays)
-
-
-def consumers(group: AxisGroup) -> list[Consumer] | None:
-    """All sums over an axis, or None if one of them is no product with a trained matrix."""
-    p, found = group.axes.program, {}
-    for atom in group.atoms:
-        known = group.axes.solution.notes.get(atom)
-        for node, ends in known.summed if known is not None else ():
-            made = _consumer(p, group, node, ends)
-            if made is None:
-                return None
-            found[node] = made
-    return list(found.values()) or None
 
 
 def _consumer(p: Program, group: AxisGroup, node: NodeId, ends: tuple[tuple[int, int], ...]) -> Consumer | None:
@@ -126,9 +104,8 @@ def unit_indices(group: AxisGroup, term: Term) -> np.ndarray:
 def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> np.ndarray:
     """Windows of [N, C, spatial...] as rows [N · positions, C · kernel], zero-padded (im2col)."""
     n = len(kernel)
-    stride, padding, dilation = (
-        (v,) * n if isinstance(v := attrs[name], int) else tuple(v) for name in ("stride", "padding", "dilation")
-    )
+    settings = (attrs[name] for name in ("stride", "padding", "dilation"))
+    stride, padding, dilation = ((v,) * n if isinstance(v, int) else tuple(v) for v in settings)
     wide = np.pad(x, [(0, 0), (0, 0), *((q, q) for q in padding)])
     spans = tuple(d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     view = np.lib.stride_tricks.sliding_window_view(wide, spans, axis=tuple(range(2, 2 + n)))
@@ -139,11 +116,9 @@ def _windows(x: np.ndarray, kernel: tuple[int, ...], attrs: dict[str, Any]) -> n
 
 @dataclass(frozen=True, slots=True)
 class PrunableAxis:
-    """An axis that can be pruned.
+    """An axis that can be pruned, and the products that sum over it.
 
     Attributes:
-        group: the axis.
-        consumers: the products that sum over it.
         start: the first node that computes along it; no node before it depends on the units.
     """
 
@@ -211,12 +186,16 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
     """One axis; None if it is frozen, not exact, or summed over by something else than a trained product."""
-    ends = consumers(group) if not group.frozen and group.exact else None
-    if ends is None:
+    if group.frozen or not group.exact:
         return None
-    moving = input_dependent(group.axes.program) if moving is None else moving
+    p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]
+    sums = {node: _consumer(p, group, node, ends) for note in notes for node, ends in note.summed}
+    consumers = [c for c in sums.values() if c is not None]
+    if not sums or len(consumers) < len(sums):
+        return None
+    moving = input_dependent(p) if moving is None else moving
     nodes = [m.value.node for m in group.members if m.value.node in moving]
-    return PrunableAxis(group, tuple(ends), min(nodes, key=group.axes.rank.__getitem__))
+    return PrunableAxis(group, tuple(consumers), min(nodes, key=group.axes.rank.__getitem__))
 
 
 def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
@@ -225,3 +204,97 @@ def check_finite(p: Program, axes: Iterable[PrunableAxis]) -> None:
         array = p.weights.array(key)
         if array.dtype.is_float:
             finite(as_float(array), key)
+
+
+SHORTLIST = 8
+"""Branches whose loss is measured in each round; the others change the residual stream more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualBranch:
+    """A branch into a junction, named by the ends of its last edge.
+
+    Attributes:
+        kind: `attention` if it mixes positions, else `mlp`.
+        edge: the edge into the junction.
+        nodes: nodes that no output needs without it.
+        start: the first of them that depends on an input.
+    """
+
+    name: str
+    kind: str
+    edge: EdgeId
+    nodes: frozenset[NodeId]
+    start: NodeId
+
+
+def residual_branches(p: Program, inside: Collection[NodeId] | None = None) -> list[ResidualBranch]:
+    """Branches whose nodes are all inside a selection, in the order of the computation."""
+    needed, moving, found = p.reachable(p.outputs()), input_dependent(p), []
+    rank = {n: i for i, n in enumerate(p.order())}
+    for edge in (e for n in p.junctions() if n in needed and p.graph.in_degree(n) > 1 for e in p.in_edges(n)):
+        nodes = _only_through(p, edge, needed)
+        computed = [n for n in nodes if n in moving]
+        if computed and any(p.op(n) == PARAM for n in nodes) and (inside is None or nodes <= set(inside)):
+            kind = "attention" if any(traits(p.op(n)).attention for n in nodes) else "mlp"
+            start = min(computed, key=rank.__getitem__)
+            found.append(ResidualBranch(p.path(edge), kind, edge, frozenset(nodes), start))
+    return found
+
+
+def remove_branch(e: Transaction, branch: ResidualBranch) -> None:
+    """Cut a branch off its junction and remove its nodes."""
+    e.cut(branch.edge)
+    e.remove(sorted(branch.nodes, key=e.program.order_labels.key, reverse=True))
+
+
+def cheapest(
+    p: Program, candidates: Sequence[ResidualBranch], stream: Stream, reference: Sequence[np.ndarray] | None = None
+) -> tuple[ResidualBranch, float]:
+    """The branch whose removal leaves the smallest measured loss, and that loss.
+
+    Each candidate is measured from its own start; the nodes before it are computed once. With many candidates only
+    those that rotate the residual stream least (1 - mean cos(before, after)) are measured.
+    """
+    walk = Stream(p, stream.feeds)
+    if len(candidates) > SHORTLIST:
+        angles = rotation(p, candidates, Stream(p, stream.feeds))
+        candidates = sorted(candidates, key=lambda b: angles[b])[:SHORTLIST]
+    best: tuple[ResidualBranch, float] | None = None
+    for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
+        walk.advance(branch.start)
+        without = p.fork()
+        with without.edit("measure without it", author="pass", tool="prune") as e:
+            e.cut(branch.edge)
+        found = Stream(without, stream.feeds)
+        found.live = walk.live
+        value = loss(found, reference)
+        if best is None or value < best[1]:
+            best = branch, value
+    assert best is not None
+    return best
+
+
+def rotation(p: Program, candidates: Sequence[ResidualBranch], stream: Stream) -> dict[ResidualBranch, float]:
+    """1 - mean cosine of the junction's value with and without each branch."""
+    found: dict[ResidualBranch, float] = {}
+    for branch in sorted(candidates, key=lambda b: p.order_labels.key(b.start)):
+        stream.advance(branch.start)
+        whole, part = Value(p.graph.target(branch.edge)), p.edge_value(branch.edge)
+        total = rows = 0.0
+        for values in stream.read([whole, part]):
+            after, added = (a.reshape(-1, a.shape[-1]) for a in (values[v].to_numpy("float32") for v in (whole, part)))
+            before = after - added
+            norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+            total += float(((before * after).sum(axis=1) / np.maximum(norms, 1e-30)).sum())
+            rows += len(before)
+        found[branch] = 1 - total / max(rows, 1)
+    return found
+
+
+def _only_through(p: Program, edge: EdgeId, needed: Collection[NodeId]) -> set[NodeId]:
+    """Nodes that reach an output only through this edge."""
+    others = flood(
+        (v.node for v in p.outputs()), lambda n: [p.graph.source(e) for e in p.graph.in_edges(n) if e != edge]
+    )
+    return {n for n in set(needed).difference(others) if p.op(n) != INPUT}

@@ -1,103 +1,350 @@
-"""Pruning: remove the units and modules that matter least, restore the layers that read them, and report the cost."""
+"""The pruning recipe: allocate units from one pass over the calibration data, then cut and restore layer by layer.
+
+All work happens on a copy, which shares unchanged weights; the result is a list of steps. So several shares of
+attention can be tried, a dry run changes nothing, and an interruption leaves the program as it was.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from statistics import fmean
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from graphwright.errors import UsageError
-from graphwright.program import Program
-from graphwright.report import plain
-from graphwright.surgery.calibration import Calibration, MissingCalibration
-from graphwright.surgery.errors import check_choices
+import numpy as np
+
+from graphwright.array import NDArray
+from graphwright.errors import BudgetUnreachable, UsageError
+from graphwright.graph import NodeId
+from graphwright.models.model import Model
+from graphwright.program import Program, Transaction
+from graphwright.program.axes.resize import ResizeAxis
+from graphwright.program.editing.edits import RemoveEdge, RemoveNode, SetWeight
+from graphwright.program.editing.journal import Entry
+from graphwright.program.errors import NotUndoable
+from graphwright.program.kinds import PARAM
+from graphwright.progress import Progress, Report
+from graphwright.surgery.budgets import SizeBudget
+from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
 from graphwright.surgery.matrices import program_of
-from graphwright.surgery.measure import figures, scores_tokens, speed
-from graphwright.surgery.pruning.allocate import SCOPES, Goal
-from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
-from graphwright.surgery.pruning.prunable import NEURONS, Where, check_finite, prunable, scope_nodes
-from graphwright.surgery.pruning.recipe import Pruner
-from graphwright.surgery.pruning.scores import METHODS
+from graphwright.surgery.measure import figures, loss, scores_tokens, speed
+from graphwright.surgery.pruning import prunable as pr
+from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest, unit_cost
+from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
+from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
+from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
+from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
 
-if TYPE_CHECKING:
-    from graphwright.models.model import Model
-    from graphwright.progress import Report
-    from graphwright.surgery.budgets import SizeBudget
-
-RECIPES = ("default", "units", "modules")
+SHARES = (0.0, 0.25, 0.5)
+"""Shares of the removal that are tried as whole attention modules."""
 
 
-@dataclass(frozen=True, slots=True)
-class PruneOptions:
-    """Options of `prune`.
+@dataclass(slots=True)
+class Attempt:
+    """A pruned copy and its steps, with a share of the removal as whole modules.
 
     Attributes:
-        recipe: `default` (units, and attention modules where that costs less: shares 0, 0.25 and 0.5 are tried on the
-            calibration loss), `units` alone, or whole `modules` alone.
-        method: score of a unit: `greedy`, `obs`, `wanda`, `magnitude`, `taylor`, `random`; see `scores`.
-        scope: how units of different axes compare: `loss` (predicted loss per parameter; the default for programs that
-            score tokens), `global` (error relative to a layer's output, per parameter; the default otherwise), `kind`
-            (among axes of equal kind and size), `layer` (the same share of every axis).
-        kinds: of units: `neurons`, `channels` (between convolutions), `head_dim` (widths of values), `kv_groups` (a key
-            head with all its readers), `queries` (the same query head of each key head), `heads` (any query head).
-        where: pattern or nodes that may be pruned; by default the numbered layers, or everything if there are none.
-        protect: pattern or nodes that may not be pruned.
-        round_to: sizes become multiples of it.
-        min_keep: smallest share of an axis that stays, unless its whole module is removed.
-        uniform: axes of equal kind and size keep equally many units, so that one size fits all layers.
-        restore: refit the products that read the units by least squares.
-        sequential: score and restore a layer on the outputs of the layers before it, which are pruned already.
-        ridge: λ of the fit in units of the mean diagonal; by default 1e-4, or more where that is too little.
-        seed: of `method="random"`.
-        timed: measure the time per token before and after.
+        loss: on the calibration data, nats per token (or drift); None if the attempt was given up.
+        why: it was given up.
     """
 
-    recipe: str = "default"
-    method: str = "greedy"
-    scope: str | None = None
-    kinds: Sequence[str] = NEURONS
-    where: Where | None = None
-    protect: Where = ()
-    round_to: int = 1
-    min_keep: float = 0.1
-    uniform: bool = False
-    restore: bool = True
-    sequential: bool = True
-    ridge: float | None = None
-    seed: int = 0
-    timed: bool = True
-
-    def __post_init__(self) -> None:
-        given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
-        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
-        if self.round_to < 1 or not 0 <= self.min_keep <= 1:
-            raise UsageError("round_to or min_keep is out of range", expected="round_to >= 1, 0 <= min_keep <= 1",
-                             got=(self.round_to, self.min_keep))  # fmt: skip
+    share: float
+    program: Program
+    steps: list[PruneStep] = field(default_factory=list)
+    loss: float | None = None
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; nodes as text."""
-        return {**plain(self), "kinds": list(self.kinds), "where": self.where and str(self.where),
-                "protect": str(self.protect)}  # fmt: skip
+        """Plain values."""
+        removed = [s.name for s in self.steps if s.what == "module"]
+        return {"share": self.share, "modules": removed, "calibration_loss": self.loss, "given_up": self.why or None}
 
 
-class PruneKeywords(TypedDict, total=False):
-    """`PruneOptions` as keywords."""
+class Pruner:
+    """One pruning of one program, on copies of it; collects the attempts, and warnings for the user."""
 
-    recipe: str
-    method: str
-    scope: str | None
-    kinds: Sequence[str]
-    where: Where | None
-    protect: Where
-    round_to: int
-    min_keep: float
-    uniform: bool
-    restore: bool
-    sequential: bool
-    ridge: float | None
-    seed: int
-    timed: bool
+    def __init__(
+        self, p: Program, calibration: Calibration, goal: Goal, options: PruneOptions, nodes: Collection[NodeId],
+        report: Report | None,
+    ) -> None:  # fmt: skip
+        self.p, self.calibration, self.goal, self.options = p, calibration, goal, options
+        self.nodes, self.report = nodes, report or (lambda progress: None)
+        self.feeds, self.held = calibration.feeds(p), calibration.feeds(p, held=True)
+        self.reference = None if scores_tokens(p) else list(Stream(p, self.feeds).outputs())
+        self.warnings: list[str] = []
+        self.attempts: list[Attempt] = []
+
+    def run(self) -> Attempt:
+        """The attempt with the least loss on the calibration data. Raises: BudgetUnreachable."""
+        shares = {"default": SHARES, "units": (0.0,), "modules": (1.0,)}[self.options.recipe]
+        best: Attempt | None = None
+        unreachable: BudgetUnreachable | None = None
+        for share in shares:
+            attempt = Attempt(share, self.p.fork())
+            try:
+                self._modules(attempt, best)
+                if not attempt.why and self.options.recipe != "modules":
+                    self._units(attempt)
+            except BudgetUnreachable as error:
+                attempt.why, unreachable = str(error.got), error
+            self.attempts.append(attempt)
+            if attempt.why:
+                continue
+            attempt.loss = loss(Stream(attempt.program, self.feeds), self.reference)
+            if best is None or best.loss is None or attempt.loss < best.loss:
+                best = attempt
+        if best is None:
+            assert unreachable is not None
+            raise unreachable
+        return best
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+    def _modules(self, attempt: Attempt, best: Attempt | None) -> None:
+        """Remove modules up to the attempt's share; give up if the loss is already worse than the best attempt's."""
+        if not attempt.share:
+            return
+        p, goal, whole = attempt.program, self.goal, self.options.recipe == "modules"
+        aim = goal.base - attempt.share * (goal.base - goal.most)
+        kinds = ("attention", "mlp") if whole else ("attention",)
+        value = loss(Stream(p, self.feeds), self.reference)
+        while True:
+            found = [b for b in pr.residual_branches(p, self.nodes) if b.kind in kinds]
+            left = goal.taken(p, goal.counted(p), {})
+            if left <= aim or (not found and not whole):
+                break
+            if not found:
+                raise BudgetUnreachable("no module is left to remove", asked=goal.most, best=left)
+            if not whole and left - goal.least(p, found) / 2 <= aim:
+                break  # the next one would overshoot by more than half of its size
+            branch, after = pr.cheapest(p, found, Stream(p, self.feeds), self.reference)
+            attempt.steps.append(remove_module(p, branch, value, after))
+            value = after
+            done = len(attempt.steps)
+            self.report(Progress("modules", done, len(found) + done, {"loss": value}))
+        if not attempt.steps and not whole:
+            attempt.why = "no module fits into this share"
+        elif best is not None and best.loss is not None and value >= best.loss:
+            attempt.why = f"a loss of {value:.4f} after removing the modules alone"
+
+    # -- units -------------------------------------------------------------------------------------------------------
+    def _units(self, attempt: Attempt) -> None:
+        p, o, goal = attempt.program, self.options, self.goal
+        footprint = goal.counted(p)
+        if goal.taken(p, footprint, {}) <= goal.most:
+            return
+        axes = pr.prunable(p, [n for n in self.nodes if n in p.graph], o.kinds, o.protect)
+        curves = self._curves(p, axes, footprint)
+        kept = allocate(
+            curves, lambda sizes: goal.taken(p, footprint, sizes) <= goal.most, scope=o.scope or "global",
+            round_to=o.round_to, min_keep=o.min_keep, uniform=o.uniform,
+        )  # fmt: skip
+        if kept is None:
+            best = goal.taken(p, footprint, smallest(curves, o.round_to, o.min_keep))
+            raise BudgetUnreachable(
+                f"the smallest sizes still have more {goal.of} than the budget allows",
+                asked=goal.most, best=best, where=", ".join(c.axis for c in curves[:3]),
+                fix="a smaller min_keep, more kinds, or recipe='modules'",
+            )  # fmt: skip
+        self._cut_all(attempt, axes, kept)
+
+    def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
+        """The error of removing units of each axis, from one pass over the data (and one for gradients)."""
+        o = self.options
+        data_free, by_loss = o.method in DATA_FREE, o.scope == "loss"
+        weighed = None
+        if o.method == "taylor" or (by_loss and not data_free):
+            weighed = importance(p, axes, self.feeds)
+        stream, curves = Stream(p, self.feeds), []
+        for i, axis in enumerate(axes):
+            self.report(Progress("scoring", i, len(axes)))
+            moments: Sequence[Gram | None] = [None] * len(axis.consumers)
+            scales = None
+            if not data_free and o.method != "taylor":
+                moments = grams(p, axis.consumers, stream.advance(axis.start))
+                scales = error_scales(p, axis, moments, weighed if by_loss else None)
+            made = removal_order(p, axis, moments, o.method, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
+            growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
+            cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
+            curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
+            del moments  # free them before those of the next layer are made
+        return curves
+
+    def _cut_all(self, attempt: Attempt, axes: Sequence[PrunableAxis], kept: Mapping[str, int]) -> None:
+        """Cut and restore axis by axis, each on the outputs of the axes before it, which are pruned already."""
+        p, o = attempt.program, self.options
+        source = p if o.sequential else p.fork()
+        learn, held = Stream(source, self.feeds), Stream(source, self.held)
+        names = [a.name for a in axes if kept[a.name] < a.size]
+        cut = [a for a in axes if a.name in names]
+        weighed = importance(p, cut, self.feeds) if o.method == "taylor" else None
+        for i, name in enumerate(names):
+            self.report(Progress("restoring" if o.restore else "cutting", i, len(names)))
+            axis = pr.prunable_axis(p.axes()[name])
+            assert axis is not None
+            moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
+            most = axis.size - kept[name]
+            made = removal_order(p, axis, moments, o.method, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
+            attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
+            del moments
+
+    def _cut(
+        self, p: Program, axis: PrunableAxis, removed: Sequence[int], moments: Sequence[Gram], held: Stream,
+        scored: np.ndarray,
+    ) -> PruneStep:  # fmt: skip
+        cuts = product_cuts(p, axis, removed)
+        fits = [self._fit(axis, cut, gram) for cut, gram in zip(cuts, moments, strict=True)]
+
+        def restore(e: Transaction) -> dict[str, NDArray]:
+            weights: dict[str, NDArray] = {}
+            for cut, fit in zip(cuts, fits, strict=True):
+                weights |= cut.set_weights(e, fit) if fit is not None else {}
+            return weights
+
+        sides = moments, grams(held.p, axis.consumers, held.advance(axis.start))
+        step = cut_units(p, axis, removed, cuts, sides, restore)
+        return replace(step, ridge=max((fit.ridge for fit in fits if fit is not None), default=None),
+                       quantiles=tuple(np.quantile(scored, [0, 0.25, 0.5, 0.75, 1]).tolist()))  # fmt: skip
+
+    def _fit(self, axis: PrunableAxis, cut: ProductCut, gram: Gram) -> Restored | None:
+        """Least squares for one product; None if it is switched off or does not help."""
+        ridge, columns = self.options.ridge, len(cut.columns)
+        if not self.options.restore:
+            return None
+        if gram.rows < columns and ridge is None:
+            raise CalibrationTooSmall(
+                "fewer rows than unknowns: least squares would fit noise", where=axis.name,
+                expected=f"{2 * columns} rows or more", got=f"{gram.rows} rows",
+                fix="more max_tokens, restore=False, or ridge=0.1",
+            )  # fmt: skip
+        if gram.rows < 2 * columns:
+            self.warnings.append(f"{axis.name}: {gram.rows} rows for {columns} unknowns are few")
+        found = restored(cut.matrix, gram, cut.columns, bias=cut.consumer.bias is not None, ridge=ridge)
+        if found.ridge > RIDGE and ridge is None:
+            self.warnings.append(f"{axis.name}: its inputs are nearly dependent; ridge {found.ridge:g} was used")
+        return found if found.improves else None
+
+
+def optimise_report(
+    program: Program, calibration: Calibration, seq: int | None = None, *, tokenizer: Any = None
+) -> dict[str, Any]:
+    """Compute the figures of a pruning again; equal to `PruneReport.figures()` at the time.
+
+    Args:
+        program: with the entry in its journal, and its undo record.
+        calibration: the same data.
+        seq: of the entry; by default the last pruning that was not undone.
+        tokenizer: as given then: that of the model.
+    Returns: {before, after, layers, calibration, journal}; a layer's errors are on the outputs of the pruned ones
+        before it.
+    Raises: UsageError if there is no such entry; NotUndoable if its undo record was not kept.
+    """
+    made = [e for e in program.history.undoable if e.tool == TOOL and (seq is None or e.seq == seq)]
+    if not made:
+        raise UsageError("the journal has no pruning in effect", where=program.name,
+                         got=None if seq is None else f"entry {seq}")  # fmt: skip
+    entry = made[-1]
+    before, after = program.at(entry.seq - 1), program.at(entry.seq)
+    sides = {name: figures(p, calibration, before, tokenizer) for name, p in (("before", before), ("after", after))}
+    layers = _layers(before.fork(), _steps(before.fork(), entry), calibration)
+    return {**sides, "layers": layers, "calibration": calibration.to_json(), "journal": entry.hash}
+
+
+def _steps(p: Program, entry: Entry) -> list[PruneStep]:
+    """Cuts in order, with the weights that were set after each."""
+    if entry.undo is None:
+        raise NotUndoable("the undo record of this entry was not kept", where=f"entry {entry.seq}")
+    found, weights, node = list[PruneStep](), dict[str, NDArray](), None
+    for edit in reversed(entry.undo.forward):
+        if isinstance(edit, SetWeight):
+            weights.setdefault(edit.key, edit.array)
+        elif isinstance(edit, ResizeAxis):
+            (axis,) = edit.axes
+            removed = tuple(map(int, np.delete(np.arange(axis.of), axis.old)))
+            found.append(PruneStep("units", axis.axis, removed, axis.of, weights))
+            weights = {}
+        elif isinstance(edit, RemoveNode):
+            node = edit.node
+        elif not isinstance(edit, RemoveEdge):
+            raise UsageError("cuts of unequal heads cannot be recomputed from the journal", where=f"entry {entry.seq}")
+        elif p.graph.target(edit.edge) != node:  # other edges enter the node that is removed next
+            found.append(PruneStep("module", p.path(edit.edge)))
+    return found[::-1]
+
+
+def _layers(p: Program, steps: list[PruneStep], calibration: Calibration) -> list[dict[str, Any]]:
+    """Make the steps again, and measure each."""
+    feeds, held = calibration.feeds(p), calibration.feeds(p, held=True)
+    reference = None if scores_tokens(p) else list(Stream(p, feeds).outputs())
+    streams, rows = (Stream(p, feeds), Stream(p, held)), []
+    for step in steps:
+        if step.what == "module":
+            plain = loss(Stream(p, feeds), reference)
+            made = remove_module(p, next(b for b in pr.residual_branches(p) if b.name == step.name), plain, plain)
+            made = replace(made, error=loss(Stream(p, feeds), reference))
+        else:
+            axis = pr.prunable_axis(p.axes()[step.name])
+            assert axis is not None
+            moments = [grams(p, axis.consumers, stream.advance(axis.start)) for stream in streams]
+            cuts = product_cuts(p, axis, step.units)
+            made = cut_units(p, axis, step.units, cuts, moments, step.restore)
+        rows.append(made.figures())
+    return rows
+
+
+# -- one step ----------------------------------------------------------------------------------------------------------
+def remove_module(p: Program, branch: ResidualBranch, before: float, after: float) -> PruneStep:
+    """Remove a residual branch; the losses before and after are known."""
+
+    def remove(e: Transaction) -> dict[str, NDArray]:
+        pr.remove_branch(e, branch)
+        return {}
+
+    keys = [p.key(n) for n in branch.nodes if p.op(n) == PARAM]
+    return _made(p, PruneStep("module", branch.name, error=after, plain=before), keys, remove)
+
+
+def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int]) -> list[ProductCut]:
+    """The products that read an axis, before some of its units are removed."""
+    keep = np.ones(axis.size, bool)
+    keep[list(removed)] = False
+    return [ProductCut.of(p, c, keep) for c in axis.consumers]
+
+
+def cut_units(
+    p: Program, axis: PrunableAxis, removed: Sequence[int], cuts: Sequence[ProductCut],
+    moments: Sequence[Sequence[Gram]], restore: Callable[[Transaction], Mapping[str, NDArray]],
+) -> PruneStep:  # fmt: skip
+    """Remove units, restore the products that read them, and measure the errors of their outputs.
+
+    Args:
+        moments: of the products' inputs, on the calibration data and on held-out windows.
+        restore: sets weights after the cut, in the same edit; returns key -> stored value.
+    """
+
+    def cut(e: Transaction) -> Mapping[str, NDArray]:
+        e.cut_units(axis.group.units(removed), ragged=True)
+        return restore(e)
+
+    step = PruneStep("units", axis.name, tuple(map(int, removed)), axis.size, ragged=len(axis.group.atoms) > 1)
+    step = _made(p, step, [m.key for m in axis.group.members if m.key is not None], cut)
+    inside, outside = (fmean(c.error(p, g) for c, g in zip(cuts, side, strict=True)) for side in moments)
+    plain = fmean(c.plain(g) for c, g in zip(cuts, moments[0], strict=True))
+    return replace(step, error=inside, plain=plain, held_out=outside)
+
+
+def _made(
+    p: Program, step: PruneStep, keys: Sequence[str], edit: Callable[[Transaction], Mapping[str, NDArray]]
+) -> PruneStep:
+    """Edit the weights of some keys; the step, with what was set and how the weights changed."""
+    digests, sizes = {k: p.weights.digest(k) for k in keys}, {k: p.weights.array(k).shape for k in keys}
+    with p.edit(f"prune {step.name}", author="pass", tool=TOOL) as e:
+        weights = edit(e)
+    after = {k: p.weights.array(k).shape if k in p.weights else () for k in keys}
+    shapes = {k: (a, after[k]) for k, a in sizes.items() if after[k] != a}
+    params = sum(prod(a) - (prod(b) if b else 0) for a, b in shapes.values())
+    return replace(step, weights=weights, digests=digests, shapes=shapes, params=params)
 
 
 @overload
@@ -130,8 +377,8 @@ def prune(
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
     model = None if isinstance(program, Program) else program
-    nodes = scope_nodes(p, given.where)
-    check_finite(p, prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
+    nodes = pr.scope_nodes(p, given.where)
+    pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     if calibration is None:
         if model is None:
             raise MissingCalibration("pruning a program needs calibration data", fix="Calibration(tokens)")
@@ -146,19 +393,18 @@ def prune(
     def measured(of: Program) -> dict[str, Any]:
         return figures(of, calibration, p, tokenizer) | (speed(of, feeds) if given.timed else {})
 
+    def export_level(of: Program) -> int | None:
+        return None if model is None else model.with_program(of).export_plan().level
+
     before = measured(p)
     found = PruneReport(
-        target=str(target),
+        target=str(target), steps=tuple(made.steps), before=before,
         reached={"of": goal.of, "before": goal.base, "asked": goal.most,
                  "after": goal.taken(made.program, goal.counted(made.program), {})},
-        steps=tuple(made.steps),
-        before=before,
         after=measured(made.program) if made.steps else dict(before),
-        export_level=None if model is None else (_export_level(model, p), _export_level(model, made.program)),
-        calibration=calibration.to_json(),
-        settings=chosen.to_json(),
-        attempts=[a.to_json() for a in pruner.attempts],
-        warnings=list(dict.fromkeys(pruner.warnings)),
+        export_level=None if model is None else (export_level(p), export_level(made.program)),
+        calibration=calibration.to_json(), settings=chosen.to_json(),
+        attempts=[a.to_json() for a in pruner.attempts], warnings=list(dict.fromkeys(pruner.warnings)),
     )  # fmt: skip
     plan = PrunePlan(p, found.steps, found)
     if not dry_run:
@@ -166,7 +412,3 @@ def prune(
         found.journal = p.journal.hash
     found.seconds = perf_counter() - started
     return plan if dry_run else found
-
-
-def _export_level(model: Model, p: Program) -> int | None:
-    return model.with_program(p).export_plan().level

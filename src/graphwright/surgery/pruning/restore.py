@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from graphwright.array import NDArray
 from graphwright.errors import NonFinite
+from graphwright.program import Program
+from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.calibration import ROWS
-
-if TYPE_CHECKING:
-    from graphwright.array import NDArray
-    from graphwright.program import Program
-    from graphwright.program.editing.transaction import Transaction
-    from graphwright.surgery.pruning.prunable import Consumer
+from graphwright.surgery.pruning.prunable import Consumer
 
 BATCH = 64
 """Removed columns that are collected before the matrices are updated."""
@@ -87,13 +84,7 @@ RIDGE, MOST_RIDGE = 1e-4, 0.1
 
 @dataclass(frozen=True, slots=True)
 class Gram:
-    """Σ a aᵀ / N of inputs a, and their mean.
-
-    Attributes:
-        second: [m, m] float64.
-        mean: [m] float64.
-        rows: N.
-    """
+    """Second moment Σ a aᵀ / N [m, m] and mean [m] of N inputs a (`rows`), float64."""
 
     second: np.ndarray
     mean: np.ndarray
@@ -206,14 +197,7 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product around a cut: its weights before, and the columns that remain.
-
-    Attributes:
-        consumer: the product.
-        matrix: [out, columns] before.
-        bias: [out] before; zeros without a bias.
-        columns: remaining ones.
-    """
+    """A product around a cut: its matrix [out, columns] and bias [out] (or zeros) before, and the remaining columns."""
 
     consumer: Consumer
     matrix: np.ndarray

@@ -17,32 +17,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from graphwright.surgery.calibration import MissingCalibration, Stream
+from graphwright.graph import NodeId
+from graphwright.program import Program
+from graphwright.program.axes.axes import AxisGroup
+from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
 from graphwright.surgery.errors import NothingToPrune, check_choices
 from graphwright.surgery.measure import loss_gradients, scores_tokens
-from graphwright.surgery.pruning.prunable import prunable_axis
+from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis
 from graphwright.surgery.pruning.restore import Downdate, Gram, energy, regularised
-
-if TYPE_CHECKING:
-    from graphwright.graph import NodeId
-    from graphwright.program import Program
-    from graphwright.program.axes.axes import AxisGroup
-    from graphwright.surgery.calibration import Calibration
-    from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis
 
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
 DATA_FREE = ("magnitude", "random")
 ROUNDS = 512
 """Rounds in which `greedy` removes the units of a large axis; with up to 512 units, one unit per round."""
-
-
-def magnitude(matrix: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """[units]: Σ |W_J|²."""
-    return squared(matrix)[columns].sum(axis=1)
 
 
 def squared(matrix: np.ndarray) -> np.ndarray:
@@ -59,11 +49,6 @@ def wanda(matrix: np.ndarray, columns: np.ndarray, h: np.ndarray) -> np.ndarray:
     if columns.shape[1] == 1:
         return squared(matrix)[columns[:, 0]] * np.diag(h)[columns[:, 0]]
     return np.array([np.einsum("oi,ij,oj->", matrix[:, j], h[np.ix_(j, j)], matrix[:, j]) for j in columns])
-
-
-def taylor(effect: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """[units]: (Σ a ∂L/∂a)² over the unit's columns, given the sum of each column."""
-    return effect[columns].sum(axis=1) ** 2
 
 
 def greedy(
@@ -105,7 +90,7 @@ def unit_scores(
     if method == "random":
         return np.random.default_rng(list(seed)).random(len(columns))
     if method == "magnitude":
-        return magnitude(matrix, columns)
+        return squared(matrix)[columns].sum(axis=1)
     assert gram is not None
     if method == "wanda":
         return wanda(matrix, columns, gram.second)
@@ -115,13 +100,7 @@ def unit_scores(
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """Units of an axis in the order of their removal.
-
-    Attributes:
-        order: unit numbers.
-        growth: of the error, by each removal.
-        scores: [units], of the unpruned axis.
-    """
+    """Units of an axis in the `order` of their removal, the `growth` of the error by each, and all `scores` before."""
 
     order: np.ndarray
     growth: np.ndarray
@@ -165,23 +144,16 @@ def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
 
 
 def removal_order(
-    p: Program,
-    axis: PrunableAxis,
-    moments: Sequence[Gram | None],
-    method: str,
-    *,
-    scales: Sequence[float] | None = None,
-    effects: Sequence[np.ndarray] = (),
-    most: int | None = None,
-    ridge: float | None = None,
-    seed: int = 0,
-) -> RemovalOrder:
+    p: Program, axis: PrunableAxis, moments: Sequence[Gram | None], method: str, *,
+    scales: Sequence[float] | None = None, weighed: Importance | None = None, most: int | None = None,
+    ridge: float | None = None, seed: int = 0,
+) -> RemovalOrder:  # fmt: skip
     """The order in which units of an axis are removed.
 
     Args:
         moments: per product that reads the axis; None for `taylor`, `magnitude` and `random`.
         scales: per product, weight of its squared error.
-        effects: per product, see `Importance`; for `taylor`.
+        weighed: for `taylor`.
         most: how many units to remove; by default all but one.
     """
     weights = [1.0] * len(axis.consumers) if scales is None else list(scales)
@@ -193,15 +165,14 @@ def removal_order(
         order, growth, first = greedy(c.matrix(p), c.columns, h, most=most, ridge=ridge)
         return RemovalOrder(order, weight * growth, weight * first)
 
-    name = axis.name.encode()
+    def score(c: Consumer, gram: Gram | None) -> np.ndarray:
+        if method == "taylor" and weighed is not None:
+            return weighed.effect[c.node][c.columns].sum(axis=1) ** 2
+        wide = gram is not None or p.spec(c.weight).dtype.name == "float64"  # float32 is read mostly without a copy
+        return unit_scores(c.matrix(p, "float64" if wide else "float32"), c.columns, gram, method,
+                           bias=c.bias is not None, ridge=ridge, seed=(seed, *axis.name.encode()))  # fmt: skip
 
-    def score(i: int, c: Consumer, gram: Gram | None) -> np.ndarray:
-        if method == "taylor":
-            return taylor(effects[i], c.columns)
-        matrix = c.stored(p) if gram is None else c.matrix(p)
-        return unit_scores(matrix, c.columns, gram, method, bias=c.bias is not None, ridge=ridge, seed=(seed, *name))
-
-    scored = np.sum([weight * score(i, c, gram) for i, (c, gram, weight) in enumerate(parts)], axis=0)
+    scored = np.sum([weight * score(c, gram) for c, gram, weight in parts], axis=0)
     order = np.argsort(scored, kind="stable")[: axis.size - 1 if most is None else most]
     return RemovalOrder(order, scored[order], scored)
 
@@ -217,13 +188,9 @@ def error_scales(
 
 
 def scores(
-    axis: AxisGroup,
-    calibration: Calibration | None = None,
-    method: str = "obs",
-    *,
-    ridge: float | None = None,
+    axis: AxisGroup, calibration: Calibration | None = None, method: str = "obs", *, ridge: float | None = None,
     seed: int = 0,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """The cost of removing each unit of an axis: [units] float64, squared.
 
     Args:
@@ -242,17 +209,17 @@ def scores(
     if found is None:
         raise NothingToPrune("no product with a trained matrix reads the axis", where=axis.name)
     moments: Sequence[Gram | None] = [None] * len(found.consumers)
-    effects: list[np.ndarray] = []
+    weighed = None
     if method not in DATA_FREE:
         if calibration is None:
             raise MissingCalibration(f"the score {method!r} needs calibration data", where=axis.name)
         if method == "taylor":
             need_tokens(p, "method='taylor'")
             weighed = importance(p, [found], calibration.feeds(p))
-            effects = [weighed.effect[c.node] for c in found.consumers]
         else:
-            moments = calibration.cached((p.hash(), axis.name), lambda: _moments(p, found, calibration))
-    made = removal_order(p, found, moments, method, effects=effects, ridge=ridge, seed=seed)
+            moments = calibration.cached((p.hash(), axis.name), lambda: grams(
+                p, found.consumers, Stream(p, calibration.feeds(p)).advance(found.start)))  # fmt: skip
+    made = removal_order(p, found, moments, method, weighed=weighed, ridge=ridge, seed=seed)
     if method != "greedy" or len(found.consumers) > 1:
         return made.scores
     result = np.full(found.size, np.inf)
@@ -265,9 +232,3 @@ def need_tokens(p: Program, what: str) -> None:
     if not scores_tokens(p):
         raise MissingCalibration(f"{what} needs a program that scores next tokens", where=p.name,
                                  expected="an input `ids` and an output `logits`")  # fmt: skip
-
-
-def _moments(p: Program, axis: PrunableAxis, calibration: Calibration) -> list[Gram]:
-    stream = Stream(p, calibration.feeds(p))
-    stream.advance(axis.start)
-    return grams(p, axis.consumers, stream)

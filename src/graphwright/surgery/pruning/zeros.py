@@ -7,23 +7,18 @@ input: zero rows of weights make zeros, and sums, products and functions with f(
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.ops import get, traits
 from graphwright.ops.axes import atoms
-from graphwright.program import Value
+from graphwright.program import Program, Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL
-from graphwright.surgery.pruning.prunable import prunable, unit_indices
-
-if TYPE_CHECKING:
-    from graphwright.program import Program
-    from graphwright.surgery.pruning.prunable import PrunableAxis, Where
+from graphwright.surgery.pruning.prunable import PrunableAxis, Where, prunable, unit_indices
 
 
 def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
@@ -89,17 +84,13 @@ def _zeros(p: Program, axis: PrunableAxis) -> dict[Value, np.ndarray]:
             made = np.logical_or.reduce(known) if known else None
         elif traits(op).attention:
             made = found.get(operands[2])
-        elif known and len(known) == len(ins) and _keeps_zero(op):
-            made = np.logical_and.reduce(known)
+        elif known and len(known) == len(ins):
+            row = get(op)
+            keeps_zero = row.traits.keeps_zero or row.view is not None or row.traits.convert
+            made = np.logical_and.reduce(known) if keeps_zero else None
         if made is not None and any(a in axis.group.atoms for t in dims[value] for a in atoms(t)):
             found[value] = made
     return found
-
-
-def _keeps_zero(op: str) -> bool:
-    """Whether zero operands give a zero result."""
-    row = get(op)
-    return row.traits.keeps_zero or row.view is not None or row.traits.convert
 
 
 def _zero_rows(p: Program, axis: PrunableAxis, operands: Sequence[Value], op: str) -> np.ndarray | None:

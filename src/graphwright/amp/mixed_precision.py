@@ -1,0 +1,172 @@
+"""Autocast and loss scaling.
+
+Under autocast ops of casting class `low` run in 16 bits, those of class `f32` in float32; casts are ordinary ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from graphwright.array import DType, bfloat16, from_numpy
+from graphwright.autograd import Parameter, Tensor, Variable, autocast_to, no_grad, scoped
+from graphwright.errors import UsageError
+from graphwright.ops import call, get
+from graphwright.ops.casting import is_cast, low_dtype, target_dtype
+from graphwright.program import Entry, Program, Value
+from graphwright.program.kinds import KINDS
+
+if TYPE_CHECKING:
+    from graphwright.optim import Optimizer
+
+
+@contextmanager
+def autocast(dtype: object = bfloat16, enabled: bool = True) -> Iterator[None]:
+    """Run matrix products and attention in `dtype`, losses and sums in float32; norms keep their input's dtype.
+
+    A context manager for eager code and traces. A nested `autocast(enabled=False)` switches it off.
+    Raises: DTypeError unless `dtype` is a 16-bit float.
+    """
+    kind = low_dtype(dtype)
+    with autocast_to(kind if enabled else None):
+        yield
+
+
+def apply(program: Program, dtype: object = bfloat16, *, why: str = "") -> Entry | None:
+    """Insert casts into a program so that it computes in 16 bits where `autocast` would; one edit, which undo reverts.
+
+    A value is cast to a dtype once for all its readers.
+
+    Args:
+        program: a forward pass; gradients derived from it later include the casts.
+        dtype: bfloat16 or float16.
+        why: reason in the journal.
+    Returns: the journal entry; None inside an open edit, which the casts join, or if nothing needs a cast.
+    Raises: DTypeError for another dtype; SpecMismatch if an op takes no 16-bit operands, with nothing changed.
+    """
+    kind, entries = low_dtype(dtype), len(program.journal)
+    with program.edit(why or f"mixed precision in {kind.name}", tool="amp") as e:
+        made: dict[tuple[Value, DType], Value] = {}
+        for node in list(program.order()):
+            op = program.op(node)
+            if op in KINDS:
+                continue
+            row, edges = get(op), program.in_edges(node)
+            values = [program.edge_value(edge) for edge in edges]
+            specs = [e.spec(v) for v in values]
+            target = target_dtype(row, [(s.dtype, "array" if s.shape else "scalar0d") for s in specs], kind)
+            for i, (edge, value, spec) in enumerate(zip(edges, values, specs, strict=True)):
+                if target is None or not is_cast(row, i, spec.dtype, target):
+                    continue
+                if (value, target) not in made:
+                    name = program.free_name(f"{program.path(value)}.{target.name}")
+                    made[value, target] = Value(e.add("cast", value, name=name, dtype=target))
+                e.rewire(edge, made[value, target])
+    return program.journal[-1] if len(program.journal) > entries else None
+
+
+class GradScaler:
+    """Scale the loss up and gradients down; skip a step with an infinity or NaN and lower the scale.
+
+    For float16, in which small gradients round to zero (Micikevicius et al. 2018, section 3.2). It is tensor code that
+    reads no value back, so it runs eagerly and, with its state, inside a plan.
+
+        scaler.scale(loss).backward()
+        scaler.unscale_(opt)          # only to clip or inspect gradients
+        scaler.step(opt)
+        scaler.update()
+
+    Args:
+        init_scale: initial scale.
+        growth_factor, growth_interval: the scale grows by this factor after this many finite steps in a row.
+        backoff_factor: the scale shrinks by this factor after a skipped step.
+        enabled: False for bfloat16 and float32, which need no scale; all methods then pass their input through.
+    """
+
+    def __init__(
+        self, init_scale: float = 65536.0, growth_factor: float = 2.0, backoff_factor: float = 0.5,
+        growth_interval: int = 2000, *, enabled: bool = True,
+    ) -> None:  # fmt: skip
+        if not (init_scale > 0 and growth_factor > 1 and 0 < backoff_factor < 1 and growth_interval >= 1):
+            expected = "init_scale > 0, growth_factor > 1, backoff_factor in (0, 1), growth_interval >= 1"
+            raise UsageError("an argument is out of range", where="GradScaler", expected=expected)
+        self.enabled = enabled
+        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
+        self._scale = Variable(from_numpy(np.asarray(init_scale, np.float32)), name="scaler.scale")
+        self._good = Variable(from_numpy(np.asarray(0.0, np.float32)), name="scaler.good_steps")
+        self._none = Tensor(from_numpy(np.asarray(0.0, np.float32)))
+        self._found: dict[int, Tensor] = {}
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Multiply the loss by the scale."""
+        return loss * self._scale.to(loss.dtype) if self.enabled else loss
+
+    def get_scale(self) -> float:
+        """Return the scale of the next step; 1 if not enabled. Synchronises with the device."""
+        return self._scale.item() if self.enabled else 1.0
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the scale, once per step, and record whether all are finite.
+
+        Raises: UsageError if this was already called since `update`, or no parameter has a gradient.
+        """
+        if not self.enabled:
+            return
+        if id(optimizer) in self._found:
+            raise UsageError("unscale_ was already called in this step", fix="call update() at the end of each step")
+        with no_grad(), scoped("scaler"):
+            kinds: dict[DType, list[Parameter]] = {}
+            for p in optimizer.parameters():
+                if p.grad is not None:
+                    kinds.setdefault(p.grad.dtype, []).append(p)
+            if not kinds:
+                raise UsageError("no parameter has a gradient", fix="call backward() first")
+            found = self._none
+            inverse = 1.0 / self._scale
+            for members in kinds.values():
+                found, *grads = call("unscale_check", inverse, found, *(p.grad for p in members))
+                for p, g in zip(members, grads, strict=True):
+                    p.grad = g
+            self._found[id(optimizer)] = found
+
+    def step(self, optimizer: Optimizer, *, waiting: Tensor | None = None) -> None:
+        """Run the optimizer's step, after `unscale_` if needed; skip it and its count unless all gradients are finite.
+
+        Args:
+            waiting: 0-d float32; if it is not 0, gradients are still being accumulated, and the step is skipped.
+        """
+        if not self.enabled:
+            optimizer.step(found_inf=waiting)
+            return
+        if id(optimizer) not in self._found:
+            self.unscale_(optimizer)
+        found = self._found[id(optimizer)]
+        optimizer.step(found_inf=found if waiting is None else call("maximum", found, waiting))
+
+    def update(self, *, waiting: Tensor | None = None) -> None:
+        """Set the scale of the next step by the gradients of all optimizers; `waiting` as in `step` leaves it."""
+        if not self.enabled:
+            return
+        if not self._found:
+            raise UsageError("update called without a step since the last update", fix="call step(optimizer) first")
+        with no_grad(), scoped("scaler"):
+            found = reduce(lambda a, b: call("maximum", a, b), self._found.values())
+            bad, good = found > 0.0, self._good + 1.0
+            grown = good >= float(self.growth_interval)
+            scale = call("where", grown, self._scale * self.growth_factor, self._scale)
+            scale = call("where", bad, self._scale * self.backoff_factor, scale)
+            good = call("where", bad, 0.0, call("where", grown, 0.0, good))
+            if waiting is not None:
+                scale = call("where", waiting > 0.0, self._scale, scale)
+                good = call("where", waiting > 0.0, self._good, good)
+            self._scale.assign(scale)
+            self._good.assign(good)
+        self._found.clear()
+
+    def variables(self) -> dict[str, Variable]:
+        """Return everything that a resumed run needs, by name."""
+        return {v.name: v for v in (self._scale, self._good)}

@@ -1,0 +1,52 @@
+"""The families of this package, each read into the template of `decoder.py`."""
+
+from __future__ import annotations
+
+from graphwright.models.architectures.architecture import Architecture, Config, register
+from graphwright.models.architectures.decoder import KEYS, Decoder, build_decoder, layer_types, read_decoder
+
+_WINDOW, _FIRST_WINDOWED = 4096, 28  # if the fields are absent; null means no window
+
+
+def _llama(config: Config) -> Decoder:
+    """`attention_bias` adds biases to q, k, v and o, `mlp_bias` to the MLP; there are no windows."""
+    bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    return read_decoder(config, q_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
+
+
+def _mistral(config: Config) -> Decoder:
+    """No biases, and one window for all layers if the config sets one."""
+    return read_decoder(config, lambda c, layers: (_window(c),) * layers, kv_heads=8, longest=131072)
+
+
+def _qwen2(config: Config) -> Decoder:
+    """Qwen2 and Qwen2.5: biases on q, k, v; windows on the upper layers if `use_sliding_window`."""
+    return read_decoder(config, _qwen_windows, kv_heads=32, vocab=151936, longest=32768, q_bias=True)
+
+
+def _qwen3(config: Config) -> Decoder:
+    """RMSNorm over each head of q and k before RoPE; `attention_bias` adds biases to q, k, v and o."""
+    bias = config.flag("attention_bias", False)
+    return read_decoder(config, _qwen_windows, head_dim=128, kv_heads=32, vocab=151936, longest=32768, q_bias=bias,
+                        o_bias=bias, qk_norm=True)  # fmt: skip
+
+
+def _window(config: Config) -> int | None:
+    silent = "sliding_window" not in config
+    return config.size("sliding_window", _WINDOW) if silent or config["sliding_window"] is not None else None
+
+
+def _qwen_windows(config: Config, layers: int) -> tuple[int | None, ...]:
+    """Layers from `max_window_layers` on, unless `layer_types` overrides this."""
+    window = _window(config) if config.flag("use_sliding_window", False) else None
+    first = config.size("max_window_layers", _FIRST_WINDOWED, least=0)
+    return layer_types(config, layers, window, lambda i: i >= first)
+
+
+# LlamaConfig.validate_architecture needs the multiple, whatever head_dim says. The class of TinyLlama, SmolLM, Llama 2
+# and 3.x is the same.
+LLAMA = register(Architecture("llama", ("LlamaForCausalLM",), ("llama",), _llama, KEYS, build_decoder,
+                              multiples=(("hidden", "heads"),)))  # fmt: skip
+MISTRAL = register(Architecture("mistral", ("MistralForCausalLM",), ("mistral",), _mistral, KEYS, build_decoder))
+QWEN2 = register(Architecture("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), _qwen2, KEYS, build_decoder))
+QWEN3 = register(Architecture("qwen3", ("Qwen3ForCausalLM",), ("qwen3",), _qwen3, KEYS, build_decoder))

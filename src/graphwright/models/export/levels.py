@@ -1,0 +1,504 @@
+"""Export levels: the forms in which a model can leave as a checkpoint for transformers.
+
+A level tells whether it can carry the model, and if not, why; then it writes the files. A new level is a subclass of
+`ExportLevel`, listed in `LEVELS`.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from graphwright.array import BY_TAG, DType
+from graphwright.errors import UsageError
+from graphwright.models.architectures.architecture import Config
+from graphwright.models.codegen.source import emittable, generate
+from graphwright.models.errors import ExportLevelImpossible
+from graphwright.models.export.conform import changed, computed_weights, conform, index_maps, with_eps
+from graphwright.models.export.receipt import edit_rows
+from graphwright.models.export.template_match import AXES, TRUNK, Deviation, find_deviations, key_heads, match_template
+from graphwright.models.export.write import companion_files, write_model
+from graphwright.ops import traits
+from graphwright.report import ReportBase, plain
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Reason(ReportBase):
+    """Why a level cannot carry a program.
+
+    Attributes:
+        path: of a node, or "".
+        reason: in words.
+        axis, field: units and the config field that counts them, if a size is the reason.
+        branch: number of the template branch; None for the whole program.
+    """
+
+    path: str
+    reason: str
+    axis: str = ""
+    field: str = ""
+    branch: int | None = None
+
+    def to_json(self) -> dict[str, str]:
+        """Plain values; axis and field only if set."""
+        given = {name: value for name, value in (("axis", self.axis), ("field", self.field)) if value}
+        return {"path": self.path, "reason": self.reason, **given}
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}" if self.path else self.reason
+
+
+@dataclass(frozen=True, slots=True)
+class LevelPlan(ReportBase):
+    """What an export at one level would write.
+
+    Attributes:
+        level, name: number and name of the level.
+        possible: whether it can be requested.
+        exact: whether the files compute the program's function, apart from rounding in float32.
+        reasons: why it is not possible or not exact; empty and not possible if a lower level carries the model.
+        files: names of the files.
+        bytes: of the weights.
+    """
+
+    level: int
+    name: str
+    possible: bool = False
+    exact: bool = False
+    reasons: tuple[Reason, ...] = ()
+    files: tuple[str, ...] = ()
+    bytes: int = 0
+
+
+class ExportCase:
+    """A model matched with its family's template; shared by all levels. Reads no weight payload."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.match = model, match_template(model)
+        self.deviations = find_deviations(self.match)
+        self.unmatched = [Reason(self.match.program.path(n), why) for n, why in self.match.unmatched.items()]
+
+    def stored(self, path: str) -> DType:
+        """Dtype in which a weight of the template will be stored."""
+        source, key = self.model.checkpoint, self.model.keys[path]
+        found = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
+        return found or self.match.template.spec(path).dtype
+
+    def rounded(self, dims: Any) -> tuple[Reason, ...]:
+        """Computed weights that are stored in 16 bits in a template of sizes `dims`, as reasons."""
+        kinds = {path: self.stored(path) for path in computed_weights(self.match, dims)}
+        return tuple(Reason(path, f"is computed, and {k.name} rounds it") for path, k in kinds.items() if k.is_low)
+
+    def template_bytes(self, dims: Any) -> int:
+        """Bytes of all weights of a template of sizes `dims`."""
+        weights = self.model.arch.weights(dims)
+        return sum(prod(shape) * self.stored(path).itemsize for path, _, shape, _ in weights)
+
+    @cached_property
+    def files(self) -> tuple[str, ...]:
+        """Names of the files that every level writes."""
+        model = self.model
+        companions = [f.name for f in companion_files(model.directory)] if model.opened else []
+        weights, source = ["model.safetensors"], model.checkpoint
+        if source is not None and source.index is not None:
+            weights = [source.index.name, *(f.path.name for f in source.files)]
+        return tuple(sorted({"config.json", "README.md", "receipt.json", *weights, *companions}))
+
+
+class ExportLevel(ABC):
+    """One form of export, for one model.
+
+    Attributes:
+        number: position on the ladder; stable across versions.
+        name: identifier in options and receipts.
+        summary: one line for people.
+        true_size: whether removed units take no bytes; `prefer="size"` skips levels where they do.
+        runs_code: whether transformers must run code of the directory (`trust_remote_code=True`). Graphwright
+            itself can only open directories without such code.
+    """
+
+    number: ClassVar[int]
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    true_size: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
+
+    def __init__(self, case: ExportCase) -> None:
+        self.case = case
+
+    @abstractmethod
+    def plan(self) -> LevelPlan:
+        """Tell whether this level can carry the model, and why not; reads no payload."""
+
+    @abstractmethod
+    def carries(self, d: Deviation) -> bool:
+        """True if this level can carry one deviation."""
+
+    def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
+        """Write config, weights, tokenizer and companions into an existing directory."""
+        write_model(self.case.model, directory, dtype=dtype, max_shard_size=max_shard_size)
+
+    def _refused(self, *reasons: Reason) -> LevelPlan:
+        return LevelPlan(self.number, self.name, reasons=reasons)
+
+    def _accepted(self, nbytes: int, inexact: tuple[Reason, ...] = (), files: tuple[str, ...] = ()) -> LevelPlan:
+        names = tuple(sorted((*self.case.files, *files)))
+        return LevelPlan(self.number, self.name, True, not inexact, inexact, names, nbytes)
+
+
+class SameClass(ExportLevel):
+    """The original transformers class, config and shapes, for programs that equal their template but for values."""
+
+    number, name, summary = 1, "same_class", "same class, same shapes"
+
+    def plan(self) -> LevelPlan:
+        """Possible without deviations."""
+        found = [Reason(d.path, f"{d.kind}, {d.detail}", d.axis, d.field) for d in self.case.deviations]
+        if found:
+            return self._refused(*found)
+        p = self.case.model.program
+        return self._accepted(sum(p.spec(n).nbytes for n in p.params()))
+
+    def carries(self, d: Deviation) -> bool:
+        """None."""
+        return False
+
+
+class _TemplateLevel(ExportLevel):
+    """The family's template in some sizes, with the weights of the program."""
+
+    @cached_property
+    def sizes(self) -> tuple[Config, Any, dict[int, int] | None] | list[Reason]:
+        """Config, its dimensions, and layer of the result -> layer of the template; or why no config fits."""
+        raise NotImplementedError
+
+    def plan(self) -> LevelPlan:
+        """Possible if there are sizes; not offered if a lower level carries the model."""
+        if not self.case.deviations:
+            return self._refused()
+        if isinstance(self.sizes, list):
+            return self._refused(*self.sizes)
+        dims = self.sizes[1]
+        return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
+
+    def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
+        """Write the template's files."""
+        assert not isinstance(self.sizes, list)
+        made = conform(self.case.model, self.case.match, *self.sizes)
+        write_model(made, directory, dtype=dtype, max_shard_size=max_shard_size)
+
+
+class ResizedConfig(_TemplateLevel):
+    """The original class with other sizes in its config; carries removed layers, and equal sizes in all layers.
+
+    It needs one width, remaining layers with both branches, equal numbers of neurons and heads in all layers, and
+    equally many query heads per key head.
+    """
+
+    number, name, summary = 2, "resized_config", "same class, other sizes"
+
+    def carries(self, d: Deviation) -> bool:
+        """Sizes and removed layers, unless another layer forbids the size."""
+        if not d.matched or d.kind in ("op", "dtype", "gate", "factor"):
+            return False
+        reasons = self.sizes if isinstance(self.sizes, list) else []
+        forbidden = (r.branch is None or (r.branch == d.branch and not d.axis) or (d.axis and r.axis == d.axis)
+                     for r in reasons)  # fmt: skip
+        return not any(forbidden)
+
+    @cached_property
+    def sizes(self) -> tuple[Config, Any, dict[int, int]] | list[Reason]:
+        """As in the base class."""
+        match = self.case.match
+        layers, partial = self._layers()
+        sizes, uneven = self._sizes()
+        reasons = [*self.case.unmatched, *partial, *uneven]
+        reasons += [Reason(match.program.path(m.end), f"no config can state a {m.kind}", branch=i)
+                    for i, part in match.matched() for m in part.maps]  # fmt: skip
+        if reasons or not layers:
+            return reasons or [Reason("", "no layer is left", "layers", match.arch.fields["layers"])]
+        resized = self._resized(sizes, layers)
+        dims = match.arch.read(resized)
+        for name, of in match.arch.multiples:
+            if getattr(dims, name) % getattr(dims, of):
+                a, b = (f"{match.arch.fields[n]} {getattr(dims, n)}" for n in (name, of))
+                why = f"the class needs {a} to be a multiple of {b}"
+                return [Reason("embed.weight", why, AXES[name], match.arch.fields[name], TRUNK)]
+        fitted = with_eps(resized, match, dims)
+        if isinstance(fitted, str):
+            return [Reason("norm", fitted, "channels", match.arch.fields["eps"], TRUNK)]
+        return *fitted, dict(enumerate(layers))
+
+    def _layers(self) -> tuple[list[int], list[Reason]]:
+        """Numbers of the remaining layers; reasons for layers that lost only one branch."""
+        match = self.case.match
+        present: dict[int, list[bool]] = {}
+        for branch, part in zip(match.branches, match.parts, strict=True):
+            present.setdefault(branch.layer or 0, []).append(part is not None)
+        reasons = []
+        for i, (branch, part) in enumerate(zip(match.branches, match.parts, strict=True)):
+            if part is None and i not in match.mismatched and any(present[branch.layer or 0]):
+                why = f"{branch.name} is gone, but the rest of its layer is not"
+                field = match.arch.fields["layers"]
+                reasons.append(Reason(match.template.path(branch.junction), why, "layers", field, i))
+        return [n for n, parts in sorted(present.items()) if any(parts)], reasons
+
+    def _sizes(self) -> tuple[dict[str, int], list[Reason]]:
+        """Dimension -> size in all layers; reasons for layers whose size differs from most."""
+        match = self.case.match
+        found: dict[str, dict[int, int]] = {}
+        reasons: list[Reason] = []
+        for i, part in enumerate(match.parts):
+            if part is None:
+                continue
+            here = match.sizes[i]
+            for name, size in here.items():
+                found.setdefault(name, {})[i] = size
+            if "heads" in here:
+                table = key_heads(match.program, part, here["heads"], here["kv_heads"])
+                count = np.bincount(table, minlength=here["kv_heads"])
+                if (count != count[0]).any():
+                    reasons.append(self._reason(i, "heads", f"{', '.join(map(str, count))} query heads per key head"))
+        for name, sizes in found.items():
+            most, _ = Counter(sizes.values()).most_common(1)[0]
+            of = next(match.branches[i].layer for i, n in sizes.items() if n == most)
+            reasons += [self._reason(i, name, f"{n} {AXES.get(name, name)} where layer {of} has {most}")
+                        for i, n in sizes.items() if n != most]  # fmt: skip
+        return {name: next(iter(sizes.values())) for name, sizes in found.items()}, reasons
+
+    def _reason(self, branch: int, name: str, why: str) -> Reason:
+        """A reason with the path of the first weight that has the dimension."""
+        match, part = self.case.match, self.case.match.parts[branch]
+        assert part is not None
+        having = (w for w in part.weights if any(name in t.split("*") for t in match.terms[w]))
+        field = match.arch.fields.get(name, "")
+        path = next(having, match.branches[branch].name)
+        return Reason(path, f"{why} ({field})" if field else why, AXES.get(name, name), field, branch)
+
+    def _resized(self, sizes: dict[str, int], layers: list[int]) -> Config:
+        """The config with new sizes and shorter lists per layer, and head_dim, which classes derive from the width."""
+        match, config = self.case.match, self.case.model.config
+        names, dims = match.arch.fields, match.dims
+        now = {**sizes, "layers": len(layers)}
+        fields = {names[n]: size for n, size in now.items() if n in names and size != getattr(dims, n)}
+        if {"hidden", "heads"} & {n for n, size in now.items() if size != getattr(dims, n, size)}:
+            fields[names["head_dim"]] = dims.head_dim
+        windows = getattr(dims, "windows", (None,))
+        if len(layers) == dims.layers or (len(set(windows)) == 1 and "layer_types" not in config):
+            return changed(config, fields)
+        types = ["full_attention" if windows[i] is None else "sliding_attention" for i in layers]
+        return changed(config, {**fields, "layer_types": types}, without=("max_window_layers",))
+
+
+class ZeroFilled(_TemplateLevel):
+    """The original class and sizes; carries removed units and branches, as zeros, and gates and factors."""
+
+    number, name, summary = 3, "zero_filled", "same class, zeros for removed units"
+    true_size = False
+
+    def carries(self, d: Deviation) -> bool:
+        """Everything the template matcher explains and that fits into the original sizes."""
+        no_eps = isinstance(self.fitted, str) and d.dimension == "hidden"
+        return d.matched and d.kind not in ("op", "dtype") and d.branch not in self.misfits and not no_eps
+
+    @cached_property
+    def sizes(self) -> tuple[Config, Any, None] | list[Reason]:
+        """As in the base class."""
+        case, match = self.case, self.case.match
+        why = list(case.unmatched) or [Reason(d.path, f"{d.kind}, {d.detail}")
+                                 for d in case.deviations if d.kind in ("op", "dtype")]  # fmt: skip
+        why += [Reason("embed" if i == TRUNK else match.branches[i].name, text) for i, text in self.misfits.items()]
+        if isinstance(self.fitted, str):
+            return [*why, Reason("norm", self.fitted, "channels", match.arch.fields["eps"])]
+        return why or (*self.fitted, None)
+
+    @cached_property
+    def fitted(self) -> tuple[Config, Any] | str:
+        """Config and dimensions, or why no eps fits all norms."""
+        return with_eps(self.case.model.config, self.case.match, self.case.match.dims)
+
+    @cached_property
+    def misfits(self) -> dict[int, str]:
+        """Branches that are too large for the original sizes, with the reason."""
+        match = self.case.match
+        maps = {i: index_maps(match, i, match.dims) for i, _ in match.matched()}
+        return {i: found for i, found in maps.items() if isinstance(found, str)}
+
+
+_CACHE_FIELDS = ("layer_types", "sliding_window", "use_sliding_window", "max_window_layers")
+"""Fields from which transformers would build a windowed cache; generated code applies windows in each attention."""
+
+
+class GeneratedCode(ExportLevel):
+    """Modeling code of the program's own structure, beside its weights, for any ops that have source text."""
+
+    number, name, summary = 5, "generated_code", "generated modeling code"  # 4 is free for another original class
+    runs_code = True
+
+    def plan(self) -> LevelPlan:
+        """Possible if every op has source text."""
+        p = self.case.model.program
+        try:
+            emittable(p)
+        except ExportLevelImpossible as error:
+            return self._refused(Reason(str(error.where), f"{error.what}: {error.got}"))
+        read = p.reachable(p.outputs()) if self.case.deviations else set(p.params())
+        nbytes = sum(p.spec(n).nbytes for n in p.params() if n in read)
+        return self._accepted(nbytes, files=("configuration_<id>.py", "modeling_<id>.py"))
+
+    def carries(self, d: Deviation) -> bool:
+        """All."""
+        return True
+
+    def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
+        """Write the weights that outputs need, a config that names the code, and the code."""
+        model = self.case.model
+        p = model.program
+        ident = p.hash()[:10]  # includes the constants, which are part of the code: loaders cache classes by name
+        edits = [f"{row['why']} ({row['author']}; {row['summary']})" for row in edit_rows(model)]
+        needed = p.reachable(p.outputs())
+        attentions = sum(traits(p.op(n)).attention for n in needed)
+        fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
+        fields |= {
+            "architectures": ["EditedForCausalLM"],
+            "model_type": f"graphwright-{ident}",
+            "tie_word_embeddings": False,
+            "num_hidden_layers": max(attentions, 1),
+            "auto_map": {
+                "AutoConfig": f"configuration_{ident}.EditedConfig",
+                "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM",
+            },
+        }
+        config = (json.dumps(fields, indent=2) + "\n").encode()
+        only = {p.key(n) for n in p.params() if n in needed}
+        write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
+        for name, text in generate(p, ident, edits).items():
+            (directory / name).write_text(text, encoding="utf-8")
+
+
+LEVELS: tuple[type[ExportLevel], ...] = (SameClass, ResizedConfig, ZeroFilled, GeneratedCode)
+
+
+PREFER = ("original", "size")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ExportPlan(ReportBase):
+    """Which export levels can carry a model.
+
+    Attributes:
+        level: number of the level that `auto` takes, the lowest that is exact; None if no level is.
+        prefer: `original`, or `size`, which skips levels that store zeros for removed units.
+        levels: one plan per level.
+        deviations: differences from the family's template.
+    """
+
+    FIGURES = ("possible", "bytes", "not_better")
+    level: int | None
+    prefer: str
+    levels: tuple[LevelPlan, ...]
+    deviations: tuple[Deviation, ...]
+
+    def at(self, level: int | str) -> LevelPlan:
+        """The plan of a level, by number or name. Raises: UsageError."""
+        for row in self.levels:
+            if str(level) in (str(row.level), row.name):
+                return row
+        known = ", ".join(f"{row.level} ({row.name})" for row in self.levels)
+        raise UsageError("unknown export level", expected=f"auto, {known}", got=level)
+
+    @property
+    def possible(self) -> tuple[int, ...]:
+        """Numbers of the levels that can be requested."""
+        return tuple(row.level for row in self.levels if row.possible)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights that `auto` would write."""
+        return (self.levels[-1] if self.level is None else self.at(self.level)).bytes
+
+    @property
+    def not_better(self) -> tuple[dict[str, Any], ...]:
+        """Why no lower level than `level`: {level, name, reason, path}."""
+        return self.why_not(self.level)
+
+    def why_not(self, level: int | None) -> tuple[dict[str, Any], ...]:
+        """For each level below the given one: its first reason, or the option that excludes it."""
+        rows = []
+        for row, kind in zip(self.levels, LEVELS, strict=True):
+            path, reason = "", f"possible, but level {level} was requested"
+            if row.reasons:
+                first, *rest = row.reasons
+                path, reason = first.path, f"{first}{f', and {len(rest)} more' if rest else ''}"
+            elif self.prefer == "size" and not kind.true_size:
+                reason = "prefer='size' skips zeros"
+            if (level is None or row.level < level) and (row.reasons or row.possible):
+                rows.append({"level": row.level, "name": row.name, "reason": reason, "path": path})
+        return tuple(rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        shown = ("path", "kind", "detail", "levels", "axis", "field")
+        name = None if self.level is None else self.at(self.level).name
+        deviations = [{k: v for k, v in plain(d).items() if k in shown} for d in self.deviations]
+        return {**ReportBase.to_json(self), "name": name, "deviations": deviations}
+
+    def __str__(self) -> str:
+        lines = ["no export level can carry this structure"]
+        if self.level is not None:
+            summary = next(level.summary for level in LEVELS if level.number == self.level)
+            lines = [f"export level {self.level} ({self.at(self.level).name}): {summary}"]
+        reasons: dict[str, list[str]] = {}
+        for n in self.not_better:
+            reasons.setdefault(n["reason"], []).append(str(n["level"]))
+        lines += [f"  not level {', '.join(levels)}: {reason}" for reason, levels in reasons.items()]
+        lines += [f"  level {r.level} {'exactly' if r.exact else 'inexactly'}: {r.bytes / 2**20:.2f} MiB"
+                  for r in self.levels if r.possible and r.level != self.level]  # fmt: skip
+        lines += [f"  {d.path}: {d.kind}, {d.detail}" for d in self.deviations[:20]]
+        lines += [f"  ... {len(self.deviations) - 20} more"] if len(self.deviations) > 20 else []
+        return "\n".join([*lines, f"{self.bytes / 2**20:.2f} MiB of weights"])
+
+
+class Ladder:
+    """All export levels of one model; reads no payload before one of them writes."""
+
+    def __init__(self, model: Model) -> None:
+        case = ExportCase(model)
+        self.levels = tuple(level(case) for level in LEVELS)
+        numbers = [tuple(level.number for level in self.levels if level.carries(d)) for d in case.deviations]
+        self.deviations = tuple(replace(d, levels=n) for d, n in zip(case.deviations, numbers, strict=True))
+
+    def plan(self, prefer: str = "original") -> ExportPlan:
+        """Plan all levels, and choose one. Raises: UsageError for another preference."""
+        if prefer not in PREFER:
+            raise UsageError("unknown preference", where="prefer", expected=" or ".join(PREFER), got=prefer)
+        rows = tuple(level.plan() for level in self.levels)
+        pairs = zip(self.levels, rows, strict=True)
+        taken = (row.level for level, row in pairs if row.exact and (level.true_size or prefer != "size"))
+        return ExportPlan(next(taken, None), prefer, rows, self.deviations)
+
+    def choose(self, plan: ExportPlan, level: int | str = "auto") -> ExportLevel:
+        """The level to export at: `auto`, a number or a name. Raises: UsageError, ExportLevelImpossible."""
+        row = plan.at(level) if level != "auto" else None if plan.level is None else plan.at(plan.level)
+        if row is not None and row.possible:
+            return self.levels[plan.levels.index(row)]
+        reasons = (row or plan.levels[-1]).reasons
+        what = "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this"
+        raise ExportLevelImpossible(
+            what,
+            where=reasons[0].path or None if reasons else None,
+            got=reasons[0].reason if reasons else "a lower level carries this",
+            expected=f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None,
+            fix=f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure",
+        )

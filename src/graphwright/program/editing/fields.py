@@ -1,0 +1,122 @@
+"""How the fields of primitive edits are written, by kind of field: in the undo of a saved program, and in the journal.
+
+Undo returns to the same program, so it names nodes and edges by handle. The journal names them by path and port, as it
+may be replayed on another program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from graphwright.graph import EdgeId, NodeId
+from graphwright.program.axes.units import runs
+from graphwright.program.files import forms
+from graphwright.program.files.forms import handle_form, value_form
+from graphwright.program.hashing import encode_attrs
+from graphwright.program.weights import payload_json
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.edits import RecordReader
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
+
+Record = Mapping[str, Any]
+"""A journal record, or a part of one."""
+
+
+class Kind(NamedTuple):
+    """One kind of field.
+
+    Attributes:
+        pack, unpack: to the JSON form in undo, and back, given the `Packer` or `Unpacker`. Raises: ProgramFileError.
+        record: (program, name of the field, value) -> its part of the journal record; by default the packed value.
+        read: (reader, record, name) -> the value, on a program that may differ from the recorded one.
+    """
+
+    pack: Callable[[Any, Any], Any]
+    unpack: Callable[[Any, Any], Any]
+    record: Callable[[Program, str, Any], Record] | None = None
+    read: Callable[[RecordReader, Record, str], Any] | None = None
+
+    def recorded(self, p: Program, name: str, value: Any) -> Record:
+        """Return the part of a journal record that holds a field."""
+        return {name: self.pack(None, value)} if self.record is None else self.record(p, name, value)
+
+    def found(self, r: RecordReader, record: Record, name: str) -> Any:
+        """Return the field of a journal record."""
+        return self.unpack(None, record[name]) if self.read is None else self.read(r, record, name)
+
+
+def plain(check: Callable[..., Any], *limits: int) -> Kind:
+    """Return the kind of a value that is JSON already."""
+    return Kind(lambda _, x: x, lambda _, x: check(x, *limits))
+
+
+def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind:
+    """Return the kind of a tuple of values of these kinds, from which `make` makes the field."""
+    return Kind(
+        lambda packer, x: [kind.pack(packer, value) for kind, value in zip(kinds, x, strict=True)],
+        lambda unpacker, x: make(
+            *(kind.unpack(unpacker, value) for kind, value in zip(kinds, forms.array(x, len(kinds)), strict=True))
+        ),
+    )
+
+
+def each(kind: Kind) -> Kind:
+    """Return the kind of a tuple of any number of values of one kind."""
+    return Kind(
+        lambda packer, x: [kind.pack(packer, value) for value in x],
+        lambda unpacker, x: tuple(kind.unpack(unpacker, value) for value in forms.array(x)),
+    )
+
+
+def value_record(p: Program, value: Value) -> dict[str, Any]:
+    """Return a value as the journal names it."""
+    return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
+
+
+def _edge_record(p: Program, edge: EdgeId) -> Record:
+    src, dst = value_record(p, p.edge_value(edge)), p.path(p.graph.target(edge))
+    return {"handle": handle_form(edge), "src": src, "dst": dst, "port": p.edge_port(edge)}
+
+
+def _handle(kind: type[NodeId] | type[EdgeId], record: Any, read: Any = None) -> Kind:
+    return Kind(lambda _, x: handle_form(x), lambda _, x: forms.handle(x, kind), record, read)
+
+
+NEW_NODE = _handle(NodeId, lambda p, _, n: {"handle": handle_form(n)})
+NEW_EDGE = _handle(EdgeId, lambda p, _, e: {"handle": handle_form(e)})
+NODE = _handle(
+    NodeId,
+    lambda p, _, n: {"handle": handle_form(n), "path": p.path(n)},
+    lambda r, record, _: r.program.node(record["path"]),
+)
+EDGE = _handle(EdgeId, lambda p, _, e: _edge_record(p, e), lambda r, record, _: r.edge(record))
+TARGET = _handle(NodeId, lambda p, name, n: {name: p.path(n)})
+TEXT, INTEGER = plain(forms.text), plain(forms.integer)
+PATH = TEXT._replace(record=lambda p, _, x: {"path": x})
+FLAG = plain(forms.flag)._replace(record=lambda p, name, x: {name: x} if x else {})
+INDICES = Kind(lambda _, x: runs(x), lambda _, x: forms.indices(x))
+ATTRS = Kind(lambda _, x: encode_attrs(x), lambda _, x: forms.attrs(x))
+SPECS = Kind(lambda _, x: [s.to_json() for s in x], lambda _, x: forms.specs(x))
+VALUE = Kind(
+    lambda _, x: value_form(x),
+    lambda _, x: forms.value(x),
+    lambda p, name, x: {name: value_record(p, x)},
+    lambda r, record, name: r.value(record[name]),
+)
+OUTPUTS = each(row(TEXT, VALUE))._replace(
+    record=lambda p, name, x: {name: [[output, value_record(p, v)] for output, v in x]},
+    read=lambda r, record, name: tuple((output, r.value(v)) for output, v in record[name]),
+)
+ARRAY = Kind(
+    lambda packer, x: packer.array(x),
+    lambda unpacker, x: unpacker.array(x),
+    lambda p, _, x: {"payload": payload_json(p.weights, x)},
+)
+VARIABLE = Kind(
+    lambda packer, x: packer.variable(x),
+    lambda unpacker, x: unpacker.variable(x),
+    lambda p, _, x: {} if x is None else {"payload": payload_json(p.weights, x.data)},
+)

@@ -1,0 +1,89 @@
+"""Settings whose annotations state their ranges, which are checked when they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import inf, nan
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from graphwright.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Finite numbers from `low` to `high`, excluding `low` with `above`; only whole ones with `whole`."""
+
+    low: float = -inf
+    high: float = inf
+    above: bool = False
+    whole: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Check an argument, an int if `whole`. Raises: UsageError."""
+        if value not in self or (self.whole and not isinstance(value, Integral)):
+            raise UsageError("an argument is out of range", where=name, expected=self, got=repr(value))
+
+    def __contains__(self, value: Any) -> bool:
+        x = float(value) if isinstance(value, Real) else nan
+        inside = abs(x) < inf and self.low <= x <= self.high and not (self.above and x == self.low)
+        return inside and (not self.whole or x.is_integer())
+
+    def __str__(self) -> str:
+        kind, sign = "a whole number" if self.whole else "a finite number", ">" if self.above else ">="
+        if self.high < inf:
+            return f"a number from {self.low:g} to {self.high:g}"
+        return kind if self.low == -inf else f"{kind} {sign} {self.low:g}"
+
+
+Number = Annotated[float, Range()]
+Share = Annotated[float, Range(0, 1)]
+NotNegative = Annotated[float, Range(0)]
+Positive = Annotated[float, Range(0, above=True)]
+Count = Annotated[int, Range(0, whole=True)]
+AtLeastOne = Annotated[int, Range(1, whole=True)]
+
+
+class Settings:
+    """Base of dataclasses that check their fields annotated by a `Range`, by a `Literal`, or as other settings."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        """Raises: UsageError naming the first field that is out of range."""
+        for name, allowed in _allowed_fields(type(self)).items():
+            value = getattr(self, name)
+            if not any(isinstance(value, a) if isinstance(a, type) else value in a for a in allowed):
+                raise self.out_of_range(name, " or ".join(map(_words, allowed)))
+
+    def out_of_range(self, name: str, expected: object) -> UsageError:
+        """Make the error of a field."""
+        where, got = f"{type(self).__name__}, {name}", repr(getattr(self, name))
+        return UsageError("a setting is out of range", where=where, expected=expected, got=got)
+
+
+@cache
+def _allowed_fields(kind: type) -> dict[str, list[Any]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: allowed for name, hint in hints.items() if (allowed := _allowed(hint))}
+
+
+def _allowed(hint: Any) -> list[Any]:
+    """The alternatives of an annotation: ranges, tuples of words, types; none if one of them cannot be checked."""
+    match get_origin(hint):
+        case origin if origin in (Union, UnionType):
+            parts = [_allowed(part) for part in get_args(hint)]
+            return [one for part in parts for one in part] if all(parts) else []
+        case origin if origin is Literal:
+            return [get_args(hint)]
+        case origin if origin is Annotated:
+            return [one for one in hint.__metadata__ if isinstance(one, Range)]
+    return [hint] if isinstance(hint, type) and issubclass(hint, Settings | NoneType) else []
+
+
+def _words(allowed: Any) -> str:
+    if isinstance(allowed, type):
+        return "None" if allowed is NoneType else allowed.__name__
+    return ", ".join(allowed) if isinstance(allowed, tuple) else str(allowed)

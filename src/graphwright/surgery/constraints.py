@@ -1,0 +1,469 @@
+"""Constraints: conditions on a program whose violations are findings, with repairs as fixes; and their solution.
+
+`solve` tries repairs on forks, in a fixed order. Only a sequence that satisfies all constraints is applied to the
+program, as one edit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from graphwright.errors import GraphwrightError, UsageError
+from graphwright.graph import EdgeId, NodeId
+from graphwright.graph.analysis import critical_path
+from graphwright.ops import OPS, traits
+from graphwright.program import Entry, Program, Value
+from graphwright.program.axes.solve_axes import origin
+from graphwright.program.cost import size
+from graphwright.program.editing.replace import redirect
+from graphwright.program.editing.transaction import Transaction
+from graphwright.program.kinds import PARAM
+from graphwright.program.selection import matches
+from graphwright.report import ReportBase
+from graphwright.surgery.findings.diagnose import diagnose, rules
+from graphwright.surgery.findings.diagnosis import Diagnosis
+from graphwright.surgery.findings.finding import Finding, Fix, Limits, Severity, add_linear, cut, grown, map_sizes
+from graphwright.surgery.findings.gradients import by_structure
+from graphwright.surgery.findings.heads import unbalanced_heads
+from graphwright.surgery.findings.residuals import carried, gated
+from graphwright.surgery.walks import shortest_path
+
+CONSTRAINTS: dict[str, type[Constraint]] = {}
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A condition on a program, as frozen values: node paths and axis patterns, so that it can be saved."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if cls.name:
+            CONSTRAINTS[cls.name] = cls
+
+    def violations(self, p: Program) -> list[Finding]:
+        """Violations by a program, with repairs; empty if the constraint holds."""
+        return list(self._violations(p))
+
+    def _violations(self, p: Program) -> Iterable[Finding]:
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """Name and fields."""
+        return {"constraint": self.name, **{f.name: getattr(self, f.name) for f in fields(self)}}
+
+    def broken(
+        self, p: Program, what: str, *nodes: NodeId, where: str, severity: Severity = Severity.ERROR, **facts: Any
+    ) -> Finding:
+        """A violation of this constraint; see `Finding.of`."""
+        return Finding.of(p, self.name, severity, what, *nodes, where=where, **facts)
+
+
+def from_json(form: Mapping[str, Any]) -> Constraint:
+    """The constraint that `to_json` wrote. Raises: UsageError for an unknown name, or wrong fields."""
+    kind = CONSTRAINTS.get(form.get("constraint", "")) if isinstance(form, Mapping) else None
+    given = {k: v for k, v in form.items() if k != "constraint"} if kind is not None else {}
+    if kind is None or given.keys() != {f.name for f in fields(kind)}:
+        raise UsageError("unknown constraint", got=repr(form)[:120], expected=", ".join(CONSTRAINTS))
+    return kind(**given)
+
+
+Condition = Callable[[Program], "Iterable[Finding | str]"]
+_conditions: dict[str, Condition] = {}
+
+
+def constraint(name: str) -> Callable[[Condition], Condition]:
+    """Register the decorated function for `Custom(name)`; it returns findings, or sentences that describe violations.
+
+    Raises: UsageError for a name that another function has.
+    """
+
+    def enter(rule: Condition) -> Condition:
+        if _conditions.setdefault(name, rule) is not rule:
+            raise UsageError("another function is registered under this name", where=name)
+        return rule
+
+    return enter
+
+
+@dataclass(frozen=True)
+class Custom(Constraint):
+    """A condition given by a function: a registered one by name, or any callable, which cannot be saved."""
+
+    rule: str | Condition
+    name: ClassVar[str] = "custom"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rule, str) and self.rule not in _conditions:
+            fix = 'import the module that has @graphwright.surgery.constraint("name") first'
+            raise UsageError("no function is registered under this name", got=self.rule, fix=fix,
+                             expected=", ".join(_conditions))  # fmt: skip
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        rule = _conditions[self.rule] if isinstance(self.rule, str) else self.rule
+        label = self.rule if isinstance(self.rule, str) else getattr(rule, "__name__", "custom")
+        for at, each in enumerate(rule(p)):
+            yield each if isinstance(each, Finding) else self.broken(p, each, where=f"{label} {at}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The registered name. Raises: UsageError for a function that is not registered."""
+        if not isinstance(self.rule, str):
+            fix = 'register it: @graphwright.surgery.constraint("name"), and use Custom("name")'
+            raise UsageError("the constraint is an unregistered function, which cannot be saved", fix=fix,
+                             got=getattr(self.rule, "__qualname__", repr(self.rule)))  # fmt: skip
+        return super().to_json()
+
+
+# -- paths between two nodes -------------------------------------------------------------------------------------------
+Wrong = tuple[str, Severity, tuple[Fix, ...]]
+"""What is wrong with the paths between two nodes, its severity, and repairs."""
+
+
+@dataclass(frozen=True)
+class _Pair(Constraint):
+    """A condition on two nodes; a node that does not exist is a violation, unless `optional`."""
+
+    a: str
+    b: str
+    optional: ClassVar[bool] = False
+
+    def _violations(self, p: Program) -> list[Finding]:
+        known = {p.path(n): n for n in p.nodes()}
+        if missing := [path for path in (self.a, self.b) if path not in known]:
+            what = "a node of the constraint does not exist"
+            return [] if self.optional else [self.broken(p, what, where=", ".join(missing))]
+        source, target = known[self.a], known[self.b]
+        return [self.broken(p, what, source, target, where=f"{self.a} -> {self.b}", severity=severity, fixes=fixes)
+                for what, severity, fixes in self.between(p, source, target)]  # fmt: skip
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """What is wrong with the paths between the nodes."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ResidualPath(_Pair):
+    """Node `a` reaches a sum at node `b` by identity edges (or a projection, if widths differ).
+
+    If `b` is no sum, the sum is a junction that reads `b`. Residual paths elsewhere do not count.
+    """
+
+    name: ClassVar[str] = "residual"
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """No identity path; repaired by an edge that changes nothing until it is trained."""
+        sums = [target] if p.is_junction(target) else [n for n in p.consumers(target) if p.is_junction(n)]
+        if any(carried(p, source, s) or _projected(p, source, s) for s in sums):
+            return []
+        what = f"there is no identity path from {self.a} into {self.b}"
+        return [(what, Severity.WARNING, bridge(p, source, target))]
+
+
+@dataclass(frozen=True)
+class Reachable(_Pair):
+    """A path exists from node `a` to node `b`."""
+
+    name: ClassVar[str] = "reachable"
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """No path; repaired by an edge that changes nothing until it is trained."""
+        if target in p.dependents([source]):
+            return []
+        return [(f"there is no path from {self.a} to {self.b}", Severity.ERROR, bridge(p, source, target))]
+
+
+@dataclass(frozen=True)
+class NoPath(_Pair):
+    """No path exists from node `a` to node `b`; it holds if one of them does not exist."""
+
+    name: ClassVar[str] = "no_path"
+    optional: ClassVar[bool] = True
+
+    def between(self, p: Program, source: NodeId, target: NodeId) -> list[Wrong]:
+        """A path; repaired by cutting edges into sums."""
+        if target not in p.dependents([source]):
+            return []
+        edges = _cut_set(p, source, target)
+        fixes = () if edges is None else (cut(p, *edges, keeps=False),)
+        return [(f"there is a path from {self.a} to {self.b}", Severity.ERROR, fixes)]
+
+
+def bridge(p: Program, source: NodeId, target: NodeId) -> tuple[Fix, ...]:
+    """A fix that adds an edge into a node, or into a new sum after it, which is zero until it is trained."""
+    if source in p.dependents([target]):
+        return ()
+    have, want = p.specs(source)[0], p.specs(target)[0]
+    fits, sizes = have == want, map_sizes(have, want)
+    if not fits and sizes is None:
+        return ()
+
+    def apply(e: Transaction) -> None:
+        junction = target
+        if not e.program.is_junction(target):  # all its readers read the new sum
+            junction = e.add("junction", target, name=e.program.free_name(f"{e.program.path(target)}.sum"))
+            redirect(e, {Value(target): Value(junction)})
+        if fits or sizes is None:
+            gated(e, Value(source), junction)
+        else:
+            e.connect(add_linear(e, Value(source), np.zeros(sizes), f"{e.program.path(junction)}.bridge"), junction)
+
+    how = "through a gate at 0" if fits else "through a matrix of zeros"
+    return (Fix(f"connect {p.path(source)} -> {p.path(target)} {how}", apply, 1, 1 if p.is_junction(target) else 2,
+                1 if fits else prod(sizes or ()), keeps_function=True),)  # fmt: skip
+
+
+def _projected(p: Program, source: NodeId, junction: NodeId) -> bool:
+    """Whether a linear map of the source with a param enters a sum."""
+    if p.specs(source)[0] == p.spec(junction):
+        return False
+    maps = [n for n in p.consumers(source) if traits(p.op(n)).contracts == "out_in" and p.operands(n)[0].node == source]
+    weights = [origin(p, p.operands(n)[1]) for n in maps]
+    return any(w is not None and p.op(w) == PARAM and carried(p, n, junction)
+               for n, w in zip(maps, weights, strict=True))  # fmt: skip
+
+
+def _cut_set(p: Program, source: NodeId, target: NodeId) -> list[EdgeId] | None:
+    """Edges into sums that cut all paths: the last one of each remaining path; None if a path has no such edge."""
+    gone: set[EdgeId] = set()
+    while (path := shortest_path(p, source, target, lambda e: e not in gone)) is not None:
+        last = next((e for e in path if p.is_junction(p.graph.target(e))), None)
+        if last is None:
+            return None
+        gone.add(last)
+    return sorted(gone)
+
+
+# -- sizes, gradients and heads ----------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Budget(Constraint):
+    """Upper limits, None for no limit; without repairs. There is one violation per exceeded limit.
+
+    Attributes:
+        parameters: of all weights.
+        flops: operations of one run with all named sizes 1.
+        bytes: of all weights, as stored.
+    """
+
+    parameters: int | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    name: ClassVar[str] = "budget"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        taken = size(p, p.params() if self.flops is None else None)  # count operations only if they are limited
+        limits = {"parameters": (taken.params, self.parameters), "flops": (taken.flops, self.flops),
+                  "bytes": (taken.bytes, self.bytes)}  # fmt: skip
+        for what, (got, most) in limits.items():
+            if most is not None and got > most:
+                yield self.broken(p, f"too many {what}", where=what, expected=f"{most:,}", got=f"{got:,}")
+
+
+@dataclass(frozen=True)
+class EqualSizes(Constraint):
+    """All axes that match a pattern have one size; smaller ones are grown by units that change nothing."""
+
+    axis: str
+    name: ClassVar[str] = "uniform"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        groups = [g for name, g in p.axes().items() if matches(self.axis, name)]
+        most = max((g.size for g in groups), default=0)
+        for g in groups:
+            if g.size < most:
+                yield self.broken(p, "the axis is smaller than others", where=g.name, expected=str(most),
+                                  got=str(g.size), fixes=grown(g, most))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MultipleOf(Constraint):
+    """Sizes of all axes that match a pattern are multiples of `k`; others are grown by units that change nothing."""
+
+    axis: str
+    k: int
+    name: ClassVar[str] = "multiple_of"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        for name, g in p.axes().items():
+            if matches(self.axis, name) and g.size % self.k:
+                yield self.broken(p, "the size is no multiple", where=g.name, expected=f"a multiple of {self.k}",
+                                  got=str(g.size), fixes=grown(g, -(-g.size // self.k) * self.k))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MaxDepth(Constraint):
+    """No path through the program has more than `n` ops, not counting views; without repairs."""
+
+    n: int
+    name: ClassVar[str] = "max_depth"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        def computes(node: NodeId) -> bool:
+            return p.op(node) in OPS and OPS[p.op(node)].view is None
+
+        length, path = critical_path(p.graph, lambda node: float(computes(node)))
+        ops = [node for node in path if computes(node)]
+        if length > self.n:
+            yield self.broken(p, "the longest path is too long", *ops, where=p.path(ops[-1]), expected=f"{self.n} ops",
+                              got=f"{length:.0f}", witness={"path": [p.path(n) for n in ops]})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GradientFlow(Constraint):
+    """Trained weights have a path to the loss through differentiable ops and open gates.
+
+    Attributes:
+        params: path pattern of the weights.
+        loss: name of an output; None means all floating ones.
+    """
+
+    params: str = "**"
+    loss: str | None = None
+    name: ClassVar[str] = "gradient_flow"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        for f in by_structure(Diagnosis(p), self.loss):
+            if any(matches(self.params, path) for path in f.witness["params"]):
+                yield replace(f, kind=self.name)
+
+
+@dataclass(frozen=True)
+class HeadBalance(Constraint):
+    """No head's norm exceeds `ratio` times the median of its layer, or falls below 1 / `ratio` of it.
+
+    Violations are repaired by rescaling, or by cutting dead heads.
+    """
+
+    ratio: float = 8.0
+    name: ClassVar[str] = "head_balance"
+
+    def _violations(self, p: Program) -> Iterator[Finding]:
+        found = unbalanced_heads(Diagnosis(p, limits=Limits(head_ratio=self.ratio)))
+        return (replace(f, kind=self.name) for f in found)
+
+
+# -- solving -----------------------------------------------------------------------------------------------------------
+TOOL = "graphwright solve"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Unsatisfied(ReportBase):
+    """A remaining violation, and why each of its repairs was rejected."""
+
+    violation: Finding
+    tried: tuple[tuple[str, str], ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.violation.kind}: {self.violation}"]
+        return "\n".join(lines + [f"  {what}: {why}" for what, why in self.tried or (("no repair exists", ""),)])
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ConstraintSolution(ReportBase):
+    """The result of solving.
+
+    Attributes:
+        satisfied: whether all constraints hold now.
+        made: applied repairs, in order; empty if some constraint could not be satisfied.
+        unsatisfied: remaining violations, with the rejected repairs.
+        entry: of the journal; None without an edit.
+    """
+
+    satisfied: bool
+    made: tuple[str, ...] = ()
+    unsatisfied: tuple[Unsatisfied, ...] = ()
+    entry: Entry | None = None
+    HIDDEN: ClassVar = ("entry",)
+
+    def __bool__(self) -> bool:
+        return self.satisfied
+
+    def __str__(self) -> str:
+        if self.satisfied:
+            return "satisfied" + "".join(f"\n  {what}" for what in self.made)
+        return "unsatisfied, nothing changed\n" + "\n".join(map(str, self.unsatisfied))
+
+
+def solve(program: Program, constraints: Sequence[Constraint] | None = None, max_edits: int = 64) -> ConstraintSolution:
+    """Satisfy constraints by repairs that create no new finding or violation; deterministic.
+
+    Args:
+        program: changed by one edit if all constraints can be satisfied, otherwise unchanged bit for bit.
+        constraints: by default those attached to the program.
+        max_edits: largest number of repairs.
+    Raises: UsageError while an edit is open.
+    """
+    wanted = list(program.constraints if constraints is None else constraints)
+    if program.history.open is not None:
+        raise UsageError("the program has an open edit", where=program.name, fix="leave the with-block first")
+    trial, made = program.fork(), list[Fix]()
+    for constraint in list(trial.constraints):
+        trial.constraints.remove(constraint)  # an intermediate violation may be repaired by a later step
+    known = _structural(trial)
+    left = _broken_by(trial, wanted)
+    tried: dict[tuple[str, str], dict[str, str]] = {}
+    while left and len(made) < max_edits:
+        step = _step(trial, wanted, left, known, tried)
+        if step is None:
+            break
+        trial, left, fix = step
+        made.append(fix)
+    if left:
+        rest = [Unsatisfied(v, tuple(tried.get(v.identity, {}).items())) for v in left]
+        return ConstraintSolution(False, unsatisfied=tuple(rest))
+    if not made:
+        return ConstraintSolution(True)
+    with program.edit(f"solve {len(wanted)} constraints", tool=TOOL, check=program.valid) as e:
+        for fix in made:
+            fix.apply(e)
+    return ConstraintSolution(True, tuple(fix.what for fix in made), (), program.journal[-1])
+
+
+def _step(
+    trial: Program, wanted: Sequence[Constraint], left: list[Finding], known: set[tuple[str, str]],
+    tried: dict[tuple[str, str], dict[str, str]],
+) -> tuple[Program, list[Finding], Fix] | None:  # fmt: skip
+    """The first repair, by cost, kind and location, that leaves fewer violations and adds no finding."""
+    repairs = [(v, fix) for v in left for fix in v.fixes]
+    repairs.sort(key=lambda pair: (pair[1].cost, pair[0].kind, pair[0].where, pair[1].what))
+    allowed = known | {v.identity for v in left}
+    for violation, fix in repairs:
+        why = tried.setdefault(violation.identity, {})
+        twin = trial.fork()
+        try:
+            with twin.edit(fix.what, keep_undo=False, check=twin.valid) as e:
+                fix.apply(e)
+        except GraphwrightError as error:
+            why[fix.what] = f"{type(error).__name__}: {error.what}"
+            continue
+        after = _broken_by(twin, wanted)
+        fresh = ({v.identity for v in after} | _structural(twin)) - allowed
+        if fresh:
+            kind, where = sorted(fresh)[0]
+            why[fix.what] = f"it would cause a new finding: {kind} at {where}"
+        elif _weight(after) < _weight(left):
+            return twin, after, fix
+        else:
+            why[fix.what] = "it does not reduce the violations"
+    return None
+
+
+def _broken_by(p: Program, wanted: Sequence[Constraint]) -> list[Finding]:
+    return [v if isinstance(v, Finding) else Finding(v.kind, v.where, v.what) for c in wanted for v in c.violations(p)]
+
+
+def _structural(p: Program) -> set[tuple[str, str]]:
+    names = [rule.name for rule in rules().values() if rule.reads == "structure"]
+    return {f.identity for f in diagnose(p, kinds=names)}
+
+
+def _weight(left: Sequence[Finding]) -> tuple[int, ...]:
+    """Number of violations per severity, the worst first, for lexicographic comparison."""
+    count = Counter(v.severity for v in left)
+    return tuple(count[s] for s in sorted(Severity, reverse=True))

@@ -1,1 +1,0 @@
-"""Conditions on a program; their violations are findings with repairs."""
