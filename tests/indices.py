@@ -15,7 +15,7 @@ def indices(draw: Any, shape: tuple[int, ...], *, arrays: bool = True) -> tuple[
     """An index of numbers, slices of any step, new axes, `...`, index arrays and masks."""
     items: list[Any] = []
     axis = 0
-    sizes = draw(st.sampled_from([(), (1,), (2,), (2, 1), (3,), (0,)]))
+    index_shape = draw(st.sampled_from([(), (1,), (2,), (2, 1), (3,), (0,)]))
     while axis < len(shape) and draw(st.integers(0, 9)) > 0:
         n = shape[axis]
         kind = draw(st.sampled_from(["int", "slice", "slice", "new", *(["array", "mask"] if arrays else [])]))
@@ -26,8 +26,10 @@ def indices(draw: Any, shape: tuple[int, ...], *, arrays: bool = True) -> tuple[
             items.append(draw(st.integers(-n, n - 1)))
         elif kind == "array" and n:
             ids = np.array(draw(st.lists(st.integers(-n, n - 1), min_size=3, max_size=3)))
-            one = draw(st.booleans()) and 0 not in sizes
-            items.append(ids[:1].reshape((1,) * len(sizes)) if one else np.resize(ids, sizes).astype(np.int64))
+            one = draw(st.booleans()) and 0 not in index_shape
+            items.append(
+                ids[:1].reshape((1,) * len(index_shape)) if one else np.resize(ids, index_shape).astype(np.int64)
+            )
         elif kind == "mask":
             rank = draw(st.integers(1, min(2, len(shape) - axis)))
             size = int(np.prod(shape[axis : axis + rank]))

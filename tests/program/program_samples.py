@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import graphwright.plan  # noqa: F401  # registers the planner behind Program.compile
+import graphwright.plan  # noqa: F401  # registers the planner of Program.compile
 from graphwright.autograd import Parameter, Variable
 from graphwright.program import Builder, Program, Value
 from graphwright.program.kinds import ASSIGN, SOURCES, STORED
@@ -45,8 +45,8 @@ def random_program(seed: int) -> Program:
         elif kind == 2:
             made = b.linear(one, weights[rng.integers(2)], name=name)
         elif kind == 3:
-            turned = b.permute(one, axes=(1, 0), name=f"{name}.t")
-            made = b.permute(b.neg(turned, name=f"{name}.neg"), axes=(1, 0), name=name)
+            flipped = b.permute(one, axes=(1, 0), name=f"{name}.t")
+            made = b.permute(b.neg(flipped, name=f"{name}.neg"), axes=(1, 0), name=name)
         elif kind == 4:
             made = b.rms_norm(one, norm, name=name)
         elif kind == 5:
@@ -64,7 +64,7 @@ def random_program(seed: int) -> Program:
 
 
 def rebuilt(p: Program) -> Program:
-    """The same nodes and edges put into an empty program; every spec inferred anew."""
+    """The same nodes and edges put into an empty program; every spec inferred again."""
     fresh, values = Program(p.name), {}
     for node in p.order():
         op, path = p.op(node), p.path(node)
@@ -93,7 +93,7 @@ def weight_bytes(p: Program) -> dict[str, bytes]:
 
 
 def labels(p: Program) -> dict:
-    """Node -> place in the topological order."""
+    """Node -> position in the topological order."""
     return {n: p.order_labels.key(n) for n in p.nodes()}
 
 

@@ -1,4 +1,4 @@
-"""A gradient that follows edits is the one made anew, bit for bit, and looks at what the edits touched alone."""
+"""A gradient that follows edits equals a new one bit for bit, and only visits what the edits touched."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_what_is_looked_at_follows_the_cone_not_the_graph(depth: int) -> None:
 
 
 def test_a_sum_goes_by_the_name_of_its_value_after_a_renaming() -> None:
-    """Also where the gradients that it adds up are those of its reader, as in front of a junction."""
+    """Also where it adds up the gradients of its reader, as before a junction."""
     b = Builder()
     h = b.linear(b.input("x", ("B", 4), "float64"), b.param("w", np.ones((4, 4))), name="h")
     act = b.tanh(h, name="act")
@@ -156,7 +156,7 @@ def test_a_sum_goes_by_the_name_of_its_value_after_a_renaming() -> None:
 
 @pytest.mark.parametrize("depth", [10, 40])
 def test_an_edit_in_the_middle_ends_where_the_values_do(depth: int) -> None:
-    """What arrives at a value is led to another sender, so nothing in front of it is written anew, or looked at."""
+    """The gradient of a value is rewired to another source, so nothing upstream of it is written or visited again."""
     p = net(depth)
     wrt = [f"w{i}" for i in range(depth)]
     g = p.grad("loss", wrt, {"B": 3})

@@ -55,6 +55,15 @@ def test_the_same_edits_on_another_program_of_the_same_names():
     assert q.hash() == tiny().hash()
 
 
+def test_a_journal_with_gates_replays():
+    p, q = tiny(), tiny()
+    with p.edit("two gates") as e:
+        e.gate([p.in_edges("j")[0], "h"], "sigmoid")
+    assert not replay(p, q).conflicts
+    assert q.hash() == p.hash()
+    assert len(q.gates()) == 2
+
+
 def test_replay_from_a_saved_program(tmp_path):
     p = scripted(tiny())
     q = tiny()

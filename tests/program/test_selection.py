@@ -76,7 +76,7 @@ PATTERNS = [
     "layers.0.attn*",
     "layers.0.*norm",
     "layers.0.*_*",
-    "lay*",
+    "layer*",
     "*s",
     "l*s.*",
     "**.**",

@@ -82,7 +82,7 @@ def test_recurrence_over_twenty_thousand_steps_is_no_recursion():
     assert p.to_svg().count("<rect") < 2_000
 
 
-def test_an_op_that_nobody_registered_is_drawn_and_told_of():
+def test_an_unregistered_op_is_drawn_and_reported():
     a = gw.tensor(np.ones(3, "f4"), requires_grad=True)
     b = a.exp()
 

@@ -99,7 +99,7 @@ HOLES = {
     "a list": lambda x: x * x.tolist()[0][0],
     "dlpack": lambda x: x + gw.tensor(np.from_dlpack(x)),
     "a mask": lambda x: x[x > 0],
-    "places": gw.nonzero,
+    "indices": gw.nonzero,
 }
 
 

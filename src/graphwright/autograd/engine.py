@@ -12,11 +12,12 @@ from graphwright.autograd.apply import TensorBase, as_tensor
 from graphwright.autograd.errors import GradShapeRequired, GraphFreed, ModifiedSinceForward, NoTape, NotDifferentiable
 from graphwright.autograd.modes import enable_grad, no_grad
 from graphwright.autograd.recorder import active_recorder, vjp_of
-from graphwright.autograd.tape import Hook, TapeNode, VjpRule, reachable_nodes
+from graphwright.autograd.tape import Hook, TapeNode, reachable_nodes
 from graphwright.errors import ComputeError, ShapeError, UsageError
 from graphwright.ops import call, compute, get
 
 if TYPE_CHECKING:
+    from graphwright.autograd.tape import VjpRule
     from graphwright.autograd.tensor import Tensor
 
 _ADD = get("add")

@@ -93,7 +93,7 @@ def _data(t: TensorBase) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _FunctionRule:
+class FunctionRule:
     """The rule of one call's tape node: calls the user's vjp with the saved tensors.
 
     Attributes:
@@ -168,7 +168,7 @@ def _put_on_tape(
             found.append((True, len(operands)))
             operands.append(t)
     saves = Saves(tuple(at for is_operand, at in found if is_operand), tuple(at for is_op, at in found if not is_op))
-    rule = _FunctionRule(function, ctx, len(args), arguments, tuple(found), saves)
+    rule = FunctionRule(function, ctx, len(args), arguments, tuple(found), saves)
     TapeNode(rule, {}, operands, [_data(t) for t in operands], outputs).take(outputs)
 
 

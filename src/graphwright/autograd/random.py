@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -26,18 +27,13 @@ if TYPE_CHECKING:
     from graphwright.array.layout import Shape
 
 
+@dataclass(slots=True)
 class _TracedKey:
-    """A generator in one trace.
+    """A generator in one trace."""
 
-    Attributes:
-        key: key of the present step.
-        following: key of the next step, once recorded.
-        stream: number of the next stream.
-    """
-
-    def __init__(self, key: Tensor) -> None:
-        self.key, self.stream = key, 0
-        self.following: Tensor | None = None
+    key: Tensor  # of the present step
+    following: Tensor | None = None  # the key of the next step, once recorded
+    stream: int = 0  # number of the next stream
 
 
 class Generator:

@@ -8,49 +8,28 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import PurePath
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from graphwright.array import NDArray, Spec
 from graphwright.autograd.recorder import Symbol
-from graphwright.ops import Saves
 
 if TYPE_CHECKING:
+    from graphwright.autograd.function import FunctionRule
     from graphwright.autograd.tensor import Tensor
+    from graphwright.ops import Op
+
+    VjpRule = Op | FunctionRule
 
 _sequence = count()
 _PACKAGE = str(PurePath(__file__).parent.parent)
-
-
-class VjpRule(Protocol):
-    """The operation of a tape node: an `ops.Op`, or one call of a user's Function."""
-
-    @property
-    def name(self) -> str:
-        """Name of the operation."""
-        ...
-
-    @property
-    def saves(self) -> Saves:
-        """Operands and results that the vjp reads."""
-        ...
-
-    @property
-    def vjp(self) -> Callable[..., tuple[Any, ...]] | None:
-        """Map gradients of the results to gradients of the operands."""
-        ...
-
-    @property
-    def why(self) -> Mapping[str, str]:
-        """The reason if there is no vjp."""
-        ...
 
 
 class TapeNode:
     """One operation on the tape.
 
     Attributes:
-        op, attrs: the row and its attributes.
+        op, attrs: the row or the call of a user's Function, and its attributes.
         edges: per operand the (node, port) that made it, the leaf tensor itself, or None if it needs no gradient.
         saved: values that the vjp reads as (index, value, storage version when saved), where indices count operands
             first, then results; None after they were freed.
@@ -175,17 +154,11 @@ def reachable_nodes(roots: Iterable[Tensor]) -> set[TapeNode]:
 
 @dataclass(frozen=True, slots=True)
 class SavedMemory:
-    """Memory that one taped operation keeps alive for backward.
+    """Memory that one taped operation keeps alive for backward."""
 
-    Attributes:
-        op: its name.
-        line: `file:line` at which it ran.
-        nbytes: bytes of blocks that no earlier operation and no leaf holds.
-    """
-
-    op: str
-    line: str
-    nbytes: int
+    op: str  # its name
+    line: str  # `file:line` at which it ran
+    nbytes: int  # bytes of blocks that no earlier operation and no leaf holds
 
 
 def memory(outputs: Tensor | Sequence[Tensor]) -> list[SavedMemory]:

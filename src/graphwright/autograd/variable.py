@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,7 +69,7 @@ class Variable(Tensor):
         if back and here is not None and here.sizes == data.shape:
             self.lineage = here.before
         else:
-            self.lineage = ShapeChange(here, self.data.shape, index_maps)
+            self.lineage = ShapeChange(here, self.data.shape, dict(index_maps))
         self.data, self.shared, self.grad = data, True, None
 
     def assign(self, value: Tensor) -> None:
@@ -140,21 +141,13 @@ def update(targets: Sequence[Variable], name: str, *operands: Tensor, **attrs: A
 
 
 # -- changes of shape by edits -----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, eq=False)
 class ShapeChange:
-    """A change of a variable's shape by an edit; optimizers remap their moments along these.
+    """A change of a variable's shape by an edit; optimizers remap their moments along these."""
 
-    Attributes:
-        before: the change before this one, or None.
-        sizes: the shape before it.
-        index_maps: axis -> old index of each new entry, -1 for a new entry; other axes are unchanged.
-    """
-
-    __slots__ = ("before", "index_maps", "sizes")
-
-    def __init__(
-        self, before: ShapeChange | None, sizes: tuple[int, ...], index_maps: Mapping[int, np.ndarray]
-    ) -> None:
-        self.before, self.sizes, self.index_maps = before, sizes, dict(index_maps)
+    before: ShapeChange | None  # the change before this one
+    sizes: tuple[int, ...]  # the shape before it
+    index_maps: dict[int, np.ndarray]  # axis -> old index of each new entry, -1 for a new one; other axes are unchanged
 
     def forward(self) -> Remap:
         """The remap from the shape before to the shape after."""

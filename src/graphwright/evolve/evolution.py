@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -16,27 +17,20 @@ from graphwright.files import StrPath
 from graphwright.program import Program, load
 
 
-class Scalar(NamedTuple):
-    """The start of neuron evolution: inputs and bias connected to the outputs. Made by `evolve.scalar()`."""
+class scalar(NamedTuple):
+    """Evolve neurons and links, starting from inputs and bias connected to the outputs."""
 
 
-class Blocks(NamedTuple):
-    """The start of layer evolution: a program. Made by `evolve.blocks(program)`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class blocks:
+    """Evolve the layers of a program with input [batch, ...] and one output [batch, outputs]; logits for classes."""
 
     program: Program
 
-
-def scalar() -> Scalar:
-    """Evolve neurons and links, starting from inputs and bias connected to the outputs."""
-    return Scalar()
-
-
-def blocks(program: Program) -> Blocks:
-    """Evolve the layers of a program with input [batch, ...] and one output [batch, outputs]; logits for classes."""
-    if not isinstance(program, Program):
-        raise UsageError("evolve.blocks takes a Program", got=repr(program)[:80],
-                         fix="pass gw.Builder(...).build(), or a traced program")  # fmt: skip
-    return Blocks(program)
+    def __post_init__(self) -> None:
+        if not isinstance(self.program, Program):
+            raise UsageError("evolve.blocks takes a Program", got=repr(self.program)[:80],
+                             fix="pass gw.Builder(...).build(), or a traced program")  # fmt: skip
 
 
 class Evolution:
@@ -53,20 +47,20 @@ class Evolution:
 
     @overload
     def __new__(
-        cls, task: Any, start: Scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
+        cls, task: Any, start: scalar | None = None, settings: NEAT | None = None, *, seed: int = 0, threads: int = 1
     ) -> NeuronEvolution: ...
     @overload
     def __new__(
-        cls, task: Any, start: Blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
+        cls, task: Any, start: blocks, settings: Layers | None = None, *, seed: int = 0, threads: int = 1
     ) -> LayerEvolution: ...
     def __new__(cls, task: Any, start: Any = None, settings: Any = None, *, seed: int = 0, threads: int = 1) -> Any:
         """Create the run for the kind of start."""
         if not hasattr(task, "score"):
             raise TaskError("the first argument is not a task", got=repr(task)[:80],
                             expected="evolve.tasks.xor(), or an evolve.Task")  # fmt: skip
-        if isinstance(start, Blocks):
+        if isinstance(start, blocks):
             return LayerEvolution(task, start.program, settings, seed=seed, threads=threads)
-        if start is not None and not isinstance(start, Scalar):
+        if start is not None and not isinstance(start, scalar):
             raise UsageError("unknown start of evolution", got=repr(start)[:80],
                              expected="evolve.scalar() or evolve.blocks(program)")  # fmt: skip
         return NeuronEvolution(task, settings, seed=seed, threads=threads)

@@ -19,21 +19,10 @@ from graphwright.array import Spec
 from graphwright.evolve.neurons.genomes import Genome
 from graphwright.ops import OPS, traits
 from graphwright.program import Program
+from graphwright.program.draw import shapes as draw
 from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
 from graphwright.program.draw.scene import SceneNode
-from graphwright.program.draw.shapes import (
-    COLOURS,
-    STYLE,
-    PlotArea,
-    Shape,
-    areas,
-    chart,
-    label,
-    lines,
-    picture,
-    points,
-    shape,
-)
+from graphwright.program.draw.shapes import Shape, label, picture, shape
 from graphwright.program.draw.style import LINE, count, name_of, short
 from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE
@@ -246,31 +235,31 @@ def fitness(log: Sequence[NeuronGeneration]) -> str:
     """Draw best and median fitness by generation as SVG."""
     series = {"median": ([line.median for line in log], "#8c959f"), "best": ([line.best for line in log], "#0969da")}
     names = [label(110 - 45 * k, 12, name, style=f"fill:{c}") for k, (name, (_, c)) in enumerate(series.items())]
-    return chart([*lines(series, f"generation {log[-1].generation}"), *names])
+    return draw.chart([*draw.lines(series, f"generation {log[-1].generation}"), *names])
 
 
 def species(log: Sequence[NeuronGeneration]) -> str:
     """Draw the sizes of species by generation as SVG, stacked in order of age."""
-    numbers = sorted({n for line in log for n in line.species})
-    series = {f"species {n}": ([line.species.get(n, 0) for line in log], COLOURS[n % len(COLOURS)]) for n in numbers}
-    return chart(areas(series, f"generation {log[-1].generation}"))
+    numbers, hues = sorted({n for line in log for n in line.species}), draw.COLOURS
+    series = {f"species {n}": ([line.species.get(n, 0) for line in log], hues[n % len(hues)]) for n in numbers}
+    return draw.chart(draw.areas(series, f"generation {log[-1].generation}"))
 
 
 def front(result: LayerResult) -> str:
     """Draw metric over parameters (log scale) of all candidates as SVG, with a line along the Pareto front."""
     scored = [(b, log10(max(b.params, 1)), b.metric) for b in result.births if b.metric is not None]
     sizes, metrics = [size for _, size, _ in scored], [metric for _, _, metric in scored]
-    area = PlotArea((min(sizes), max(sizes)), (min(metrics), max(metrics)))
+    area = draw.PlotArea((min(sizes), max(sizes)), (min(metrics), max(metrics)))
     shapes = area.axes(f"{10 ** max(sizes):,.0f} parameters", f"{10 ** min(sizes):,.0f} parameters")
     numbers = {m.number for m in result.pareto_front}
     chosen = sorted({(size, metric) for b, size, metric in scored if b.number in numbers})
-    shapes.append(shape("polyline", points=points(area.point(*p) for p in chosen), fill="none", stroke="#0969da"))
+    shapes.append(shape("polyline", points=draw.points(area.point(*p) for p in chosen), fill="none", stroke="#0969da"))
     for b, size, metric in scored:
         x, y = area.point(size, metric)
         colour, r = ("#0969da", 4) if b.number in numbers else ("#8c959f", 2.5)
         title = f"candidate {b}; {b.params:,} parameters"
         shapes.append(shape("circle", title=title, cx=f"{x:.1f}", cy=f"{y:.1f}", r=r, fill=colour))
-    return chart(shapes, style=STYLE)
+    return draw.chart(shapes, style=draw.STYLE)
 
 
 def lineage_page(tree: Lineage, key: IndividualKey, title: str) -> str:

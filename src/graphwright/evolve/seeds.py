@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.evolve.evolution import Blocks, Evolution, Scalar
+from graphwright.evolve.evolution import Evolution, blocks, scalar
 from graphwright.evolve.run import same_cases
 from graphwright.evolve.saving import plain
 from graphwright.progress import Progress, Report
@@ -106,7 +106,7 @@ def _digits(value: float) -> str:
 
 
 def over_seeds(
-    task: Any, start: Scalar | Blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
+    task: Any, start: scalar | blocks | None = None, settings: Any = None, *, seeds: int | Iterable[int] = 20,
     test: bool = False, threads: int = 1, report: Report | None = None, max_generations: int | None = None,
     max_evaluations: int | None = None, max_seconds: float | None = None, target: float | None = None,
 ) -> Seeds:  # fmt: skip

@@ -25,18 +25,18 @@ from graphwright.ops import call
 
 
 # -- activations -------------------------------------------------------------------------------------------------------
-class _AlongAxis(Activation):
+class _OneAxis(Activation):
     def __init__(self, axis: int = -1) -> None:
         super().__init__(axis=axis)
 
 
-class Softmax(_AlongAxis):
+class Softmax(_OneAxis):
     """eˣ / Σ eˣ along one axis."""
 
     op = "softmax"
 
 
-class LogSoftmax(_AlongAxis):
+class LogSoftmax(_OneAxis):
     """x - ln Σ eˣ along one axis."""
 
     op = "log_softmax"

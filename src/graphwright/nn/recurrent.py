@@ -5,7 +5,7 @@ A cell maps (input [B, I], state) to (output [B, H], state); each cell reads the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from graphwright.autograd import Parameter, Tensor, stack, zeros
@@ -129,7 +129,7 @@ class Recurrent(Module):
         return stack(outputs, 1), held
 
 
-def _stacked(cell: type[Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
+def _stacked(cell: Callable[..., Module], sizes: tuple[int, int, int], name: str, **options: Any) -> list[Module]:
     """Cells for (input size, hidden size, number of layers), each named by its number."""
     first, hidden, layers = sizes
     inner = [first] + [hidden] * (layers - 1)

@@ -299,7 +299,7 @@ class AxesUse:
     stored: Sequence[bool]  # per operand, whether it is a stored weight, casts apart
     ranges: Sequence[Term | None]  # per operand, the axis that its integers index, if known
     tables: Sequence[bool] = ()  # per operand, whether it is a constant of the program, which an edit can change
-    notes: list[AxisFact] = field(default_factory=list)  # notes, corrections: facts and corrections stated by the cell
+    notes: list[AxisFact] = field(default_factory=list)  # stated by the cell, as `corrections`
     corrections: list[Correction] = field(default_factory=list)
     # (axis, operand) pairs: the operand's integers index the axis
     lookups: list[tuple[Term, int]] = field(default_factory=list)

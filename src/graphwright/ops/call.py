@@ -35,17 +35,13 @@ class BoundCalls(NamedTuple):
 
 @dataclass(slots=True)
 class CachedBindings:
-    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool.
-
-    Attributes:
-        specs, scratch: specs of the results and of the kernel's scratch.
-        bound: pools by the repr of the attributes, since 0.0 == -0.0.
-    """
+    """Bound calls of one use of an op, kept for reuse; a thread that runs one takes it out of the pool."""
 
     row: Op
     kernels: Backend
-    specs: Sequence[Spec]
+    specs: Sequence[Spec]  # of the results; `scratch`: of the kernel's scratch
     scratch: Sequence[Spec]
+    # pools by the repr of the attributes, since 0.0 == -0.0
     bound: dict[tuple[str, ...], list[BoundCalls]] = field(default_factory=dict)
 
     @staticmethod
@@ -200,26 +196,16 @@ _impl = attrgetter("impl")
 
 @dataclass(slots=True)
 class _Dispatch:
-    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides.
+    """Cached facts of one use of an op, for all operands of equal dtypes, shapes and strides."""
 
-    Attributes:
-        specs, scratch: specs of the results and of the kernel's scratch.
-        copied: numbers of operands that are copied to row-major memory first.
-        view: layout of a view relative to the operand's offset, or None.
-        fresh: call that allocates and computes the one result, see `Backend.fresh`.
-        strides: strides of a newly allocated first result.
-        expanded: the backend runs the op by its expansion.
-        cached: reusable bindings of a kernel of many calls.
-    """
-
-    specs: tuple[Spec, ...]
+    specs: tuple[Spec, ...]  # of the results; `scratch`: of the kernel's scratch
     scratch: list[Spec]
-    copied: frozenset[int]
-    view: Layout | None
-    fresh: Fresh | None
-    strides: tuple[int, ...]
-    expanded: bool
-    cached: CachedBindings | None = None
+    copied: frozenset[int]  # numbers of operands that are copied to row-major memory first
+    view: Layout | None  # layout of a view relative to the operand's offset, or None
+    fresh: Fresh | None  # call that allocates and computes the one result, see `Backend.fresh`
+    strides: tuple[int, ...]  # strides of a newly allocated first result
+    expanded: bool  # the backend runs the op by its expansion
+    cached: CachedBindings | None = None  # reusable bindings of a kernel of many calls
 
 
 _known: dict[Any, _Dispatch] = {}

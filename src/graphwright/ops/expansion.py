@@ -37,19 +37,13 @@ class ExpansionStep(NamedTuple):
 
 @dataclass(slots=True)
 class Expansion:
-    """An op as steps.
-
-    Attributes:
-        specs: of all values; the first `operands` of them are the op's operands.
-        constants: value -> its number.
-        results: values that are the op's results.
-    """
+    """An op as steps."""
 
     operands: int
-    specs: list[Spec]
+    specs: list[Spec]  # of all values; the first `operands` of them are the op's operands
     steps: list[ExpansionStep] = field(default_factory=list)
-    constants: dict[int, float] = field(default_factory=dict)
-    results: tuple[int, ...] = ()
+    constants: dict[int, float] = field(default_factory=dict)  # value -> its number
+    results: tuple[int, ...] = ()  # values that are the op's results
 
     def last_uses(self, roots: Sequence[int]) -> dict[int, int]:
         """Root of a value -> the last step that reads it; `roots` maps views to the value whose memory they share."""
@@ -137,19 +131,13 @@ def expansion(row: Op, ins: Sequence[Spec], attrs: Attrs, kernels: Backend) -> E
 
 # -- on a backend ------------------------------------------------------------------------------------------------------
 class _Planned(NamedTuple):
-    """An expansion with its scratch.
-
-    Attributes:
-        at: value -> the slot that holds it.
-        copies: (step, operand) -> the slot of a row-major copy.
-        work: step -> the slots of its kernel's scratch.
-    """
+    """An expansion with its scratch."""
 
     made: Expansion
     slots: list[Spec]
-    at: dict[int, int]
-    copies: dict[tuple[int, int], int]
-    work: list[list[int]]
+    at: dict[int, int]  # value -> the slot that holds it
+    copies: dict[tuple[int, int], int]  # (step, operand) -> the slot of a row-major copy
+    work: list[list[int]]  # step -> the slots of its kernel's scratch
 
 
 class _Slots:

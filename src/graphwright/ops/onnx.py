@@ -31,32 +31,22 @@ class NodeWriter(Protocol):
 
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         """Add a node and return the names of its results. An empty input name leaves an optional input out."""
-        ...
 
     def constant(self, array: np.ndarray) -> str:
         """Add a constant tensor and return its name."""
-        ...
 
     def size(self, dim: str) -> str:
         """Return the name of an int64 [1] that holds a symbolic size."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxUse:
-    """One use of an op.
+    """One use of an op."""
 
-    Attributes:
-        nodes: the graph that nodes are added to.
-        names: names of the operands.
-        attrs: attributes of the op.
-        ins, outs: specs of operands and results.
-    """
-
-    nodes: NodeWriter
-    names: tuple[str, ...]
-    attrs: Mapping[str, Any]
-    ins: tuple[Spec, ...]
+    nodes: NodeWriter  # the graph that nodes are added to
+    names: tuple[str, ...]  # names of the operands
+    attrs: Mapping[str, Any]  # attributes of the op
+    ins: tuple[Spec, ...]  # of the operands; `outs`: of the results
     outs: tuple[Spec, ...]
 
     def __call__(self, kind: str, *inputs: str, **attributes: Any) -> str:

@@ -25,7 +25,7 @@ class Adam(Optimizer):
     """
 
     op = "adam_step"
-    moment_names: ClassVar = {"m": None, "v": None, "largest_v": "amsgrad"}
+    moment_names: ClassVar[Mapping[str, str | None]] = {"m": None, "v": None, "largest_v": "amsgrad"}
 
     def __init__(
         self, params: Params, lr: float = 1e-3, betas: Betas = (0.9, 0.999), eps: float = 1e-8,
@@ -67,7 +67,7 @@ class Lion(Optimizer):
     """
 
     op = "lion_step"
-    moment_names: ClassVar = {"m": None}
+    moment_names: ClassVar[Mapping[str, str | None]] = {"m": None}
 
     def __init__(
         self, params: Params, lr: float = 1e-4, betas: Betas = (0.9, 0.99), weight_decay: float = 0.0, *,
@@ -97,7 +97,7 @@ class Muon(Optimizer):
     """
 
     op = "muon_step"
-    moment_names: ClassVar = {"momentum": None}
+    moment_names: ClassVar[Mapping[str, str | None]] = {"momentum": None}
 
     def __init__(
         self, params: Params, lr: float = 1e-3, weight_decay: float = 0.1, momentum: float = 0.95,
@@ -131,7 +131,7 @@ class RMSprop(Optimizer):
     """
 
     op = "rmsprop_step"
-    moment_names: ClassVar = {"mean_square": None, "momentum": "momentum", "mean": "centered"}
+    moment_names: ClassVar[Mapping[str, str | None]] = {"mean_square": None, "momentum": "momentum", "mean": "centered"}
 
     def __init__(
         self, params: Params, lr: float = 1e-2, alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0,
@@ -156,7 +156,7 @@ class SGD(Optimizer):
     """
 
     op = "sgd_step"
-    moment_names: ClassVar = {"momentum": "momentum"}
+    moment_names: ClassVar[Mapping[str, str | None]] = {"momentum": "momentum"}
 
     def __init__(
         self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,

@@ -121,7 +121,9 @@ def diff(p: Program, other: Program) -> ProgramDiff:
     facts = {path: _facts(p, here[path], other, there[path], renamed) for path in common}
     new, old = _edges(p, {}), _edges(other, renamed)
     after, before = _outputs(p, {}), _outputs(other, renamed)
-    outputs = {n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)}
+    outputs: dict[str, tuple[str | None, str | None]] = {
+        n: (before.get(n), after.get(n)) for n in {**before, **after} if before.get(n) != after.get(n)
+    }
     if not outputs and list(before) != list(after):
         outputs = {"(order)": (", ".join(before), ", ".join(after))}
     shared = [key for key in other.weights if key in p.weights]

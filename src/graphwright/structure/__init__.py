@@ -43,8 +43,7 @@ from graphwright.structure.policy import (
 )
 from graphwright.structure.pricing import latency
 from graphwright.structure.report import Discretized, StepReport
-from graphwright.structure.searching import SearchResult, ops, skips, widths
-from graphwright.structure.searching import methods as search
+from graphwright.structure.searching import SearchResult, ops, search, skips, widths
 
 __all__ = [
     "BudgetUnreachable", "ClippedStart", "DifferentiableGraph", "Discretized", "Diverged", "Element",

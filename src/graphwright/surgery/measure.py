@@ -15,7 +15,7 @@ from graphwright.models.generation.cache import StaticCache
 from graphwright.program import Program
 from graphwright.program.cost import size
 from graphwright.report import ReportBase
-from graphwright.surgery.calibration import Calibration, Stream, as_float
+from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 
@@ -135,23 +135,21 @@ def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
 ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
     """Per chunk, path -> (value, gradient of the chunk's summed -ln p of next tokens with respect to it)."""
-    for chunk in feeds:
-        for start in range(0, len(chunk["ids"]), per := max(1024 // chunk["ids"].shape[1], 1)):
-            given = {name: np.ascontiguousarray(a[start : start + per]) for name, a in chunk.items()}
-            batch, length = given["ids"].shape
-            with p.run(given, keep=[*paths]) as run:
-                logits = run["logits"].to_numpy("float64")
-                values = {path: as_float(run.value(path)) for path in paths}
-            z = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            seed = z / z.sum(axis=-1, keepdims=True)
-            rows, columns = np.ogrid[:batch, : length - 1]
-            seed[rows, columns, given["ids"][:, 1:]] -= 1
-            seed[:, -1] = 0
-            gradient = p.grad("logits", list(paths), {"B": batch, "T": length}, seeded=True)
-            name = next(n for n in gradient.input_names() if n not in given)
-            kind = p.spec(p.output("logits")).dtype.name
-            found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-            yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
+    for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
+        batch, length = given["ids"].shape
+        with p.run(given, keep=[*paths]) as run:
+            logits = run["logits"].to_numpy("float64")
+            values = {path: as_float(run.value(path)) for path in paths}
+        z = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        seed = z / z.sum(axis=-1, keepdims=True)
+        rows, columns = np.ogrid[:batch, : length - 1]
+        seed[rows, columns, given["ids"][:, 1:]] -= 1
+        seed[:, -1] = 0
+        gradient = p.grad("logits", list(paths), {"B": batch, "T": length}, seeded=True)
+        name = next(n for n in gradient.input_names() if n not in given)
+        kind = p.spec(p.output("logits")).dtype.name
+        found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
+        yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
 
 
 class Drift(ReportBase):

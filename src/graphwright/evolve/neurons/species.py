@@ -17,6 +17,13 @@ from graphwright.evolve.settings import NEAT, STRUCTURAL
 _STEP, _LEAST = 0.3, 0.3  # step of the threshold towards `target_species`, and its lower bound
 
 
+def _loops() -> Any:
+    """The compiled loops over species, whose import loads numba."""
+    from graphwright.array.population import species
+
+    return species
+
+
 @dataclass(slots=True)
 class Species:
     """The species of a generation, oldest first.
@@ -46,9 +53,7 @@ class Species:
 
     def note(self, fitness: np.ndarray, generation: int) -> None:
         """Update the best fitness of each species, and its generation."""
-        from graphwright.array.population.species import note
-
-        note(self.of, fitness, generation, self.best, self.gained)
+        _loops().note(self.of, fitness, generation, self.best, self.gained)
 
     @staticmethod
     def founders(genes: Any, settings: NEAT, generation: int = 0) -> Species:
@@ -64,15 +69,11 @@ class Species:
             old, representatives: per species of this generation, a genome of `old`.
             genes, generation: the next generation and its number.
         """
-        from graphwright.array.population.species import survivors
-
         if settings.species:
-            from graphwright.array.population.species import speciate
-
-            of, made = speciate(old, representatives, genes, self.threshold, coefficients(settings))
+            of, made = _loops().speciate(old, representatives, genes, self.threshold, coefficients(settings))
         else:
             of, made = np.zeros(len(genes.node_off) - 1, np.int64), 0 if len(self) else 1
-        ids, best, gained = survivors(of, made, self.ids, self.best, self.gained, self.next_id, generation)
+        ids, best, gained = _loops().survivors(of, made, self.ids, self.best, self.gained, self.next_id, generation)
         threshold = self.threshold
         if settings.target_species is not None:
             gap = len(ids) - settings.target_species
@@ -82,16 +83,12 @@ class Species:
 
 def coefficients(settings: NEAT) -> Any:
     """The coefficients of the distance δ in the form that native loops take."""
-    from graphwright.array.population.species import Coefficients
-
-    return Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
+    return _loops().Coefficients(float(settings.c1), float(settings.c2), float(settings.c3), float(settings.c4))
 
 
 def distance(a: Any, b: Any, settings: NEAT) -> np.ndarray:
     """Compute δ between all genomes of two populations, float64 [G of a, G of b]."""
-    from graphwright.array.population.species import distances
-
-    return distances(a, b, coefficients(settings))
+    return _loops().distances(a, b, coefficients(settings))
 
 
 def breeding(species: Species, settings: NEAT, generation: int, silent: int) -> np.ndarray:
@@ -162,12 +159,10 @@ class Breeder:
             genes, species: the present generation; fitness: float64 [G], -inf for failed genomes.
             registry: innovation numbers; generation: number of the next one; silent: generations without gain.
         """
-        from graphwright.array.population.species import offspring, parents
-
-        s = self.settings
+        s, loops = self.settings, _loops()
         breeds = breeding(species, s, generation - 1, silent)
-        counts = offspring(fitness, species.of, breeds, s.population)
-        of = parents(fitness, species.of, counts, s.population, s.survival, s.champions)
+        counts = loops.offspring(fitness, species.of, breeds, s.population)
+        of = loops.parents(fitness, species.of, counts, s.population, s.survival, s.champions)
         return self.breed(genes, fitness, of, registry, generation)
 
     def breed(

@@ -35,7 +35,7 @@ class Edit:
     `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
 
     Attributes:
-        packed: the fields that are written, with their kinds.
+        packed, handles: the fields that are written, with their kinds, and those that are handles.
         issued: the handle that the edit creates, if it creates one.
         written: keys of the weights whose values the edit sets.
         payloads: the arrays that the edit brings.
@@ -43,9 +43,11 @@ class Edit:
 
     __slots__ = ()
     packed: ClassVar[Mapping[str, f.Kind]] = {}
+    handles: ClassVar[tuple[str, ...]]
 
     def __init_subclass__(cls) -> None:
         PRIMITIVES[cls.__name__] = cls
+        cls.handles = tuple(name for name, kind in cls.packed.items() if kind in f.HANDLES)
 
     @property
     def issued(self) -> NodeId | EdgeId | None:
@@ -73,20 +75,23 @@ class Edit:
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
         """Return the nodes whose operands or attributes changed: those that the edit names, as far as they exist."""
-        handles = [h for name in self.packed if isinstance(h := getattr(self, name), NodeId | EdgeId) and h in p.graph]
-        return tuple(h if isinstance(h, NodeId) else p.graph.target(h) for h in handles)
+        graph = p.graph
+        handles = [h for name in self.handles if (h := getattr(self, name)) in graph]
+        return tuple([h if isinstance(h, NodeId) else graph.target(h) for h in handles])
 
     def to_json(self, p: Program) -> dict[str, Any]:
         """Return the journal record: paths, ports and keys beside handles."""
         record: dict[str, Any] = {"edit": type(self).__name__}
         for name, kind in self.packed.items():
-            record |= kind.recorded(p, name, getattr(self, name))
+            value = getattr(self, name)
+            record |= {name: kind.pack(None, value)} if kind.record is None else kind.record(p, name, value)
         return record
 
     @classmethod
     def read(cls, r: RecordReader, record: f.Record) -> Edit:
         """Return the edit of a journal record, on a program that may differ from the recorded one."""
-        return cls(**{name: kind.found(r, record, name) for name, kind in cls.packed.items()})
+        kinds = cls.packed.items()
+        return cls(**{n: k.read(r, record, n) if k.read is not None else k.unpack(None, record[n]) for n, k in kinds})
 
     def replaced(self, p: Program) -> tuple[str, ...]:
         """Return the keys of the weights whose values the inverse keeps; called before `apply`."""

@@ -39,14 +39,6 @@ class Kind(NamedTuple):
     record: Callable[[Program, str, Any], Record] | None = None
     read: Callable[[RecordReader, Record, str], Any] | None = None
 
-    def recorded(self, p: Program, name: str, value: Any) -> Record:
-        """Return the part of a journal record that holds a field."""
-        return {name: self.pack(None, value)} if self.record is None else self.record(p, name, value)
-
-    def found(self, r: RecordReader, record: Record, name: str) -> Any:
-        """Return the field of a journal record."""
-        return self.unpack(None, record[name]) if self.read is None else self.read(r, record, name)
-
 
 def plain(check: Callable[..., Any], *limits: int) -> Kind:
     """Return the kind of a value that is JSON already."""
@@ -94,6 +86,7 @@ NODE = _handle(
 )
 EDGE = _handle(EdgeId, lambda p, _, e: _edge_record(p, e), lambda r, record, _: r.edge(record))
 TARGET = _handle(NodeId, lambda p, name, n: {name: p.path(n)})
+HANDLES = (NEW_NODE, NEW_EDGE, NODE, EDGE, TARGET)
 TEXT, INTEGER = plain(forms.text), plain(forms.integer)
 PATH = TEXT._replace(record=lambda p, _, x: {"path": x})
 FLAG = plain(forms.flag)._replace(record=lambda p, name, x: {name: x} if x else {})

@@ -170,8 +170,8 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
     terms = group.axes.solution.dims
     sites = [
         _Site(value, dim, readers, False, f"{name}.gate", term=terms[value][dim], log=log)
-        for log, places in ((False, _before_sums(p, group, decided)), (True, scores))
-        for value, dim, readers in places
+        for log, found_at in ((False, _before_sums(p, group, decided)), (True, scores))
+        for value, dim, readers in found_at
     ]
     if not sites:
         raise GateNotAllowed("no sum reads the axis", where=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from graphwright.autograd.variable import share
@@ -49,7 +48,7 @@ class History:
         self._before_edit: dict[int, tuple[Variable, NDArray, bool]] = {}  # by id: variable, array, shared flag
         self._expected: dict[int, NDArray] = {}  # by id of the variable: the array, unless it is trained in the edit
         self._private: dict[int, NDArray] = {}  # by id of the variable: memory that only the open edit holds
-        self._lock = ExitStack()
+        self._lock: Any = None
         self._hash_before = ""
 
     # -- an edit -----------------------------------------------------------------------------------------------------
@@ -60,10 +59,14 @@ class History:
         """
         p = self.program
         _check_writable(p)
-        with ExitStack() as stack:
-            stack.enter_context(p.graph.locked())
+        lock = p.graph.locked()
+        lock.__enter__()
+        try:
             self._hash_before = p.state_hash()
-            self._lock, self.open = stack.pop_all(), transaction
+        except BaseException:
+            lock.__exit__(None, None, None)
+            raise
+        self._lock, self.open = lock, transaction
         p.order_log, p.admits_cycles = transaction.relabelled, not transaction.check
         self._before_edit = {id(v): (v, v.data, v.shared) for v in p.weights.values()}
         self._expected = {number: array for number, (_, array, _) in self._before_edit.items()}
@@ -150,7 +153,7 @@ class History:
         self._before_edit, self._expected, self._private = {}, {}, {}
         if entry is not None:
             self.spill.entered(entry.undo)
-        self._lock.close()
+        self._lock.__exit__(None, None, None)
 
     def notify(self, entry: Entry) -> None:
         """Call the listeners with an entry."""

@@ -21,7 +21,7 @@ from graphwright.array import Spec, dtype, empty, from_numpy
 from graphwright.errors import GraphwrightError
 from graphwright.graph import chain
 from graphwright.program.axes.units import Units, layers, parsed
-from graphwright.program.editing.edits import RecordReader
+from graphwright.program.editing.edits import AddEdge, RecordReader, Rewire
 from graphwright.program.editing.journal import Entry, Journal, in_force
 from graphwright.program.errors import ProgramFileError, ReplayConflict, UnknownAxis
 from graphwright.program.files.load import load
@@ -108,7 +108,10 @@ def _play(
                     e.warnings.append(f"{foreign[0]}{more}: the values are those of the program that was recorded")
                 for i, record in enumerate(entry.edits):
                     at = f"entry {entry.seq} ({entry.why}), edit {i}: {_label(record)}"
-                    e.do(RecordReader(p, partial(arrays.find, entry, i), ports, kind).edit(record))
+                    edit = RecordReader(p, partial(arrays.find, entry, i), ports, kind).edit(record)
+                    if isinstance(edit, AddEdge | Rewire) and edit.src.port >= len(p.specs(edit.src.node)):
+                        e.spec(edit.src)  # a result that an earlier edit of this entry adds, such as a gate
+                    e.do(edit)
                 at = f"entry {entry.seq} ({entry.why}), at its end"
         except (GraphwrightError, LookupError, TypeError) as error:
             conflict = conflict_of(error, at)

@@ -84,15 +84,10 @@ def _parts(group: AxisGroup, key: str, ids: range | tuple[int, ...]) -> list[Mat
     return list(found.values())
 
 
-class Neighbour(NamedTuple):
-    """The map that absorbs P: `o` after values (side 1, columns), `k` beside queries (side 0, rows)."""
-
-    matrix: Matrix
-    side: int
-
-
-def neighbour(p: Program, matrix: Matrix) -> Neighbour:
-    """The map that can absorb the factor P of a matrix. Raises: NotAbsorbable naming the op in between."""
+def neighbour(p: Program, matrix: Matrix) -> tuple[Matrix, int]:
+    """The map that can absorb the factor P of a matrix: `o` after values, with its columns (1), or `k` beside queries,
+    with its rows (0). Raises: NotAbsorbable naming the op in between.
+    """
 
     def refuse(between: str) -> NoReturn:
         raise NotAbsorbable("the factor P cannot be merged into the next map", where=matrix.path, between=between,
@@ -119,7 +114,7 @@ def neighbour(p: Program, matrix: Matrix) -> Neighbour:
         end, at = after(node)
         if traits(p.op(end)).contracts != "out_in" or at != 0:
             refuse(f"{p.op(end)} {p.path(end)}")
-        return Neighbour(read_by(end), 1)
+        return read_by(end), 1
     source = p.operands(node)[1].node
     while rearranges(source):
         source = p.operands(source)[0].node
@@ -130,7 +125,7 @@ def neighbour(p: Program, matrix: Matrix) -> Neighbour:
     keys = read_by(source)
     if keys.shape[0] != matrix.shape[0]:
         refuse("several query heads on a key head")
-    return Neighbour(keys, 0)
+    return keys, 0
 
 
 def absorb(e: Transaction, matrix: Matrix, parts: list[MatrixSlice], factors: list[np.ndarray]) -> str:

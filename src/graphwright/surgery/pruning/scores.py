@@ -124,18 +124,18 @@ class Importance:
 def importance(p: Program, axes: Sequence[PrunableAxis], feeds: Sequence[Mapping[str, np.ndarray]]) -> Importance:
     """Run one forward and backward pass, in slices of about 1024 tokens."""
     ends = list({c.node: c for a in axes for c in a.consumers}.values())
-    outputs, inputs = {p.path(c.node): c for c in ends}, {p.path(c.x): c for c in ends if not c.x.port}
+    outputs, inputs = {c.node: p.path(c.node) for c in ends}, {c.node: p.path(c.x) for c in ends if not c.x.port}
     squares, effects, count = dict.fromkeys(outputs, 0.0), {}, 0
-    for found in loss_gradients(p, feeds, list(dict.fromkeys([*outputs, *inputs]))):
-        for path in outputs:
-            squares[path] += float((found[path][1].astype(np.float64) ** 2).sum())
-        for path, c in inputs.items():
+    for found in loss_gradients(p, feeds, list(dict.fromkeys([*outputs.values(), *inputs.values()]))):
+        for node, path in outputs.items():
+            squares[node] += float((found[path][1].astype(np.float64) ** 2).sum())
+        for node, path in inputs.items():
             value, gradient = found[path]
             product = (value * gradient).astype(np.float64)
-            effects[c.node] = effects.get(c.node, 0.0) + product.reshape(-1, product.shape[-1]).sum(axis=0)
+            effects[node] = effects.get(node, 0.0) + product.reshape(-1, product.shape[-1]).sum(axis=0)
         first = next(iter(found.values()))[0]
         count += first.size // first.shape[-1]
-    return Importance({c.node: squares[path] / count for path, c in outputs.items()}, effects)
+    return Importance({node: square / count for node, square in squares.items()}, effects)
 
 
 def grams(p: Program, ends: Sequence[Consumer], stream: Stream) -> list[Gram]:
