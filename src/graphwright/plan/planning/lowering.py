@@ -52,7 +52,8 @@ def chooser(executor: str, device: Device) -> Chooser:
         return lambda instr, outs, ins: unbuilt
     from graphwright.array.vm.vector import WIDE  # loads numba
 
-    return lambda instr, outs, ins: _choose(instr, outs, ins, executor == "auto", WIDE)
+    limited = executor == "auto"
+    return lambda instr, outs, ins: _choose(instr, outs, ins, limited, WIDE)
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
