@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from functools import cache
+from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
@@ -263,7 +264,7 @@ def test_interruption_is_one_json_document(call, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("graphwright.models.open.compare_models", lambda *_, **__: stop())
+    monkeypatch.setattr(import_module("graphwright.models.open"), "compare_models", lambda *_, **__: stop())
     said = call("diff", "bundled", "bundled", "--json", code=130)
     facts = json.loads(said[: said.rindex("}") + 1])
     assert (facts["ok"], facts["error"]) == (False, "Interrupted")

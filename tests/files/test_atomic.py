@@ -39,7 +39,7 @@ def test_old_or_new_is_whole_after_every_fault_and_every_power_loss(tmp_path, ol
 
 
 @pytest.mark.parametrize("kind", ["EIO", "ENOSPC"])
-def test_a_failed_save_leaves_nothing_behind_and_says_what_the_system_said(tmp_path, kind):
+def test_a_failed_save_leaves_no_files_and_names_the_system_error(tmp_path, kind):
     (tmp_path / "model").write_bytes(b"old")
     hits = 0
     for at in range(99):

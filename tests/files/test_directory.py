@@ -169,7 +169,7 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
         assert os.listdir(tmp_path / "a") == ["x"]
 
 
-def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
+def test_a_full_disk_inside_the_block_names_the_target(tmp_path):
     def fill_by_hand(folder: Path) -> None:
         with atomic_directory(folder / "out") as place:
             (place / "a").write_text("x")
@@ -188,7 +188,7 @@ def test_a_full_disk_inside_the_block_is_told_of_the_target(tmp_path):
     assert failed > 5
 
 
-def test_a_file_that_cannot_be_saved_inside_is_told_of_the_target(tmp_path):
+def test_a_failed_save_inside_the_block_names_the_target(tmp_path):
     """The name of the folder that it is built in means nothing to anybody."""
     with (
         inject(tmp_path, "ENOSPC", 4),

@@ -150,7 +150,7 @@ def random_edits(m: Any, seed: int, layers: int) -> list[str]:
         names = [*(n for n in names if n != "remove_layer"), "remove_layer"]
         layer_numbers = [*sorted(layer_numbers)[:3], layers - 1]
     done = []
-    for name, place in zip(names, layer_numbers, strict=True):
-        EDITS[str(name)](m, int(place))
-        done.append(f"{name} {place}")
+    for name, where in zip(names, layer_numbers, strict=True):
+        EDITS[str(name)](m, int(where))
+        done.append(f"{name} {where}")
     return done

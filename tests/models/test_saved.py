@@ -20,8 +20,8 @@ from graphwright.models.tokenizer import need_tokenizer
 CONTINUE = """
 import json, sys, numpy as np, graphwright as gw
 ids = np.load(sys.argv[1])
-for place in sys.argv[2:]:
-    m = gw.open(place)
+for folder in sys.argv[2:]:
+    m = gw.open(folder)
     p = m.program
     out = {"hash": p.hash(), "journal": p.journal.hash, "whys": [e.why for e in p.journal], "version": len(p.journal),
            "logits": m.logits(ids).tolist(), "compute": m.compute}
@@ -31,7 +31,7 @@ for place in sys.argv[2:]:
     out["redone"] = p.hash()
     with p.edit("in another process") as e:
         e.set_weight("model.norm.weight", lambda w: w * 2)
-    m.save(place + "-again")
+    m.save(folder + "-again")
     out["after"] = p.hash()
     print(json.dumps(out))
 """
@@ -41,30 +41,30 @@ def test_another_process_continues(made, tmp_path):
     models, hashes, ids = {}, {}, some_ids((2, 9))
     for feature in ("llama-tied", "qwen3-bias", "mistral-window"):
         m = gw.open(made(feature).path)
-        p, place = m.program, tmp_path / feature
-        models[place], hashes[place] = m, [p.hash()]
+        p, folder = m.program, tmp_path / feature
+        models[folder], hashes[folder] = m, [p.hash()]
         for make in (cut_mlp, link):
             make(m, 1 if make is cut_mlp else 0)
-            hashes[place].append(p.hash())
+            hashes[folder].append(p.hash())
         scale_weight(m, "model.norm.weight")
         p.undo()
-        m.save(place)
+        m.save(folder)
     np.save(tmp_path / "ids.npy", ids)
     command = [sys.executable, "-c", CONTINUE, tmp_path / "ids.npy", *models]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for (place, m), line in zip(models.items(), done.stdout.splitlines(), strict=True):
+    for (folder, m), line in zip(models.items(), done.stdout.splitlines(), strict=True):
         found, p = json.loads(line), m.program
-        assert found["hash"] == p.hash() == hashes[place][2]
+        assert found["hash"] == p.hash() == hashes[folder][2]
         assert found["journal"] == p.journal.hash
         assert found["whys"] == [e.why for e in p.journal]
         np.testing.assert_array_equal(np.array(found["logits"], np.float32), m.logits(ids))
-        assert (found["undone"], found["redone"]) == (hashes[place][0], hashes[place][1])
-        again = gw.open(f"{place}-again")
+        assert (found["undone"], found["redone"]) == (hashes[folder][0], hashes[folder][1])
+        again = gw.open(f"{folder}-again")
         assert again.program.hash() == found["after"]
         assert again.program.journal[-1].why == "in another process"
         again.program.undo(2)
-        assert again.program.hash() == hashes[place][0]
+        assert again.program.hash() == hashes[folder][0]
 
 
 def test_what_belongs_to_the_model_comes_along(made, tmp_path, copy):

@@ -1,6 +1,6 @@
 """A process that has imported transformers and forks for each script it receives to run. Not a test file.
 
-Tests that are not about the start of a clean process use it in the place of one, as the import takes most of its time.
+Tests that are not about the start of a clean process use it instead of one, as the import takes most of its time.
 Each line of stdin is {"command": [...], "cwd", "stderr"}; each of stdout the exit code. This package is never imported.
 """
 

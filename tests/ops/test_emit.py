@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from graphwright.array import dtype, from_numpy
 from graphwright.autograd import as_tensor
-from graphwright.models.codegen.fixed import HELPERS
+from graphwright.models.codegen.text import HELPERS
 from graphwright.ops import OPS, call
 from graphwright.ops.emit import appends, is_primary
 

@@ -1,4 +1,4 @@
-"""Safetensors files put together by hand, well-formed or not, and one hostile file for each rule of the header."""
+"""Safetensors files assembled from parts, well-formed or not, and one hostile file for each rule of the header."""
 
 import json
 import struct

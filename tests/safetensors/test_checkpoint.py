@@ -49,7 +49,7 @@ def test_shards_are_one_set_of_keys_in_file_order(folder):
         assert "z" not in checkpoint
 
 
-def test_a_file_an_index_and_a_directory_open_alike(folder, tmp_path):
+def test_a_file_an_index_and_a_directory_open_equally(folder, tmp_path):
     assert Checkpoint(folder / "model.safetensors.index.json").keys() == ("b", "c", "a")
     assert Checkpoint(str(folder / TWO)).keys() == ("c", "a")
     (tmp_path / "model.safetensors").write_bytes((folder / ONE).read_bytes())
@@ -125,7 +125,7 @@ def test_a_key_that_its_shard_lacks_is_named(folder):
     assert refused(folder) == ("absent", "d")
 
 
-def test_a_key_in_another_shard_than_the_index_says_is_refused(folder):
+def test_a_key_in_another_shard_than_in_the_index_is_refused(folder):
     write_index(folder, {**WEIGHT_MAP, "a": ONE})
     assert refused(folder) == ("absent", "a")
 
@@ -190,7 +190,7 @@ def test_pickles_beside_a_checkpoint_do_not_matter(folder):
     assert len(Checkpoint(folder)) == 3
 
 
-def test_nothing_there_says_what_was_looked_for(tmp_path):
+def test_a_missing_checkpoint_names_the_expected_files(tmp_path):
     with pytest.raises(CheckpointNotFound, match=r"model\.safetensors"):
         Checkpoint(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -49,7 +49,7 @@ def source(tmp_path):
     """Five tensors in three shards: (a, b), (c), (d, e), with metadata and an index of their own."""
     folder = tmp_path / "source"
     items = [tensor("b", 6, 2), tensor("a", 4, 1), tensor("c", 30, 3), tensor("d", 5, 4), tensor("e", 5, 5)]
-    write_checkpoint(folder, items, 10, {"made": "by hand"})
+    write_checkpoint(folder, items, 10, {"made": "manually"})
     index = json.loads((folder / INDEX).read_text())
     index["metadata"]["note"] = "kept"
     (folder / INDEX).write_text(json.dumps(index))
@@ -108,7 +108,7 @@ def test_an_edit_of_one_tensor_changes_its_bytes_and_no_others(source, tmp_path)
     assert [i for i, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]] == list(
         range(len(before) - 4, len(before))
     )
-    assert Checkpoint(tmp_path / "out").files[0].metadata == {"made": "by hand", "format": "pt"}
+    assert Checkpoint(tmp_path / "out").files[0].metadata == {"made": "manually", "format": "pt"}
 
 
 def test_a_tensor_of_another_key_tag_or_shape_is_not_taken_for_untouched(source, tmp_path):
@@ -141,7 +141,7 @@ def test_new_keys_go_into_the_last_shard_while_they_fit_and_then_into_new_ones(s
 
 
 def test_new_metadata_touches_every_shard_and_equal_metadata_none(source, tmp_path):
-    write_checkpoint(tmp_path / "same", stored(source), metadata={"made": "by hand"}, plan=source)
+    write_checkpoint(tmp_path / "same", stored(source), metadata={"made": "manually"}, plan=source)
     assert digests(tmp_path / "same") == digests(source.path)
     write_checkpoint(tmp_path / "new", stored(source), metadata={"made": "again"}, plan=source)
     assert {file.metadata["made"] for file in Checkpoint(tmp_path / "new").files} == {"again"}
@@ -186,7 +186,7 @@ def test_the_source_is_replaced_through_a_directory_beside_it(source):
 
 
 @pytest.mark.parametrize("at", [1, 9, 17, 25])
-def test_a_failure_leaves_no_file_behind(source, tmp_path, at):
+def test_a_failure_leaves_no_file(source, tmp_path, at):
     with inject(tmp_path / "out", "ENOSPC", at), pytest.raises(UnwritableTarget):
         write_checkpoint(tmp_path / "out", stored(source), 5)
     assert names(tmp_path / "out") == []

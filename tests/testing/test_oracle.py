@@ -29,7 +29,7 @@ def test_close_refuses(ours: list, theirs: list) -> None:
         assert_close(np.array(ours), np.array(theirs))
 
 
-def test_close_accepts_nan_and_infinity_in_the_same_places() -> None:
+def test_close_accepts_nan_and_infinity_at_equal_indices() -> None:
     assert_close(np.array([NAN, np.inf, 1.0]), np.array([NAN, np.inf, 1.0 + 1e-9]))
 
 

@@ -8,19 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from graphwright.array import (
-    CPU,
-    Device,
-    DType,
-    NDArray,
-    Spec,
-    bool_,
-    float32,
-    float64,
-    from_dlpack,
-    from_numpy,
-    int64,
-)
+from graphwright.array import CPU, Device, NDArray, Spec, from_dlpack, from_numpy
+from graphwright.array.dtype import DType, bool_, float32, float64, int64
 from graphwright.autograd.errors import TraceError
 from graphwright.autograd.inplace import rebind, write_over
 from graphwright.autograd.modes import autocast, grad_mode

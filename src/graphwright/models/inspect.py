@@ -37,7 +37,7 @@ class Inspection(ReportBase):
         family, model: architecture and directory name.
         parameters, nbytes: of all weights; tied weights count once.
         dtypes: dtype -> bytes.
-        tensors: one row per weight.
+
         flops_per_token: multiplications and additions for the first token; attention over a context adds to them.
         kv_bytes_per_token: cache bytes per token and sequence.
         tied: whether head and embedding are one weight.
@@ -123,11 +123,8 @@ def kv_bytes_per_token(p: Program) -> int:
 def weight_bytes_per_token(p: Program, narrow: bool = False) -> int:
     """Bytes of weights that decoding one token reads; an embedding counts one row.
 
-    Counted in the dtype that kernels read, because casts of weights run once, not per token.
-
-    Args:
-        p: the program.
-        narrow: whether the VM runs, which reads bfloat16 matrices in their stored dtype.
+    Counted in the dtype that kernels read, because casts of weights run once, not per token. `narrow` tells whether the
+    VM runs, which reads bfloat16 matrices in their stored dtype.
     """
     total, needed = 0, p.reachable(p.outputs())
     for node in p.params():

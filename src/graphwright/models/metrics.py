@@ -24,13 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BitsPerByte:
-    """How well a model predicts a text.
+    """How well a model predicts a text: Σ nats / (ln 2 · bytes of the scored tokens), and exp(nats per token).
 
-    Attributes:
-        bits_per_byte: Σ nats / (ln 2 · bytes of the scored tokens).
-        perplexity: exp(nats per token).
-        nats: Σ -ln p of the scored tokens.
-        tokens, bytes: number of scored ones.
+    `nats` is Σ -ln p of the scored tokens; `tokens` and `bytes` are their numbers.
     """
 
     bits_per_byte: float
@@ -98,11 +94,8 @@ def drift(source: Sequence[np.ndarray], now: Sequence[np.ndarray]) -> dict[str, 
     la, lb = (x - x.max(-1, keepdims=True) for x in (a, b))
     la, lb = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (la, lb))
     divergence = float((np.exp(la) * (la - lb)).sum(-1).mean())
-    return {
-        "max_abs_dlogits": float(np.abs(a - b).max()),
-        "mean_kl_nats": max(divergence, 0.0),
-        "top1_agreement": float((a.argmax(-1) == b.argmax(-1)).mean()),
-    }
+    same = float((a.argmax(-1) == b.argmax(-1)).mean())
+    return {"max_abs_dlogits": float(np.abs(a - b).max()), "mean_kl_nats": max(divergence, 0.0), "top1_agreement": same}
 
 
 def check_finite(p: Program, result: np.ndarray, ids: np.ndarray | None = None) -> None:

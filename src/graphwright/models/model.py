@@ -76,15 +76,11 @@ class Model:
 
     Attributes:
         program: the graph; the model runs as edited by `program.edit(...)`.
-        arch, dims: family, and dimensions read from the config.
-        config: fields of the config.
-        checkpoint: the files that weights are mapped from; never written.
-        directory: of the files.
+        arch, dims, config: family, dimensions read from the config, and its fields.
+        checkpoint, directory: the files that weights are mapped from; never written.
         keys: param path -> checkpoint key.
-        tokenizer: or None.
         eos_ids: tokens that end a text, from generation_config.json or the config.
-        compute: dtype of activations.
-        stored: dtype that weights were converted to when opened, or `keep`.
+        compute, stored: dtype of activations, and that of weights, converted when opened, or `keep`.
         notes: remarks from opening, e.g. rows of the embedding without a token.
     """
 

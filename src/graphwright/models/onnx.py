@@ -44,15 +44,11 @@ def need_onnx() -> None:
 
 
 def save_onnx(p: Program, path: StrPath, *, overwrite: bool = False, opset: int = OPSET, cache: bool = False) -> Path:
-    """Write a program as an ONNX file; named sizes stay dynamic.
+    """Write a program as an ONNX file, e.g. `model.onnx`; named sizes stay dynamic.
 
-    Args:
-        p: the program.
-        path: e.g. `model.onnx`; weights above 1.5 GB go into `model.onnx.data` beside it.
-        overwrite: replace an existing file.
-        opset, cache: see `to_model`.
-    Raises: MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists;
-        UsageError for another opset.
+    Weights above 1.5 GB go into `model.onnx.data` beside it. See `to_model` for `opset` and `cache`. Raises:
+    MissingExtra without onnx; ExportError naming every op that ONNX cannot express; DestinationExists; UsageError for
+    another opset.
     """
     need_onnx()
     target = target_path(path)
@@ -114,13 +110,10 @@ def _run(session: Any, feed: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def compare_onnx(
     path: Path, prompts: Sequence[np.ndarray], logits: Sequence[np.ndarray], greedy: Sequence[np.ndarray] | None = None
 ) -> dict[str, Any]:
-    """Compare logits of a file with those of the program; with cache, also the greedy tokens after each prompt.
+    """Compare logits [T, V] of a file with those of the program, for prompts of ids [T].
 
-    Args:
-        path: of the file.
-        prompts: ids [T].
-        logits: of the program, [T, V] each.
-        greedy: for a file with cache, the program's tokens; each must be within `TOLERANCE` of the file's best.
+    For a file with cache, also the `greedy` tokens after each prompt: each must be within `TOLERANCE` of the file's
+    best.
     Raises: VerificationFailed for a difference above `TOLERANCE`.
     """
     if greedy is None:
@@ -257,7 +250,6 @@ class _OnnxGraph:
 
     # -- the graph ---------------------------------------------------------------------------------------------------
     def write(self) -> None:
-        """Write inputs, then nodes in order, then outputs."""
         p, order = self.p, _needed(self.p)
         for node in order:
             if p.op(node) == INPUT:

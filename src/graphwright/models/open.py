@@ -20,7 +20,7 @@ from graphwright.models.inspect import Inspection, inspect_files
 from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
 from graphwright.models.model import Model
-from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, Tokenizer, find_tokenizer, need_tokenizer
+from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_tokenizer, need_tokenizer
 from graphwright.program import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
@@ -59,7 +59,9 @@ def open(
     keys = match_keys(family, dims, checkpoint, config)
     program = build(family, dims, keys, checkpoint, dtype, compute, directory.name)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
-    notes = _notes(config, dims, found)
+    notes = ["config.json names modeling code (auto_map); it is not run"] if config.get("auto_map") else []
+    if found is not None and not isinstance(found, AutoTokenizer) and found.size < dims.vocab:
+        notes.append(f"{dims.vocab - found.size} rows of the embedding have no token: padding")
     return Model(program, family, dims, config, checkpoint, directory, keys, found, compute, dtype, notes)
 
 
@@ -85,15 +87,6 @@ def _open_saved(directory: Path, tokenizer: bool, check: bool) -> Model:
     dims = family.read(config)
     found = find_tokenizer(directory, config, dims.vocab) if tokenizer else None
     return Model(load(directory, check), family, dims, config, None, directory, keys, found, compute)
-
-
-def _notes(config: Config, dims: Any, tokenizer: Tokenizer | None) -> list[str]:
-    notes = []
-    if config.get("auto_map"):
-        notes.append("config.json names modeling code (auto_map); it is not run")
-    if tokenizer is not None and not isinstance(tokenizer, AutoTokenizer) and tokenizer.size < dims.vocab:
-        notes.append(f"{dims.vocab - tokenizer.size} rows of the embedding have no token: padding")
-    return notes
 
 
 def resolve(path: str | os.PathLike[str]) -> Path:
@@ -159,10 +152,7 @@ def inspect_path(path: str | os.PathLike[str]) -> Inspection:
 class ModelDiff:
     """Differences of two models.
 
-    Attributes:
-        config: field -> [left, right] for fields that differ; None for an absent field.
-        program: structure and weights.
-        logits: for a given text, the drift of the logits; see `metrics.drift`.
+    `config` maps a field that differs to [left, right], None where it is absent; `logits` is their drift, for a text.
     """
 
     config: dict[str, list[Any]]
@@ -180,13 +170,10 @@ class ModelDiff:
         return {"identical": self.identical, **facts}
 
 
-_NOT_COMPARED = ("_name_or_path", "transformers_version")
-
-
 def compare_models(left: str | Path | Model, right: str | Path | Model, *, text: str | None = None) -> ModelDiff:
     """Compare two models, or the models in two directories."""
     a, b = (open(m) if isinstance(m, str | Path) else m for m in (left, right))
-    fields = sorted((a.config.keys() | b.config.keys()) - set(_NOT_COMPARED))
+    fields = sorted((a.config.keys() | b.config.keys()) - {"_name_or_path", "transformers_version"})
     config = {f: [a.config.get(f), b.config.get(f)] for f in fields if a.config.get(f) != b.config.get(f)}
     logits: dict[str, float] = {}
     if text is not None:

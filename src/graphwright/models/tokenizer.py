@@ -149,16 +149,11 @@ def byte_tokenizer_json() -> str:
     model = {"type": "BPE", **dict.fromkeys(without)}
     model |= dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False)
     content = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
+        "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": [{"id": 0, "content": table[0], "special": True, **flags}],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
+        "normalizer": None, "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level,
         "model": {**model, "vocab": {table[b]: b for b in range(256)}, "merges": []},
-    }
+    }  # fmt: skip
     return json.dumps(content, ensure_ascii=False, indent=1)
 
 

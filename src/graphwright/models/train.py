@@ -79,16 +79,9 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Trainer:
     """A model, its optimizer and its position in the data.
 
-    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts.
-
-    Args:
-        model: any opened or created model, edited ones included.
-        text: training text.
-        options: see `TrainOptions`.
-
-    Attributes:
-        step: forward, backward, clipping and AdamW as one plan, which is recompiled after edits of the model.
-    Raises: UsageError if the text is shorter than a window.
+    Inside `with model.program.edit("train"):` a run is one journal entry, which undo reverts. `step` is forward,
+    backward, clipping and AdamW as one plan, which is recompiled after edits of the model. Raises: UsageError if the
+    text is shorter than a window.
     """
 
     def __init__(self, model: Model, text: str, options: TrainOptions) -> None:

@@ -11,87 +11,74 @@ from graphwright.array.spec import Spec, broadcast_shapes
 from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import elementwise as forms
 from graphwright.errors import DTypeError, ShapeError, UsageError
+from graphwright.ops import rules
 from graphwright.ops.axes import AxesUse, Dims
 from graphwright.ops.call import call
 from graphwright.ops.onnx import OnnxUse
 from graphwright.ops.registry import Row, Saves, Traits, op
-from graphwright.ops.rules import (
-    Binary,
-    ComparisonOp,
-    Flat,
-    Predicate,
-    Unary,
-    UnaryFloat,
-    away_from_zero,
-    between_integers,
-    binary_sample,
-    broadcast,
-    one_dtype,
-    unary_sample,
-)
 
 
 # -- signs and rounding ------------------------------------------------------------------------------------------------
 @op("neg")
-class Neg(Unary):
+class Neg(rules.Unary):
     """-x, elementwise."""
 
-    sample, traits = unary_sample(-2, 2), Traits(keeps_zero=True, linear_in=(0,))
+    sample, traits = rules.unary_sample(-2, 2), Traits(keeps_zero=True, linear_in=(0,))
     emit, onnx, aten, vm = "-{0}", "Neg", "neg", forms.pointwise(Code.NEG)
     vjp = lambda g, ins, outs, attrs, needs: (-g,)
 
 
 @op("abs")
-class Abs(Unary):
+class Abs(rules.Unary):
     """|x|, elementwise; gradient sign(x), 0 at 0."""
 
-    saves, sample, traits = Saves(inputs=(0,)), away_from_zero, Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.away_from_zero, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.abs({0})", "Abs", "abs", forms.pointwise(Code.ABS), "abs"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("sign", ins[0]),)
 
 
 @op("sign")
-class Sign(Flat, Unary):
+class Sign(rules.Flat, rules.Unary):
     """-1, 0 or 1, the sign of x, elementwise; gradient 0."""
 
-    sample, traits = away_from_zero, Traits(keeps_zero=True)
+    sample, traits = rules.away_from_zero, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.sign({0})", "Sign", "sign", forms.pointwise(Code.SIGN), "sign"
 
 
 @op("step")
-class Step(Flat, Unary):
+class Step(rules.Flat, rules.Unary):
     """1 if x > 0 else 0, elementwise; gradient 0."""
 
-    sample, traits, emit = away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
+    sample, traits, emit = rules.away_from_zero, Traits(keeps_zero=True), "({0} > 0).to({0}.dtype)"
     onnx = lambda u: u.cast(u("Greater", u.names[0], u.scalar(0)), u.outs[0].dtype)
 
 
 @op("floor")
-class Floor(Flat, Unary):
+class Floor(rules.Flat, rules.Unary):
     """⌊x⌋, the largest integer ≤ x, elementwise; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.floor({0})", "Floor", "floor", forms.pointwise(Code.FLOOR), "floor"
 
 
 @op("ceil")
-class Ceil(Flat, Unary):
+class Ceil(rules.Flat, rules.Unary):
     """⌈x⌉, the smallest integer ≥ x, elementwise; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.ceil({0})", "Ceil", "ceil", "ceil"
 
 
 @op("round")
-class Round(Flat, Unary):
+class Round(rules.Flat, rules.Unary):
     """The nearest integer, elementwise, ties to even; gradient 0."""
 
-    sample, traits = between_integers, Traits(keeps_zero=True)
+    sample, traits = rules.between_integers, Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.round({0})", "Round", "round", "round"
 
 
 # -- functions of one operand ------------------------------------------------------------------------------------------
-class _Wide(UnaryFloat):
+class _Wide(rules.UnaryFloat):
     """A function whose results soon leave the range or the digits of 16 bits."""
 
     traits = Traits(amp="f32")
@@ -101,7 +88,7 @@ class _Wide(UnaryFloat):
 class Exp(_Wide):
     """eˣ, elementwise."""
 
-    saves, sample = Saves(outputs=(0,)), unary_sample(-2, 2)
+    saves, sample = Saves(outputs=(0,)), rules.unary_sample(-2, 2)
     emit, onnx, aten, vm, method = "torch.exp({0})", "Exp", "exp", forms.pointwise(Code.EXP), "exp"
     vjp = lambda g, ins, outs, attrs, needs: (g * outs[0],)
 
@@ -110,7 +97,7 @@ class Exp(_Wide):
 class Expm1(_Wide):
     """eˣ - 1, elementwise, with all its digits near 0; gradient g(y + 1)."""
 
-    saves, sample, traits = Saves(outputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
     emit, aten, method = "torch.expm1({0})", "expm1", "expm1"
     vjp = lambda g, ins, outs, attrs, needs: (g * (outs[0] + 1.0),)
     onnx = lambda u: u("Sub", u("Exp", u.names[0]), u.scalar(1.0))
@@ -120,7 +107,7 @@ class Expm1(_Wide):
 class Log(_Wide):
     """ln x, elementwise."""
 
-    saves, sample = Saves(inputs=(0,)), unary_sample(0.2, 3)
+    saves, sample = Saves(inputs=(0,)), rules.unary_sample(0.2, 3)
     emit, onnx, aten, vm, method = "torch.log({0})", "Log", "log", forms.pointwise(Code.LOG), "log"
     vjp = lambda g, ins, outs, attrs, needs: (g / ins[0],)
 
@@ -129,17 +116,17 @@ class Log(_Wide):
 class Log1p(_Wide):
     """ln(1 + x), elementwise, with all its digits near 0; gradient g / (1 + x)."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-0.7, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-0.7, 3), Traits(keeps_zero=True)
     emit, aten, method = "torch.log1p({0})", "log1p", "log1p"
     vjp = lambda g, ins, outs, attrs, needs: (g / (1.0 + ins[0]),)
     onnx = lambda u: u("Log", u("Add", u.names[0], u.scalar(1.0)))
 
 
 @op("sqrt")
-class Sqrt(UnaryFloat):
+class Sqrt(rules.UnaryFloat):
     """√x, elementwise; gradient g / 2y."""
 
-    saves, sample, traits = Saves(outputs=(0,)), unary_sample(0.2, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(outputs=(0,)), rules.unary_sample(0.2, 3), Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.sqrt({0})", "Sqrt", "sqrt", forms.pointwise(Code.SQRT), "sqrt"
     vjp = lambda g, ins, outs, attrs, needs: (g / (outs[0] + outs[0]),)
 
@@ -148,7 +135,7 @@ class Sqrt(UnaryFloat):
 class Rsqrt(_Wide):
     """1/√x, elementwise; gradient -g·y³/2."""
 
-    saves, sample = Saves(outputs=(0,)), unary_sample(0.2, 3)
+    saves, sample = Saves(outputs=(0,)), rules.unary_sample(0.2, 3)
     emit, aten, vm, method = "torch.rsqrt({0})", "rsqrt", forms.pointwise(Code.RSQRT), "rsqrt"
     onnx = lambda u: u("Reciprocal", u("Sqrt", u.names[0]))
 
@@ -161,40 +148,40 @@ class Rsqrt(_Wide):
 class Reciprocal(_Wide):
     """1/x, elementwise; gradient -g·y²."""
 
-    saves, sample, vm = Saves(outputs=(0,)), unary_sample(0.3, 3), forms.pointwise(Code.RECIPROCAL)
+    saves, sample, vm = Saves(outputs=(0,)), rules.unary_sample(0.3, 3), forms.pointwise(Code.RECIPROCAL)
     emit, onnx, aten, method = "torch.reciprocal({0})", "Reciprocal", "reciprocal", "reciprocal"
     vjp = lambda g, ins, outs, attrs, needs: (-(g * (outs[0] * outs[0])),)
 
 
 @op("sin")
-class Sin(UnaryFloat):
+class Sin(rules.UnaryFloat):
     """sin x, elementwise."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-3, 3), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-3, 3), Traits(keeps_zero=True)
     emit, onnx, aten, method = "torch.sin({0})", "Sin", "sin", "sin"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("cos", ins[0]),)
 
 
 @op("cos")
-class Cos(UnaryFloat):
+class Cos(rules.UnaryFloat):
     """cos x, elementwise."""
 
-    saves, sample = Saves(inputs=(0,)), unary_sample(-3, 3)
+    saves, sample = Saves(inputs=(0,)), rules.unary_sample(-3, 3)
     emit, onnx, aten, method = "torch.cos({0})", "Cos", "cos", "cos"
     vjp = lambda g, ins, outs, attrs, needs: (-(g * call("sin", ins[0])),)
 
 
 @op("erf")
-class Erf(UnaryFloat):
+class Erf(rules.UnaryFloat):
     """erf x, elementwise; gradient g·2/√π·exp(-x²)."""
 
-    saves, sample, traits = Saves(inputs=(0,)), unary_sample(-2, 2), Traits(keeps_zero=True)
+    saves, sample, traits = Saves(inputs=(0,)), rules.unary_sample(-2, 2), Traits(keeps_zero=True)
     emit, onnx, aten, vm, method = "torch.erf({0})", "Erf", "erf", forms.pointwise(Code.ERF), "erf"
     vjp = lambda g, ins, outs, attrs, needs: (g * call("exp", -(ins[0] * ins[0])) * (2.0 / np.pi**0.5),)
 
 
 @op("clamp")
-class Clamp(Unary):
+class Clamp(rules.Unary):
     """min(max(x, low), high), elementwise; None is no bound. g passes where low ≤ x ≤ high, bounds included."""
 
     attrs, saves = {"low": None, "high": None}, Saves(inputs=(0,))
@@ -227,7 +214,7 @@ class Clamp(Unary):
 
 # -- arithmetic of two operands ----------------------------------------------------------------------------------------
 @op("add")
-class Add(Binary):
+class Add(rules.Binary):
     """a + b, elementwise."""
 
     traits = Traits(identity=((0, -0.0), (1, -0.0)), sums=True, keeps_zero=True, jointly_linear=True)
@@ -236,7 +223,7 @@ class Add(Binary):
 
 
 @op("sub")
-class Sub(Binary):
+class Sub(rules.Binary):
     """a - b, elementwise."""
 
     traits = Traits(identity=((1, 0.0),), keeps_zero=True, jointly_linear=True)
@@ -245,7 +232,7 @@ class Sub(Binary):
 
 
 @op("mul")
-class Mul(Binary):
+class Mul(rules.Binary):
     """a · b, elementwise."""
 
     saves, traits = (
@@ -257,16 +244,16 @@ class Mul(Binary):
 
 
 @op("div")
-class Div(Binary):
+class Div(rules.Binary):
     """a / b, elementwise, integers in float32; gradients g/b and -g·a/b²."""
 
     saves, traits = Saves(inputs=(0, 1)), Traits(identity=((1, 1.0),), divides=True, linear_in=(0,))
     emit, aten, vm = "{0} / {1}", "div", forms.pointwise(Code.DIV)
-    sample = lambda rng: binary_sample(rng, 0.5, 2)
+    sample = lambda rng: rules.binary_sample(rng, 0.5, 2)
     onnx = lambda u: u("Div", *(u.cast(n, u.outs[0].dtype) for n in u.names))
 
     def infer(a, b):
-        spec = broadcast(a, b)
+        spec = rules.broadcast(a, b)
         return spec if spec.dtype.is_float else Spec(spec.shape, float32)
 
     def vjp(g, ins, outs, attrs, needs):
@@ -276,7 +263,7 @@ class Div(Binary):
 
 
 @op("floor_divide")
-class FloorDivide(Flat, Binary):
+class FloorDivide(rules.Flat, rules.Binary):
     """⌊a / b⌋, elementwise; integers stay integers, and an integer divisor of 0 raises."""
 
     emit, aten = "torch.floor_divide({0}, {1})", "floor_divide"
@@ -290,7 +277,7 @@ class FloorDivide(Flat, Binary):
 
 
 @op("remainder")
-class Remainder(Binary):
+class Remainder(rules.Binary):
     """a - b·⌊a / b⌋, elementwise, with the sign of b; gradients g and -g·⌊a / b⌋."""
 
     saves, emit, aten = Saves(inputs=(0, 1)), "torch.remainder({0}, {1})", "remainder"
@@ -308,7 +295,7 @@ class Remainder(Binary):
 
 
 @op("pow")
-class Pow(Binary):
+class Pow(rules.Binary):
     """xᵖ, elementwise; integer p for negative x too. Gradients g·p·xᵖ⁻¹ (0 if p = 0) and g·y·ln x (0 if x = 0 ≤ p)."""
 
     saves, traits = Saves(inputs=(0, 1), outputs=(0,)), Traits(amp="f32")
@@ -328,7 +315,7 @@ class Pow(Binary):
 
 
 @op("minimum")
-class Minimum(Binary):
+class Minimum(rules.Binary):
     """min(a, b), elementwise; a tie gives each half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MINIMUM), "minimum"
@@ -337,7 +324,7 @@ class Minimum(Binary):
 
 
 @op("maximum")
-class Maximum(Binary):
+class Maximum(rules.Binary):
     """max(a, b), elementwise; a tie gives each half of the gradient."""
 
     saves, vm, method = Saves(inputs=(0, 1)), forms.pointwise(Code.MAXIMUM), "maximum"
@@ -368,7 +355,7 @@ class Junction(Row):
     def infer(*ins, **attrs):
         if not ins:
             raise ShapeError("cannot infer the spec of a junction without edges", fix="e.add(..., like=node)")
-        one_dtype(*ins)
+        rules.one_dtype(*ins)
         for port, other in enumerate(ins):
             if other.shape != ins[0].shape:
                 raise ShapeError(
@@ -399,14 +386,14 @@ class Junction(Row):
 
 # -- comparisons, logic and choice -------------------------------------------------------------------------------------
 @op("eq")
-class Eq(ComparisonOp):
+class Eq(rules.ComparisonOp):
     """a = b, elementwise."""
 
     emit, onnx, aten, vm = "{0} == {1}", "Equal", "eq", forms.compared(Code.EQ)
 
 
 @op("ne")
-class Ne(ComparisonOp):
+class Ne(rules.ComparisonOp):
     """a ≠ b, elementwise."""
 
     emit, aten, vm = "{0} != {1}", "ne", forms.compared(Code.NE)
@@ -414,28 +401,28 @@ class Ne(ComparisonOp):
 
 
 @op("lt")
-class Lt(ComparisonOp):
+class Lt(rules.ComparisonOp):
     """a < b, elementwise."""
 
     emit, onnx, aten, vm = "{0} < {1}", "Less", "lt", forms.compared(Code.LT)
 
 
 @op("le")
-class Le(ComparisonOp):
+class Le(rules.ComparisonOp):
     """a ≤ b, elementwise."""
 
     emit, onnx, aten, vm = "{0} <= {1}", "LessOrEqual", "le", forms.compared(Code.LE)
 
 
 @op("gt")
-class Gt(ComparisonOp):
+class Gt(rules.ComparisonOp):
     """a > b, elementwise."""
 
     emit, onnx, aten, vm = "{0} > {1}", "Greater", "gt", forms.compared(Code.LT, swapped=True)
 
 
 @op("ge")
-class Ge(ComparisonOp):
+class Ge(rules.ComparisonOp):
     """a ≥ b, elementwise."""
 
     emit, onnx, aten, vm = "{0} >= {1}", "GreaterOrEqual", "ge", forms.compared(Code.LE, swapped=True)
@@ -446,27 +433,27 @@ def _on_bools(kind: str) -> Any:
 
 
 @op("logical_and")
-class LogicalAnd(ComparisonOp):
+class LogicalAnd(rules.ComparisonOp):
     """a ∧ b, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_and({0}, {1})", _on_bools("And"), "logical_and"
 
 
 @op("logical_or")
-class LogicalOr(ComparisonOp):
+class LogicalOr(rules.ComparisonOp):
     """a ∨ b, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_or({0}, {1})", _on_bools("Or"), "logical_or"
 
 
 @op("logical_xor")
-class LogicalXor(ComparisonOp):
+class LogicalXor(rules.ComparisonOp):
     """Exclusive or, elementwise; a number is true unless it is 0."""
 
     emit, onnx, aten = "torch.logical_xor({0}, {1})", _on_bools("Xor"), "logical_xor"
 
 
-class _Test(Predicate):
+class _Test(rules.Predicate):
     arity, operands = 1, ("x",)
     sample = lambda rng: ([rng.choice((0.0, -0.0, 1.5, np.inf, -np.inf, np.nan), (3, 5))], {})
 
@@ -511,7 +498,7 @@ class Where(Row):
     def infer(c, a, b):
         if c.dtype.kind != "bool":
             raise DTypeError("the condition must be bool", got=c)
-        one_dtype(a, b)
+        rules.one_dtype(a, b)
         return Spec(broadcast_shapes(c.shape, a.shape, b.shape), a.dtype)
 
     def vjp(g, ins, outs, attrs, needs):

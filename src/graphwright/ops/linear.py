@@ -32,9 +32,9 @@ def _column_sums(g):
 
 class _Product(Row):
     traits = Traits(amp="low")
-    cost = lambda ins, outs, attrs: Cost(
-        2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes
-    )
+
+    def cost(ins, outs, attrs):
+        return Cost(2 * outs[0].size * ins[0].shape[-1], sum(i.nbytes for i in ins), outs[0].nbytes)
 
 
 @op("matmul")

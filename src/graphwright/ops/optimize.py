@@ -65,7 +65,11 @@ class _Step(Update):
         return Cost(4 * sum(o.size for o in outs), sum(i.nbytes for i in ins), sum(o.nbytes for o in outs))
 
     @classmethod
-    def sample(cls, rng, **given):
+    def sample(cls, rng):
+        return cls._draw(rng)
+
+    @classmethod
+    def _draw(cls, rng, **given):
         drawn = {name: values[rng.integers(len(values))] for name, values in cls.choices.items()}
         attrs, shapes = {**cls.attrs, **drawn, **given}, cls.shapes[: rng.integers(1, 4)]
         grads, params = ([rng.normal(size=s) for s in shapes] for _ in range(2))
@@ -113,7 +117,7 @@ class SgdStep(_Step):
     @classmethod
     def sample(cls, rng):
         momentum, dampening, nesterov = [(0.0, 0.0, False), (0.9, 0.3, False), (0.9, 0.0, True)][rng.integers(3)]
-        return super().sample(rng, momentum=momentum, dampening=dampening, nesterov=nesterov)
+        return cls._draw(rng, momentum=momentum, dampening=dampening, nesterov=nesterov)
 
 
 @op("rmsprop_step")

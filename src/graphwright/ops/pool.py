@@ -79,7 +79,7 @@ def _onnx_pool(kind: str, *extra: str) -> OnnxRow:
     def row(u: OnnxUse) -> str:
         rank = len(u.attrs["kernel"])
         stride = u.attrs["stride"] if u.attrs["stride"] is not None else u.attrs["kernel"]
-        options = {"kernel_shape": list(u.attrs["kernel"]), "strides": each(stride, rank)}
+        options: dict[str, Any] = {"kernel_shape": list(u.attrs["kernel"]), "strides": each(stride, rank)}
         options["pads"] = each(u.attrs["padding"], rank) * 2
         options |= {name: int(u.attrs[name]) for name in extra if name != "dilation"}
         options |= {"dilations": each(u.attrs["dilation"], rank)} if "dilation" in extra else {}

@@ -17,20 +17,20 @@ from graphwright.ops.rules import floating
 from graphwright.ops.shape import inverse
 
 
-def _left(dims, axes, keepdims, one=1):
+def _left(dims, axes, keepdims, one):
     """Dimensions after a reduction over axes, which stay as `one` with `keepdims`."""
     named = axes_of(axes, len(dims))
     return tuple(one if a in named else d for a, d in enumerate(dims) if keepdims or a not in named)
 
 
 def _reduced(x: Spec, axes: tuple[int, ...], keepdims: bool) -> Spec:
-    return Spec(_left(x.shape, axes, keepdims), x.dtype)
+    return Spec(_left(x.shape, axes, keepdims, 1), x.dtype)
 
 
 def _restore(g, x, attrs):
     """Broadcast a reduced gradient back to the shape of the operand."""
     if not attrs["keepdims"]:
-        g = call("reshape", g, shape=_left(x.shape, attrs["axes"], True))
+        g = call("reshape", g, shape=_left(x.shape, attrs["axes"], True, 1))
     return call("expand", g, shape=x.shape)
 
 

@@ -302,9 +302,6 @@ class Unsqueeze(ViewOp):
     """x with new axes of size 1, at these axis numbers of the result."""
 
     attrs, onnx, traits = {"axes": ...}, _reshape_node, Traits(rearranges=True, linear_in=(0,))
-    view = lambda layout, a: lay.Layout(
-        *(_with(s, a["axes"], 1) for s in (layout.shape, layout.strides)), layout.offset
-    )
     vjp = lambda g, ins, outs, attrs, needs: (call("squeeze", g, axes=attrs["axes"]),)
     sample = lambda rng: ([rng.normal(size=(3, 2))], {"axes": [(0,), (-1,), (1, 3), (-1, 0)][rng.integers(4)]})
 
@@ -313,6 +310,10 @@ class Unsqueeze(ViewOp):
         if len(at) != len(axes):
             raise ShapeError("an axis is named twice", expected=at, got=axes)
         return Spec(_with(x.shape, axes, 1), x.dtype)
+
+    def view(layout, attrs):
+        shape, strides = (_with(sizes, attrs["axes"], 1) for sizes in (layout.shape, layout.strides))
+        return lay.Layout(shape, strides, layout.offset)
 
     def axes(u: AxesUse):
         u.result_ranges[0] = u.ranges[0]

@@ -84,10 +84,11 @@ class FileIdentity(NamedTuple):
     inode: int
     device: int
 
-    @classmethod
-    def of(cls, found: os.stat_result) -> FileIdentity:
-        """Return the identity in a stat result."""
-        return cls(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
+
+def _identity(file: Path | int) -> FileIdentity:
+    """Return the identity of a path or descriptor."""
+    found = os.stat(file)
+    return FileIdentity(found.st_size, found.st_mtime_ns, found.st_ino, found.st_dev)
 
 
 class _KeyedFile:
@@ -105,7 +106,6 @@ class _KeyedFile:
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
         raise NotImplementedError
 
 
@@ -168,7 +168,7 @@ class TensorFile(_KeyedFile):
         if self._closed:
             raise CheckpointClosed("the file was closed", where=self.path, fix="open it again")
         try:
-            now = FileIdentity.of(os.stat(self.path))
+            now = _identity(self.path)
         except OSError as error:
             raise self._changed(error.strerror) from error
         if now != self.identity:
@@ -177,7 +177,7 @@ class TensorFile(_KeyedFile):
     def check_mapped(self) -> None:
         """Raises: CheckpointChanged if the mapped file was written to. A file that replaced it does not matter."""
         try:
-            now = FileIdentity.of(os.stat(self.path))
+            now = _identity(self.path)
         except OSError:
             return
         if now[2:] == self.identity[2:] and now != self.identity:
@@ -210,7 +210,7 @@ class TensorFile(_KeyedFile):
                     raise self._changed("the file is shorter than before")
                 begin += len(chunk)
                 yield chunk
-            if FileIdentity.of(os.fstat(fd)) != self.identity:
+            if _identity(fd) != self.identity:
                 raise self._changed("the file was written while it was read")
         finally:
             os.close(fd)
@@ -221,7 +221,7 @@ class TensorFile(_KeyedFile):
             fd = os.open(self.path, _READ)
         except OSError as error:
             raise self._changed(error.strerror) from error
-        if (now := FileIdentity.of(os.fstat(fd))) != self.identity:
+        if (now := _identity(fd)) != self.identity:
             os.close(fd)
             raise self._changed(now)
         return fd
@@ -248,10 +248,9 @@ def _read_header(path: Path) -> tuple[Header, FileIdentity]:
         kind = CheckpointNotFound if isinstance(error, FileNotFoundError) else CheckpointError
         raise kind("cannot open this file", where=path, got=error.strerror) from error
     try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise CheckpointError("not a regular file", where=path, expected="a safetensors file")
-        identity = FileIdentity.of(found)
+        identity = _identity(fd)
         start = _read_at(fd, 0, LENGTH.size + 1)
         refuse_by_magic(path, start)
         length, text = header_length(start[: LENGTH.size], identity.size, path), b""

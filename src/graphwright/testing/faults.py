@@ -107,7 +107,7 @@ class Operation:
         return " ".join(filter(None, [self.name, self.path, self.other]))
 
 
-class Interceptor:
+class _Interceptor:
     """Wraps the system's calls. `strike(name)` returns the kind of fault for this call, or "" for none."""
 
     def __init__(self, root: Path, strike: Callable[[str], str]) -> None:
@@ -238,17 +238,10 @@ Tree = dict[str, bytes | None]
 
 def snapshot(root: Path) -> Tree:
     """Read the files and directories under `root`."""
-    tree: Tree = {}
-    for folder, folders, files in os.walk(root):
-        for name in folders:
-            tree[os.path.relpath(os.path.join(folder, name), root)] = None
-        for name in files:
-            path = Path(folder, name)
-            tree[os.path.relpath(path, root)] = path.read_bytes()
-    return tree
+    return {str(p.relative_to(root)): None if p.is_dir() else p.read_bytes() for p in root.rglob("*")}
 
 
-def materialise(tree: Tree, root: Path) -> None:
+def _materialise(tree: Tree, root: Path) -> None:
     """Create the files and directories of `tree` under the new directory `root`."""
     root.mkdir()
     for name in sorted(tree):
@@ -385,7 +378,7 @@ class Survival:
 @contextmanager
 def record(folder: StrPath) -> Iterator[list[Operation]]:
     """Yield the list of file operations under `folder` as it grows. Nothing is really fsynced meanwhile."""
-    with Interceptor(Path(folder), lambda name: "").installed() as log:
+    with _Interceptor(Path(folder), lambda name: "").installed() as log:
         yield log
 
 
@@ -407,7 +400,7 @@ def inject(folder: StrPath, kind: str, at: int) -> Iterator[list[Operation]]:
         left -= 1
         return kind if left == -1 else ""
 
-    with Interceptor(Path(folder), strike).installed() as log:
+    with _Interceptor(Path(folder), strike).installed() as log:
         yield log
 
 
@@ -475,7 +468,7 @@ class _Trial:
                 crash = f"power loss after operation {done} ({last}): {story}"
                 self._expect_whole(tree, crash, (self.new,) if returned else (self.old, self.new))
                 folder = self._folder()
-                materialise(tree, folder)
+                _materialise(tree, folder)
                 self._expect_clean_after_next_save(folder, crash)
             if not returned:
                 disk.apply(self.operations[done])

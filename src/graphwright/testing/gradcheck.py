@@ -97,14 +97,10 @@ def check_masks(
     row: Op, inputs: Sequence[Any], attrs: Mapping[str, Any], reference: Function, *, rtol: float = 1e-9,
     atol: float = 1e-11, seed: int = 0,
 ) -> int:  # fmt: skip
-    """Compare the gradients of an op under every mask with those of a reference.
+    """Compare the gradients of an op, with complete `attrs`, under every mask with those of a reference.
 
-    Args:
-        row: the op; `attrs` are complete.
-        inputs: numpy arrays; those of a floating dtype may require a gradient.
-        reference: (inputs, seeds, mask) -> one numpy gradient per operand, None where the mask is False.
-    Returns: the number of masks compared.
-    Raises: GradientMismatch.
+    `reference` maps (inputs, seeds, mask) to one numpy gradient per operand, None where the mask is False. Returns: the
+    number of masks compared. Raises: GradientMismatch.
     """
     arrays = [np.array(x) for x in inputs]
     floats = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]

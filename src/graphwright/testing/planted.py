@@ -16,9 +16,8 @@ TOKENS, WIDTH, PLANTED = 8, 16, 12
 class Edges:
     """y_i = Σ over planted j of M x_j + 0.05 noise; the student has a weight W from every other token into each.
 
-    Attributes:
-        program: inputs x, y [batch, 8, 16]; output `loss`, the mean squared error.
-        planted: names of the edges that carry signal.
+    `program` has inputs x, y [batch, 8, 16] and the output `loss`, the mean squared error; `planted` names the edges
+    that carry signal.
     """
 
     def __init__(self, seed: int, kind: str = "float32") -> None:
@@ -65,13 +64,8 @@ class Edges:
 class Sources:
     """y = scale · (Σ over planted j of M_j x_j + 0.1 noise); each source of the student has its own weights W_j.
 
-    Args:
-        sources, planted: number of sources, and of sources that carry signal.
-        correlated: correlation of the entries of two sources.
-
-    Attributes:
-        program: inputs x [batch, sources, 6], y [batch, 4]; output `loss`, the mean squared error.
-        planted: names of the edges that carry signal.
+    `program` has inputs x [batch, sources, 6], y [batch, 4] and the output `loss`, the mean squared error; `planted`
+    names the edges that carry signal. `correlated` is the correlation of the entries of two sources.
     """
 
     def __init__(
@@ -129,16 +123,12 @@ def _orthogonal(drawn: np.ndarray) -> np.ndarray:
 
 
 class SkipTeacher:
-    """A chain of six blocks with some of its 15 possible skips.
+    """A chain of six blocks, `program`, with some of its 15 possible skips, `planted`.
 
     Args:
         candidates: `structure.skips(BLOCK_NAMES)`.
         count: number of skips.
         last: show only the last block to students; then the planted set is not the only good one.
-
-    Attributes:
-        program: the teacher.
-        planted: names of its skips.
     """
 
     def __init__(self, seed: int, candidates: Any, count: int = 3, last: bool = False) -> None:

@@ -64,15 +64,9 @@ class _Stream:
 
 
 class SimDriver:
-    """The driver of a device in host memory.
+    """The driver of a device of `capacity` bytes in host memory; it counts its calls by kind.
 
-    Args:
-        device: its name.
-        capacity: size in bytes.
-        fail_at: number of the driver call that raises InjectedFault, counted from 1.
-
-    Attributes:
-        calls, allocs, frees, syncs, launches, replays: number of calls of each kind.
+    The driver call number `fail_at`, counted from 1, raises InjectedFault.
     """
 
     def __init__(self, device: Device | None = None, capacity: int = 2**33, fail_at: int | None = None) -> None:
@@ -94,7 +88,9 @@ class SimDriver:
             raise DeviceFull("the device is full", where=str(self.device), expected=nbytes, got=self.mem_info()[0])
         address = self._next
         self._next += -(-nbytes // _ALIGN) * _ALIGN + _ALIGN  # the gap detects writes past the end
-        self._memory[address] = _filled(nbytes)
+        block = np.full(nbytes + 64, 0xFF, np.uint8)  # aligned to 64, as kernels of the CPU may rely on
+        start = -block.ctypes.data % 64
+        self._memory[address] = block[start : start + nbytes]
         insort(self._starts, address)
         self._used += nbytes
         self.allocs += 1
@@ -272,24 +268,12 @@ class SimDriver:
                 raise
 
 
-def _filled(nbytes: int) -> np.ndarray:
-    """Return 0xff bytes aligned to 64, like memory of the CPU backend, on which kernels may rely."""
-    block = np.full(nbytes + 64, 0xFF, np.uint8)
-    start = -block.ctypes.data % 64
-    return block[start : start + nbytes]
-
-
 def _meet(some: Sequence[Range], others: Sequence[Range]) -> bool:
     return any(a < d and c < b for a, b in some for c, d in others)
 
 
 class SimStorage(Storage):
-    """A block of a pool; freed once, by `close()` or with the last array.
-
-    Attributes:
-        block: the block of the pool.
-        written_on: the stream that last wrote it.
-    """
+    """A block of a pool, last written on a stream; freed once, by `close()` or with the last array."""
 
     __slots__ = ("block", "pool", "written_on")
 
@@ -312,14 +296,9 @@ class SimStorage(Storage):
 
 
 class SimBackend:
-    """The backend of the simulated device.
+    """The backend of the simulated device; work is queued on `stream`, see `on`.
 
-    Attributes:
-        driver, pool: the source of its memory.
-        stream: the stream on which work is queued; see `on`.
-
-    Args:
-        without: kernel name -> dtypes for which the device has no kernel, so that it runs on the host.
+    `without` maps the name of a kernel to dtypes for which the device has none, so that it runs on the host.
     """
 
     def __init__(
@@ -402,7 +381,7 @@ class SimBackend:
         calls = self._cpu.bind(name, [self._here(name, o) for o in outs], inputs, attrs, [w.impl for w in work])
         waits = bool(needs.fallback) or needs.answers  # results that the host reads must follow the queue's order
         if not waits:  # otherwise the caller sees a failure at once
-            calls = [_Kernel(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
+            calls = [_guarded(calls, queued_failure.get() or partial(_failure, name, [i.spec for i in ins]))]
 
         def launch() -> None:
             if waits:
@@ -433,20 +412,17 @@ class SimBackend:
         self.driver.enqueue(self.stream, work, [_range(a) for a in reads], [_range(a) for a in writes])
 
 
-class _Kernel:
-    """The CPU's calls of one kernel; they run when the host waits, and failures use the binder's error."""
+def _guarded(calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> Call:
+    """One call of the CPU's calls of a kernel; it runs when the host waits, and failures use the binder's error."""
 
-    __slots__ = ("calls", "failure")
-
-    def __init__(self, calls: Sequence[Call], failure: Callable[[Exception], Exception]) -> None:
-        self.calls, self.failure = calls, failure
-
-    def __call__(self) -> None:
+    def run() -> None:
         try:
-            for call in self.calls:
+            for call in calls:
                 call()
         except Exception as error:
-            raise self.failure(error) from error
+            raise failure(error) from error
+
+    return run
 
 
 def _failure(name: str, ins: Sequence[Spec], error: Exception) -> Exception:

@@ -148,6 +148,6 @@ def test_no_more_than_asked_for_is_kept(most: int) -> None:
     pool.drop(table)
     assert pool.used == most
     more = pool.take(1)
-    prefix.insert(ROOT, np.arange(90, 94), more)  # takes the place of what is older
+    prefix.insert(ROOT, np.arange(90, 94), more)  # evicts older ones
     assert len(prefix) == most
     assert sum(pool.refs(b) for b in range(9)) == most + 1

@@ -255,7 +255,7 @@ def test_no_room_leaves_all_as_it_was(model: gw.Model) -> None:
     fork = s.fork()
     fork.truncate(7)
     with pytest.raises(CacheFull):
-        fork.reserve(1)  # a copy of the shared block has no place
+        fork.reserve(1)  # no block is free for a copy of the shared one
     other.release()
     fork.reserve(1)
     fork.release()

@@ -21,12 +21,7 @@ LARGEST = sys.float_info.max  # JSON integers are unbounded; larger ones have no
 
 
 class Config(Mapping[str, Any]):
-    """The fields of a config.json.
-
-    Attributes:
-        path: the file.
-        raw: its bytes, written back if no field changed.
-    """
+    """The fields of the config.json at `path`; its bytes, `raw`, are written back if no field changed."""
 
     def __init__(self, fields: Mapping[str, Any], raw: bytes, path: Path) -> None:
         self.fields, self.raw, self.path = dict(fields), raw, path

@@ -23,15 +23,9 @@ _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
 class Decoder:
     """Dimensions and flags of a pre-norm decoder with grouped attention and a gated MLP.
 
-    Attributes:
-        vocab, hidden, layers, heads, kv_heads, head_dim, mlp: sizes; heads·head_dim may differ from hidden.
-        eps: of every RMSNorm.
-        activation: of the MLP's gate.
-        rope: rotary embedding.
-        windows: per layer the number of keys that a query sees, including its own; None for all earlier keys.
-        q_bias, o_bias, mlp_bias, qk_norm: optional parts of the blocks.
-        tied: the head is the embedding.
-        positions: longest input that the config allows.
+    heads·head_dim may differ from hidden. `activation` is that of the MLP's gate, `eps` that of every RMSNorm;
+    `windows` are per layer the number of keys that a query sees, including its own, or None for all earlier keys;
+    `positions` is the longest input that the config allows.
     """
 
     vocab: int
@@ -76,21 +70,13 @@ def read_decoder(
                           expected=f"a multiple of {groups}", got=heads)  # fmt: skip
     dim = config.size("head_dim", hidden // heads if head_dim is None or "head_dim" in config else head_dim)
     return Decoder(
-        vocab=config.size("vocab_size", vocab),
-        hidden=hidden,
-        layers=layers,
-        heads=heads,
-        kv_heads=groups,
-        head_dim=dim,
-        mlp=config.size("intermediate_size"),
-        eps=config.number("rms_norm_eps", 1e-6),
+        vocab=config.size("vocab_size", vocab), hidden=hidden, layers=layers, heads=heads, kv_heads=groups,
+        head_dim=dim, mlp=config.size("intermediate_size"), eps=config.number("rms_norm_eps", 1e-6),
         activation=config.choice("hidden_act", "silu", tuple(_ACTIVATIONS)),
-        rope=read_rope(config, dim, longest=longest),
-        windows=layer_windows(config, layers),
-        tied=config.flag("tie_word_embeddings", False),
-        positions=config.size("max_position_embeddings", longest),
+        rope=read_rope(config, dim, longest=longest), windows=layer_windows(config, layers),
+        tied=config.flag("tie_word_embeddings", False), positions=config.size("max_position_embeddings", longest),
         **flags,
-    )
+    )  # fmt: skip
 
 
 def layer_types(config: Config, layers: int, window: int | None, rule: Callable[[int], bool]) -> tuple[int | None, ...]:

@@ -47,15 +47,11 @@ class RopeFrequencies:
 
 
 def read_rope(config: Config, head_dim: int, longest: int = 2048) -> RopeFrequencies:
-    """Read the rotary embedding of a config.
+    """Read the rotary embedding of a config, for heads of `head_dim` entries.
 
     Reads `rope_parameters`, or `rope_theta` with `rope_scaling`, which overrides it; and `rope_type` or `type`.
-
-    Args:
-        config: of the model.
-        head_dim: entries of a head.
-        longest: the family's default for `max_position_embeddings`.
-    Raises: ConfigError naming the field; also for an unknown kind.
+    `longest` is the family's default for `max_position_embeddings`. Raises: ConfigError naming the field; also for an
+    unknown kind.
     """
     for name in ("rope_parameters", "rope_scaling"):
         given = config.get(name) or {}

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
 from graphwright.models.codegen import text as pieces
-from graphwright.models.codegen.fixed import CONFIGURATION, HELPERS, MODELING
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
@@ -32,9 +31,7 @@ LAYER = re.compile(r"^layers\.(\d+)\.")
 class CodeBlock:
     """The nodes of one layer, or of the trunk between layers (layer None), in order.
 
-    Attributes:
-        nodes: op nodes.
-        enters, leaves: values read from other blocks, and values that other blocks read.
+    `enters` are values read from other blocks; `leaves` are values that other blocks read.
     """
 
     layer: int | None
@@ -123,12 +120,7 @@ FREQUENCIES = frozenset(name for name, row in OPS.items() if row.traits.float32_
 
 
 class Statements:
-    """Writes the nodes that the result of a program needs.
-
-    Attributes:
-        within: nodes to write.
-        pinned: dtypes that weights are cast to; a weight in one of them keeps its dtype.
-    """
+    """Writes the nodes that the result of a program needs; weights in a dtype that weights are cast to keep it."""
 
     def __init__(self, p: Program, needed: Container[NodeId]) -> None:
         self.p = p
@@ -177,14 +169,8 @@ class Statements:
     ) -> list[str]:  # fmt: skip
         """Write statements of nodes in order; a value with one reader that appends to its text gets no name.
 
-        Args:
-            nodes: of one block.
-            known: names of values; new names are added.
-            names: source of new names.
-            base: prefix of a key, "" for the model -> name of the module that holds it.
-            layer: number of the block, or None.
-            indent: of each statement.
-            leaves: values that others read.
+        New names are added to `known`. `base` maps the prefix of a key, "" for the model, to the name of the module
+        that holds it. `leaves` are values that others read.
         """
         p, lines = self.p, []
         here = set(nodes)
@@ -203,14 +189,9 @@ class Statements:
         for n in nodes:
             operands = p.operands(n)
             appended = bool(operands) and operands[0] in pending
-            texts = [
-                self._weight(v.node, base, layer)
-                if self.inline(v.node)
-                else pending[v]
-                if appended and v == operands[0]
-                else name_pending(v)
-                for v in operands
-            ]
+            kept = {operands[0]} if appended else set()
+            texts = [self._weight(v.node, base, layer) if self.inline(v.node)
+                     else pending[v] if v in kept else name_pending(v) for v in operands]  # fmt: skip
             text = self._expression(n, texts)
             value = Value(n)
             if appended and len(f"{indent}{self.wanted(value, layer is not None)} = {text}") > pieces.WIDTH:
@@ -306,19 +287,15 @@ def _result(p: Program) -> Value:
 
 
 def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
-    """Generate the configuration and modeling files: file name -> text.
+    """Generate the configuration and modeling files: file name -> text. Raises: ExportLevelImpossible.
 
-    Args:
-        p: the program.
-        ident: digits that make the class names unique.
-        edits: journal entries, for the docstring.
-    Raises: ExportLevelImpossible.
+    `ident` are digits that make the class names unique; `edits` are journal entries, for the docstring.
     """
     p = emittable(p)
     writer = _ModuleWriter(p)
     functions, forward = writer.functions(), writer.forward()
     code = "\n\n\n".join([*functions, forward])
-    helpers = [text for name, text in HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
+    helpers = [text for name, text in pieces.HELPERS.items() if re.search(rf"(?<![\w.]){name}\(", code)]
     shapes = {p.key(n): p.spec(n).sizes for n in p.params() if n in writer.needed}
     consts = {p.path(n): p.weights.array(p.key(n)) for n in p.of_kind(CONST) if n in writer.needed}
     cached = any(traits(p.op(n)).attention for n in writer.order)
@@ -332,7 +309,8 @@ def generate(p: Program, ident: str, edits: Sequence[str]) -> dict[str, str]:
         "forward": forward,
         "cached": "" if cached else "        use_cache = False  # there is no attention\n",
     }
-    return {f"modeling_{ident}.py": _fill(MODELING, values), f"configuration_{ident}.py": _fill(CONFIGURATION, values)}
+    templates = {"modeling": pieces.MODELING, "configuration": pieces.CONFIGURATION}
+    return {f"{name}_{ident}.py": _fill(text, values) for name, text in templates.items()}
 
 
 def _fill(template: str, values: Mapping[str, str]) -> str:
@@ -404,7 +382,6 @@ class _ModuleWriter:
         return found
 
     def functions(self) -> list[str]:
-        """One function per distinct block."""
         made = []
         for f in self.made.values():
             about = f"Layer{'s' if len(f.layers) > 1 else ''} {pieces.ranges(sorted(f.layers))}: {f.about}"
@@ -412,7 +389,6 @@ class _ModuleWriter:
         return made
 
     def forward(self) -> str:
-        """The body of the forward pass."""
         lines: list[str] = []
         indent, at = " " * 8, 0
         while at < len(self.blocks):

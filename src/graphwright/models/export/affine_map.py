@@ -24,13 +24,9 @@ from graphwright.program.kinds import CONST, KINDS, PARAM, STORED
 
 @dataclass(frozen=True)
 class AffineMap:
-    """The ops from `source` (excluded) to `end`.
+    """The ops from `source` (excluded) to `end`, in order; `biased` tells whether they may add a bias.
 
-    Attributes:
-        p: the program.
-        source, end: values with features on their sized axes and tokens on their named axes.
-        nodes: the ops between them, in order.
-        biased: whether the map may add a bias.
+    Both values have features on their sized axes and tokens on their named axes.
     """
 
     p: Program
@@ -123,10 +119,7 @@ def find_affine_map(
 ) -> AffineMap | None:
     """Find the longest affine map that ends in a value and has one source; None if no such map exists.
 
-    Args:
-        fixed: the program's `constants`.
-        end: where the backward walk starts.
-        stop: returns the source if the walk must stop at a value, else None.
+    `fixed` are the program's `constants`; `stop` returns the source if the walk must stop at a value, else None.
     """
     inside: dict[NodeId, None] = {}
     sources: dict[Value, None] = {}
@@ -141,7 +134,8 @@ def find_affine_map(
         elif value.node not in inside:
             inside[value.node] = None
             stack += varying
-            biased |= _adds(p, value.node, len(varying))
+            row, operands = traits(p.op(value.node)), len(p.operands(value.node))  # does the op add a constant?
+            biased |= operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > len(varying)
     if len(sources) != 1 or not inside:
         return None
     nodes = tuple(sorted(inside, key=p.order_labels.key))
@@ -175,8 +169,3 @@ def _keeps_tokens_apart(p: Program, node: NodeId, first: Value) -> bool:
     if row.contracts == "in_out":  # rows of the varying side are tokens
         return first == p.operands(node)[0] and not isinstance(shape[-1], str)
     return True
-
-
-def _adds(p: Program, node: NodeId, varying: int) -> bool:
-    operands, row = len(p.operands(node)), traits(p.op(node))
-    return operands > 2 if row.contracts == "out_in" else row.jointly_linear and operands > varying

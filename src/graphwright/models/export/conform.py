@@ -98,14 +98,9 @@ def head_maps(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Map query heads and key heads into a template of even groups; None if they do not fit.
 
-    A key head that more query heads read than a group holds is repeated.
-
-    Args:
-        table: key head that each query head of the program reads.
-        kv_here: number of key heads in the program.
-        heads, kv_heads: numbers in the template.
-        known: original index of each query head, if it is known.
-    Returns: for each query head and each key head of the template the program's, or -1.
+    A key head that more query heads read than a group holds is repeated. `table` is the key head that each query head
+    reads, of `kv_here` ones; `known` is the original index of each query head, if it is known. Returns: for each query
+    head and each key head of the template the program's, or -1.
     """
     each = heads // kv_heads
     queries, keys = np.full((kv_heads, each), -1), np.full(kv_heads, -1)
@@ -159,11 +154,8 @@ def conform(
 ) -> Model:
     """The model as an instance of the original class: the template's program for `dims`, with the program's weights.
 
-    Args:
-        model: the matched model.
-        match: without unmatched nodes; `index_maps` and `with_eps` accept `dims`.
-        config, dims: config to write, and the dimensions that the family reads from it.
-        layers: layer of the result -> layer of the template; by default the same.
+    The match has no unmatched nodes, and `index_maps` and `with_eps` accept `dims`. `layers` maps a layer of the result
+    to one of the template; by default to the same.
     """
     maker, p, b = _WeightBuilder(model, match, dims), model.program, Builder(model.program.name)
     params: dict[str, Value] = {}

@@ -215,13 +215,9 @@ def _rounded(model: Model, dtype: str) -> Model:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramOutput:
-    """Output of the program for the prompts of the check.
+    """Output of the program, with the weights as they are stored, for the prompts of the check.
 
-    Attributes:
-        model: with the weights as they are stored.
-        prompts: ids.
-        here: logits and greedy tokens; None if NaN weights of the source make the logits NaN.
-        warnings: why `here` is None.
+    `here` has logits and greedy tokens; it is None if NaN weights of the source make the logits NaN: see `warnings`.
     """
 
     model: Model
@@ -248,12 +244,8 @@ def _run(model: Model, prompts: Sequence[np.ndarray]) -> _ProgramOutput:
 def _check(run: _ProgramOutput, folder: Path, level: ExportLevel, exact: bool, code: tuple[str, str]) -> dict[str, Any]:
     """Check the files with transformers; if it is not installed, with this package, unless they hold code.
 
-    Args:
-        run: the reference.
-        folder: directory of the files.
-        level, exact: how they were written.
-        code: final name of the directory, and the source that loads it.
-    Returns: facts for the receipt. Raises: VerificationFailed.
+    `code` is the final name of the directory, and the source that loads it. Returns: facts for the receipt. Raises:
+    VerificationFailed.
     """
     loader = "transformers" if transformers_installed() else "graphwright"
     if loader == "graphwright" and level.runs_code:
@@ -345,21 +337,13 @@ def _receipt(
         probe = {"ids": run.prompts[0].tolist(), "top5": top, "greedy": here.greedy[0].tolist()}
     edits, journal = p.history.undoable, {"entries": len(p.journal), "hash": p.journal.hash}
     return Receipt(
-        schema=SCHEMA,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        graphwright=__version__,
-        level=level.number,
-        level_name=level.name,
-        prefer=plan.prefer,
-        exact=run.model is model and plan.at(level.number).exact,
-        confirmed=confirmed,
-        not_better=list(plan.why_not(level.number)),
-        source=source,
+        schema=SCHEMA, created=datetime.now(UTC).isoformat(timespec="seconds"), graphwright=__version__,
+        level=level.number, level_name=level.name, prefer=plan.prefer,
+        exact=run.model is model and plan.at(level.number).exact, confirmed=confirmed,
+        not_better=list(plan.why_not(level.number)), source=source,
         result={"files": file_rows(folder), "program_hash": p.hash(), "tensors": tensor_digests(folder)},
         journal={**journal, "by_author": dict(Counter(e.author for e in edits)), "edits": edit_rows(model)},
-        check=facts,
-        drift=moved,
+        check=facts, drift=moved,
         cost={k: ({"before": before[k]} if k in before else {}) | {"after": v} for k, v in after.items()},
-        probe=probe,
-        warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
-    )
+        probe=probe, warnings=[*warnings, *run.warnings, *(w for e in edits for w in e.warnings)],
+    )  # fmt: skip

@@ -35,13 +35,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reason(ReportBase):
-    """Why a level cannot carry a program.
+    """Why a level cannot carry a program, at the path of a node or "".
 
-    Attributes:
-        path: of a node, or "".
-        reason: in words.
-        axis, field: units and the config field that counts them, if a size is the reason.
-        branch: number of the template branch; None for the whole program.
+    If a size is the reason, `axis` and `field` are its units and the config field that counts them. `branch` is the
+    number of the template branch, or None for the whole program.
     """
 
     path: str
@@ -61,15 +58,12 @@ class Reason(ReportBase):
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan(ReportBase):
-    """What an export at one level would write.
+    """What an export at one level would write: names of files, and bytes of the weights.
 
     Attributes:
-        level, name: number and name of the level.
         possible: whether it can be requested.
         exact: whether the files compute the program's function, apart from rounding in float32.
         reasons: why it is not possible or not exact; empty and not possible if a lower level carries the model.
-        files: names of the files.
-        bytes: of the weights.
     """
 
     level: int
@@ -120,9 +114,7 @@ class ExportLevel(ABC):
     """One form of export, for one model.
 
     Attributes:
-        number: position on the ladder; stable across versions.
-        name: identifier in options and receipts.
-        summary: one line for people.
+        number, name, summary: position, stable across versions; identifier in options and receipts; line for people.
         true_size: whether removed units take no bytes; `prefer="size"` skips levels where they do.
         runs_code: whether transformers must run code of the directory (`trust_remote_code=True`). Graphwright
             itself can only open directories without such code.
@@ -193,7 +185,6 @@ class _TemplateLevel(ExportLevel):
         return self._accepted(self.case.template_bytes(dims), self.case.rounded(dims))
 
     def write(self, directory: Path, dtype: str = "keep", max_shard_size: int | str | None = None) -> None:
-        """Write the template's files."""
         assert not isinstance(self.sizes, list)
         made = conform(self.case.model, self.case.match, *self.sizes)
         write_model(made, directory, dtype=dtype, max_shard_size=max_shard_size)
@@ -370,16 +361,10 @@ class GeneratedCode(ExportLevel):
         needed = p.reachable(p.outputs())
         attentions = sum(traits(p.op(n)).attention for n in needed)
         fields = {k: v for k, v in model.config.fields.items() if k not in _CACHE_FIELDS}
-        fields |= {
-            "architectures": ["EditedForCausalLM"],
-            "model_type": f"graphwright-{ident}",
-            "tie_word_embeddings": False,
-            "num_hidden_layers": max(attentions, 1),
-            "auto_map": {
-                "AutoConfig": f"configuration_{ident}.EditedConfig",
-                "AutoModelForCausalLM": f"modeling_{ident}.EditedForCausalLM",
-            },
-        }
+        code = {"AutoConfig": f"configuration_{ident}.EditedConfig"}
+        code["AutoModelForCausalLM"] = f"modeling_{ident}.EditedForCausalLM"
+        fields |= {"architectures": ["EditedForCausalLM"], "model_type": f"graphwright-{ident}"}
+        fields |= {"tie_word_embeddings": False, "num_hidden_layers": max(attentions, 1), "auto_map": code}
         config = (json.dumps(fields, indent=2) + "\n").encode()
         only = {p.key(n) for n in p.params() if n in needed}
         write_model(model, directory, dtype=dtype, max_shard_size=max_shard_size, config=config, only=only)
@@ -395,13 +380,11 @@ PREFER = ("original", "size")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ExportPlan(ReportBase):
-    """Which export levels can carry a model.
+    """Which export levels can carry a model, with its differences from the family's template.
 
     Attributes:
         level: number of the level that `auto` takes, the lowest that is exact; None if no level is.
         prefer: `original`, or `size`, which skips levels that store zeros for removed units.
-        levels: one plan per level.
-        deviations: differences from the family's template.
     """
 
     FIGURES = ("possible", "bytes", "not_better")
@@ -495,10 +478,7 @@ class Ladder:
             return self.levels[plan.levels.index(row)]
         reasons = (row or plan.levels[-1]).reasons
         what = "no export level can carry this structure" if plan.level is None else f"level {level} cannot carry this"
-        raise ExportLevelImpossible(
-            what,
-            where=reasons[0].path or None if reasons else None,
-            got=reasons[0].reason if reasons else "a lower level carries this",
-            expected=f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None,
-            fix=f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure",
-        )
+        first = reasons[0] if reasons else Reason("", "a lower level carries this")
+        expected = f"level {' or '.join(map(str, plan.possible))}" if plan.possible else None
+        fix = f"level='auto' takes level {plan.level}" if plan.level else "model.save(DIR) keeps any structure"
+        raise ExportLevelImpossible(what, where=first.path or None, got=first.reason, expected=expected, fix=fix)

@@ -46,10 +46,9 @@ class _Mismatch(Exception):
 
 @dataclass(slots=True)
 class MatchedPart:
-    """One branch of the template, or its trunk, with the matching values of the program.
+    """One branch of the template, e.g. `layers.1.attn`, or its trunk, with the matching values of the program.
 
     Attributes:
-        name: of the branch, e.g. `layers.1.attn`; "" for the trunk.
         weights: template path of a weight -> what computes it.
         values: value of the template -> value of the program.
         eps: path of a norm of the template -> its eps in the program.
@@ -86,10 +85,7 @@ class TemplateMatch:
     """A program matched with its family's template.
 
     Attributes:
-        arch, dims: the family, and the dimensions that it reads from the config.
-        program, template: the two programs.
-        branches: branches of the template, in order.
-        parts: the matched part of each branch; None where the program has none.
+        branches, parts: branches of the template, in order, and the matched part of each, or None.
         trunk: embedding, final norm and head.
         sizes: branch number -> dimension name -> size; the trunk is `TRUNK`.
         unmatched: node of the program -> why no node of the template matches it.
@@ -196,7 +192,6 @@ class _Matcher:
 
     @contextmanager
     def _noting(self) -> Iterator[None]:
-        """Record a mismatch under its node."""
         try:
             yield
         except _Mismatch as error:
@@ -281,7 +276,6 @@ class _Matcher:
 
     # -- one value ---------------------------------------------------------------------------------------------------
     def canon(self, v: Value) -> Value:
-        """Skip junctions of one edge."""
         while self.p.is_junction(v.node) and len(operands := self.p.operands(v.node)) == 1:
             self.skipped.add(v.node)
             v = operands[0]
@@ -395,8 +389,9 @@ class _Matcher:
         """Dimension name -> size in the program; the vocabulary and the entries of a head may not change."""
         found: dict[str, int] = {}
         for path, source in part.weights.items():
-            node = source.node if isinstance(source, Value) else source.end.node
-            for term, size in zip(self.terms[path], shape_of(self.p, source, len(self.terms[path])), strict=True):
+            node, terms = source.node if isinstance(source, Value) else source.end.node, self.terms[path]
+            shape = self.p.spec(source).sizes if isinstance(source, Value) else source.shape[: len(terms)]
+            for term, size in zip(terms, shape, strict=True):
                 name, unit = unit_of(term, self.dims)
                 if size % unit or found.setdefault(name, size // unit) != size // unit:
                     self.unmatched[node] = f"{size} along {term} of {path}"
@@ -424,13 +419,6 @@ def uncast(p: Program, value: Value) -> Value:
     return value
 
 
-def shape_of(p: Program, source: WeightSource, rank: int) -> tuple[int, ...]:
-    """Shape of the weight that a value or an affine map computes."""
-    if isinstance(source, Value):
-        return p.spec(source).sizes
-    return source.shape if rank == 2 else source.shape[:1]
-
-
 def key_heads(p: Program, part: MatchedPart, heads: int, kv_heads: int) -> np.ndarray:
     """Key head that each query head reads."""
     if part.key_head is not None:
@@ -445,19 +433,15 @@ AXES = {"mlp": "neurons", "heads": "heads", "kv_heads": "kv_groups", "hidden": "
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """One difference from the template.
+    """One difference from the template, at the path of a node.
 
     Attributes:
-        path: of the node.
         kind: one of `KINDS`: a weight of another size or dtype; a node removed or added; a node with other operands; a
             node that scales a branch (`gate`) or is one of several that replace a matrix (`factor`); other attributes;
             another op.
-        detail: the difference in words.
-        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all its
-            deviations.
-        axis, field: units and the config field that counts them, if a size differs.
+        levels: numbers of the export levels that can carry it. A level can carry a program if it can carry all.
+        axis, field, dimension: units, their config field, and the name of the dimension, if a size differs.
         branch: number of the template branch, if it is known.
-        dimension: name of the dimension that differs.
         matched: whether the template matcher explains the node.
     """
 
@@ -513,11 +497,8 @@ def _dimension(match: TemplateMatch, path: str, branch: int | None) -> str:
     return next((n for n in names if here.get(n, getattr(match.dims, n)) != getattr(match.dims, n)), "")
 
 
-Difference = tuple[Deviation, "NodeId | None", "NodeId | None"]
-"""A deviation with its node of the program and of the template."""
-
-
-def _differences(ours: Program, theirs: Program) -> Iterator[Difference]:
+def _differences(ours: Program, theirs: Program) -> Iterator[tuple[Deviation, NodeId | None, NodeId | None]]:
+    """Deviations with their nodes of the program and of the template."""
     pairs = _paired(ours, theirs)
     mine = {node: other for other, node in pairs.items()}
     alive = ours.reachable(ours.outputs())

@@ -32,15 +32,10 @@ if TYPE_CHECKING:
 TIMEOUT_S = 600
 _ROUNDING = 1e-6  # rounding of a float32 forward pass, relative to the largest logit; measured on the test models
 _TEXTS = (
-    "The following",
-    "def __init__(self, *args, **kwargs):\n",
-    "In a list of numbers, ",
-    "Once upon a time",
-    "If the two values are not equal, the result",
-    "import os\n\n",
-    "A class",
+    "The following", "def __init__(self, *args, **kwargs):\n", "In a list of numbers, ", "Once upon a time",
+    "If the two values are not equal, the result", "import os\n\n", "A class",
     "The quick brown fox jumps over the lazy dog.",
-)
+)  # fmt: skip
 """Default prompts of the check; short, so that every vocabulary can encode them."""
 
 
@@ -86,11 +81,9 @@ def compute_there(
     """Load an exported directory and run it in a clean process.
 
     Args:
-        directory: the export.
-        prompts: ids.
+        directory, prompts, tokens: the export, ids, and how many tokens to generate per prompt.
         loader: `transformers`, which then cannot import this package; or `graphwright`.
         trust: let transformers run the directory's own code.
-        tokens: number of tokens to generate per prompt.
         snippet: (name, source) to run with the directory under this name beside it.
     Raises: VerificationFailed with the last lines of its standard error if the process fails or exceeds 600 s.
     """
@@ -137,13 +130,8 @@ def compare(
     """Compare logits and greedy tokens; return the largest differences and the agreement.
 
     Logits pass if max abs difference <= tolerance · max abs. Greedy tokens pass if they are equal, or if at the first
-    difference the two best logits are closer than twice the largest difference.
-
-    Args:
-        here, there: outputs of the program and of the loader.
-        tolerance: relative.
-        margin: (prompt, position) -> distance of the two best logits; without it any different token fails.
-    Raises: VerificationFailed if logits or tokens differ by more than rounding.
+    difference the two best logits are closer than twice the largest difference: `margin` gives their distance at a
+    (prompt, position). Raises: VerificationFailed if logits or tokens differ by more than rounding.
     """
     for a, b in zip(here.logits, there.logits, strict=True):
         if a.shape != b.shape:
@@ -179,13 +167,7 @@ _TOLERANCE = 1e-3
 
 @dataclass(slots=True)
 class Verification(ReportBase):
-    """Result of `verify`.
-
-    Attributes:
-        problems: failed checks, each with the file, key or figure.
-        checked: successful checks.
-        unchecked: checks that were not possible, and why.
-    """
+    """Failed checks, each with the file, key or figure; successful ones; and impossible ones, with the reason."""
 
     problems: list[str] = field(default_factory=list)
     checked: list[str] = field(default_factory=list)
@@ -206,15 +188,15 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
         trust_code: run generated modeling code, after its sha256 was checked, in a process of its own without a
             sandbox. Without it such an export is not loaded, which counts as unchecked.
     """
-    place, found = Path(directory), Verification()
+    folder, found = Path(directory), Verification()
     try:
-        receipt = Receipt.read(place)
+        receipt = Receipt.read(folder)
         found.checked.append("receipt.json: sha256 of its own text")
-        _compare_files(place, receipt.result, found)
+        _compare_files(folder, receipt.result, found)
         if against is not None:
             _compare_source(Path(against), receipt.source, found)
         if not found.problems:
-            _probe(place, receipt, trust_code, found)
+            _probe(folder, receipt, trust_code, found)
     except (GraphwrightError, OSError) as error:
         found.problems.append(str(error))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # a forged receipt
@@ -222,12 +204,11 @@ def verify(directory: str | Path, against: str | Path | None = None, *, trust_co
     return found
 
 
-def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> None:
-    """Compare files by sha256, and tensors by digest."""
+def _compare_files(folder: Path, result: dict[str, Any], found: Verification) -> None:
     before = len(found.problems)
     listed = {row["name"]: row["sha256"] for row in result["files"]}
     for name, wanted in listed.items():
-        path = place / name
+        path = folder / name
         if path.name != name:
             found.problems.append(f"{name!r}: not a plain file name")
         elif not path.is_file():
@@ -237,9 +218,9 @@ def _compare_files(place: Path, result: dict[str, Any], found: Verification) -> 
         else:
             found.checked.append(f"{name}: sha256")
     own = ("receipt.json", "README.md")  # written last, so the receipt does not list them
-    present = (f.name for f in sorted(place.iterdir()) if not f.name.startswith("."))
+    present = (f.name for f in sorted(folder.iterdir()) if not f.name.startswith("."))
     found.problems += [f"{name}: not in the receipt" for name in present if name not in listed and name not in own]
-    now, then = tensor_digests(place), result.get("tensors", {})
+    now, then = tensor_digests(folder), result.get("tensors", {})
     if len(found.problems) == before:
         found.checked.append(f"{len(now)} tensor headers")
     for key in dict.fromkeys([*then, *now]):
@@ -259,7 +240,7 @@ def _compare_source(source: Path, facts: dict[str, Any], found: Verification) ->
         found.unchecked.append("the source: the receipt lists no source files")
 
 
-def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
+def _probe(folder: Path, receipt: Receipt, trust_code: bool, found: Verification) -> None:
     if not receipt.probe:
         found.unchecked.append("the probe: the receipt has none")
         return
@@ -270,11 +251,11 @@ def _probe(place: Path, receipt: Receipt, trust_code: bool, found: Verification)
         return
     runs_code = any(level.runs_code for level in LEVELS if level.number == receipt.level)
     if runs_code and not trust_code:
-        code = f"runs {' and '.join(f.name for f in sorted(place.glob('*.py')))}; read the code"
+        code = f"runs {' and '.join(f.name for f in sorted(folder.glob('*.py')))}; read the code"
         found.unchecked.append(f"the probe: loading this directory {code}, then use --trust-code (trust_code=True)")
         return
     try:
-        there = compute_there(place, [ids], trust=runs_code, tokens=max(len(wanted), 1))
+        there = compute_there(folder, [ids], trust=runs_code, tokens=max(len(wanted), 1))
     except VerificationFailed as error:
         found.problems.append(str(error))
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,11 +35,9 @@ _COMPANIONS = (
 def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None = None) -> Iterator[TensorData]:
     """Yield the tensors of a model in the order of its file; unchanged tensors as references into the file.
 
-    Args:
-        model: to write.
-        dtype: `keep` stores each tensor in the dtype of the file; a dtype name converts all floating tensors.
-        only: keys to write; by default all weights of the program, and the file's other tensors.
-    Raises: ExportError for a value that the dtype cannot represent.
+    `dtype` "keep" stores each in the dtype of the file, a dtype name converts all floating ones. `only` are the keys to
+    write; by default all weights of the program, and the file's other tensors. Raises: ExportError for a value that the
+    dtype cannot represent.
     """
     p, source = model.program, model.checkpoint
     values = {p.key(n): p.weights[p.key(n)] for n in p.params()}
@@ -61,7 +59,7 @@ def tensor_items(model: Model, dtype: str = "keep", only: Container[str] | None 
             continue
         stored = BY_TAG.get(source.info(key).tag) if source is not None and key in source else None
         target = wanted or stored or array.dtype
-        yield TensorData(key, target.safetensors, array.shape, _DeferredBytes(key, array, target))
+        yield TensorData(key, target.safetensors, array.shape, partial(_bytes_of, key, array, target))
 
 
 def _other_tensors(model: Model, values: Mapping[str, Variable], dtype: str) -> dict[str, Variable | None]:
@@ -82,18 +80,10 @@ def _untouched(p: Program, variable: Variable) -> bool:
     return isinstance(variable.data, NDArray) and p.weights.reference_of(variable.data) == SOURCE
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _DeferredBytes:
-    """Row-major bytes of an array in a dtype, computed when they are written."""
-
-    key: str
-    array: NDArray
-    target: DType
-
-    def __call__(self) -> np.ndarray:
-        same = self.array.dtype is self.target
-        array = self.array if same else rounded(self.key, self.array, self.target)
-        return np.ascontiguousarray(array.to_numpy(bits=True))
+def _bytes_of(key: str, array: NDArray, target: DType) -> np.ndarray:
+    """Row-major bytes of an array in a dtype."""
+    array = array if array.dtype is target else rounded(key, array, target)
+    return np.ascontiguousarray(array.to_numpy(bits=True))
 
 
 def rounded(key: str, array: NDArray, target: DType) -> NDArray:
@@ -113,14 +103,9 @@ def write_model(
     model: Model, directory: Path, *, dtype: str = "keep", max_shard_size: int | str | None = None,
     config: bytes | None = None, only: Container[str] | None = None,
 ) -> None:  # fmt: skip
-    """Write config, weights, tokenizer and companions into an existing directory.
+    """Write config (by default the bytes that were read), weights, tokenizer and companions into an existing directory.
 
-    Args:
-        model: to write.
-        directory: exists, without a checkpoint.
-        dtype, max_shard_size: see `export`.
-        config: bytes of config.json; by default those that were read.
-        only: keys of the tensors to write.
+    `only` names the keys of the tensors to write; see `export` for `dtype` and `max_shard_size`.
     """
     atomic_write(directory / "config.json", model.config.raw if config is None else config)
     items, source = tensor_items(model, dtype, only), model.checkpoint

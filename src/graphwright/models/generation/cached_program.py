@@ -34,10 +34,8 @@ CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"
 class Derived:
     """A program with cache, derived from one version of a model's program.
 
-    Attributes:
-        program: has states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it
-            returns only the last logits, also `CHOICE`, for the output `ids` [B].
-        states: key -> shape and dtype of the cache states.
+    It has the states `cache.<attention path>.k` and `.v` and `cache.length`. Its inputs are the model's; if it returns
+    only the last logits, also `CHOICE`, for the output `ids` [B].
     """
 
     program: Program
@@ -60,13 +58,12 @@ def derived_for(p: Program, capacity: int, last_only: bool) -> Derived:
 
 
 def derive(p: Program, capacity: Dim, last_only: bool) -> Derived:
-    """Derive the model's program with a cache at every causal attention.
+    """Derive the model's program with a cache of `capacity` entries at every causal attention.
 
-    Args:
-        p: a model's program.
-        capacity: entries of the cache; a dimension name if it equals the number of tokens.
-        last_only: return logits of the last position only, so that the head runs on one row, and ids sampled from them.
-    Raises: UsageError for an attention that sees later keys or has its own mask: its keys cannot be cached.
+    The capacity is a dimension name if it equals the number of tokens. `last_only` returns logits of the last position
+    only, so that the head runs on one row, and ids sampled from them. Raises: UsageError for an attention that sees
+    later
+    keys or has its own mask: its keys cannot be cached.
     """
     states = {LENGTH: Spec((), int64)}
 
@@ -96,13 +93,8 @@ def derive_paged(p: Program, blocks: int, block: int, last_only: bool, kind: DTy
     """As `derive`, with entries in blocks of a pool, and inputs `cache.table` int32 [B, blocks], `cache.lengths` [B].
 
     Table and lengths are inputs, not states: sequences own them, and may be in another batch in the next step. The plan
-    owns their memory, so a captured step reads them at fixed addresses.
-
-    Args:
-        p: a model's program.
-        blocks, block: number of blocks in the pool, and of entries per block.
-        last_only: as in `derive`.
-        kind: dtype of the entries; that of the activations by default.
+    owns their memory, so a captured step reads them at fixed addresses. `kind` is the dtype of the entries, by default
+    that of the activations.
     """
     states: dict[str, Spec] = {}
 
@@ -224,12 +216,7 @@ StepResult = tuple[NDArray, np.ndarray | None]
 
 
 class BoundStep:
-    """A workspace with arrays of its own for the inputs: a step writes into them and allocates nothing.
-
-    Attributes:
-        space: the workspace.
-        hosts: input -> its memory.
-    """
+    """A workspace with arrays of its own for the inputs, `hosts`: a step writes into them and allocates nothing."""
 
     def __init__(self, space: Executable) -> None:
         self.space = space
@@ -257,10 +244,7 @@ class BoundStep:
 class StepPlans:
     """Bound steps of a cache, by (last logits only, sequences, tokens); dropped when the model changes.
 
-    Args:
-        program: of the model.
-        derive: last logits only -> the program with cache.
-        device: of the steps.
+    `derive` maps (last logits only) to the program with cache.
     """
 
     def __init__(self, program: Program, derive: Callable[[bool], Derived], device: Device) -> None:

@@ -81,16 +81,14 @@ class GenerationResult:
     """One generated text.
 
     Attributes:
-        ids: new tokens, without the prompt.
-        text: their text, cut before a stop string; "" without a tokenizer.
+        ids, text: new tokens, without the prompt; their text, cut before a stop string; "" without a tokenizer.
         finish_reason: `eos`, `stop`, `length` or `cancelled`.
         prompt_tokens: length of the prompt.
         logprobs: log-probability of each token under the model without sampling rules, if requested.
         top: per token the requested number of (id, log-probability), largest first.
         prefill_s, decode_s: seconds for the prompt, and for the tokens.
         token_s: seconds per token: sampling it, and running it if another follows.
-        sampling: the rules as applied.
-        stream: number of the random stream.
+        sampling, stream: the rules as applied, and number of the random stream.
         reused_tokens: prompt tokens that a given cache already held.
         cache_tokens, cache_capacity: entries filled at the end, and available.
         bytes_per_token: weights, and on average KV entries, read for one token; memory bandwidth bounds this.
@@ -226,7 +224,6 @@ class _Continuation:
     made: GenerationResult
 
     def run(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> GenerationResult:
-        """Sample tokens until the text ends."""
         started = perf_counter()
         try:
             reason = self._loop(logits, limit, cancel)
@@ -239,17 +236,10 @@ class _Continuation:
         spent, p, length, prompt = perf_counter() - started, self.model.program, self.cache.length, self.request.prompt
         read = weight_bytes_per_token(p, on_vm(EXECUTOR)) + kv_bytes_per_token(p) * (prompt + length) // 2
         prints = "".join(v for _, v in sorted(self.cache.fingerprints.items()))
-        return replace(
-            self.made,
-            text=self.text.text,
-            finish_reason=reason,
-            decode_s=spent,
-            cache_tokens=length,
-            cache_capacity=self.cache.capacity,
-            bytes_per_token=read,
-            fingerprint=blake2b(prints.encode(), digest_size=16).hexdigest(),
-            stale_layers=self.cache.stale_runs,
-        )
+        digest = blake2b(prints.encode(), digest_size=16).hexdigest()
+        return replace(self.made, text=self.text.text, finish_reason=reason, decode_s=spent, cache_tokens=length,
+                       cache_capacity=self.cache.capacity, bytes_per_token=read, fingerprint=digest,
+                       stale_layers=self.cache.stale_runs)  # fmt: skip
 
     def _loop(self, logits: np.ndarray, limit: int, cancel: Callable[[], bool] | None) -> str:
         allow_stale, requests, made = self.options.allow_stale, (self.request,), self.made

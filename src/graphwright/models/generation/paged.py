@@ -34,12 +34,9 @@ from graphwright.program import Program
 
 
 class BlockPool:
-    """Blocks 0 to cap - 1 with a reference count each; the block freed last is taken first.
+    """Blocks 0 to cap - 1 of `nbytes` with a reference count each; the block freed last is taken first.
 
-    Args:
-        cap: number of blocks.
-        nbytes: of one block, over all layers.
-        freed: called with a block when its count becomes 0.
+    `freed` is called with a block when its count becomes 0.
     """
 
     def __init__(self, cap: int, nbytes: int = 0, freed: Callable[[int], object] | None = None) -> None:
@@ -119,13 +116,9 @@ class _PrefixEntry:
 
 
 class PrefixCache:
-    """Blocks cached for prompts that start with the same tokens, found by a hash chain over their ids.
+    """Blocks cached for prompts that start with the same tokens, found by a hash chain (`digest`) over their ids.
 
-    Args:
-        pool: that owns the blocks.
-        block: tokens per block.
-        most: largest number of cached blocks; 0 caches none.
-        digest: the hash, see `chained`.
+    At most `most` blocks of the pool are cached, of `block` tokens each.
     """
 
     def __init__(

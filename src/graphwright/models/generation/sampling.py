@@ -22,14 +22,7 @@ _END = np.array([[-1, 0]], np.int32)
 
 
 class TokenCounts:
-    """The token ids of a text, and how often each occurs in its output; updated in place.
-
-    Args:
-        prompt: number of ids at the start of the text that are not output.
-
-    Attributes:
-        length: number of ids counted so far.
-    """
+    """The token ids of a text, of which the first `prompt` are not output, and how often each occurs in the output."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt, self.length = prompt, 0
@@ -137,12 +130,9 @@ class Sampling:
     def filtered(
         self, logits: np.ndarray, prompt: np.ndarray | None = None, output: np.ndarray | None = None
     ) -> np.ndarray:
-        """Apply all rules: logits [V] float32, with -inf for dropped tokens.
+        """Apply all rules: logits [V] float32, with -inf for dropped tokens. Raises: ShapeError naming a processor.
 
-        Args:
-            logits: of the model, [V].
-            prompt, output: ids before and after the start of generation.
-        Raises: ShapeError naming a processor.
+        `prompt` and `output` are the ids before and after the start of generation.
         """
         return self._run(logits, 0, 0, prompt, output)[1]
 
@@ -226,13 +216,7 @@ class SamplingKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRequest:
-    """How to sample the ids of one text.
-
-    Attributes:
-        rule: the sampling rules.
-        stream: number of the random stream.
-        prompt: number of ids at the start of the text that are not output.
-    """
+    """How to sample the ids of one text: rule, number of the random stream, and how many leading ids are no output."""
 
     rule: Sampling = field(default_factory=Sampling)
     stream: int = 0

@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
 
 class PagedSnapshot:
-    """A state of a sequence; keeps its blocks until it is released.
-
-    Attributes:
-        table: the blocks.
-        tokens: ids at that time, [1, length].
-    """
+    """A state of a sequence, with its ids [1, length]; keeps its blocks, `table`, until it is released."""
 
     def __init__(self, s: Sequence) -> None:
         self.cache, self.table, self.tokens = s.cache, s.blocks(), s.tokens

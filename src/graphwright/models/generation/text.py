@@ -55,8 +55,8 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     if seen.shape != shape:
         raise PromptError("the mask and the ids have different shapes", expected=list(shape), got=list(seen.shape))
     if seen.dtype.kind not in "biuf" or not np.isin(seen, (0, 1)).all():
-        raise PromptError("the mask has entries other than true (token) and false (padding)", expected="0 and 1",
-                          got=f"{seen.dtype}")  # fmt: skip
+        what = "the mask has entries other than true (token) and false (padding)"
+        raise PromptError(what, expected="0 and 1", got=f"{seen.dtype}")
     return np.ascontiguousarray(seen.astype(bool))
 
 
@@ -79,11 +79,7 @@ _UNFINISHED = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one by one, and streams complete text.
-
-    Attributes:
-        text: of the tokens so far, cut before a stop string.
-    """
+    """Decodes tokens one by one, and streams complete text; `text` is cut before a stop string."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, stop: tuple[str, ...], stream: Callable[[str], object] | None

@@ -50,10 +50,10 @@ def chooser(executor: str, device: Device) -> Chooser:
     if not on_vm(executor, device):
         unbuilt = ExecutorChoice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
-    from graphwright.array.vm.machine import wide_vectors
+    from graphwright.array.vm.vector import WIDE  # loads numba
 
-    wide, limited = wide_vectors(), executor == "auto"
-    return lambda instr, outs, ins: _choose(instr, outs, ins, limited, wide)
+    limited = executor == "auto"
+    return lambda instr, outs, ins: _choose(instr, outs, ins, limited, WIDE)
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
