@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
