@@ -126,6 +126,10 @@ class Model:
         made.config, made.dims = config or self.config, dims or self.dims
         return made
 
+    @overload
+    def select(self, pattern: str = "**", *, units: None = None, **filters: Unpack[Filters]) -> Selection: ...
+    @overload
+    def select(self, pattern: str = "**", *, units: str, **filters: Unpack[Filters]) -> Units: ...
     def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
         return self.program.select(pattern, units=units, **filters)
