@@ -254,8 +254,8 @@ class LoweringTable:
             if native:
                 scratch = vm_scratch(instr, made, read)
             else:
-                specs = ([s.spec for s in some] for some in (made, read))
-                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, *specs, instr.attrs))
+                results, operands = ([s.spec for s in some] for some in (made, read))
+                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, results, operands, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
             found = Lowering(len(self.all), choice, native and elementwise(instr), scratch, inplace)
