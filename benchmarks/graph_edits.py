@@ -11,7 +11,7 @@ import rustworkx as rx
 
 from benchmarks.harness import Figure, interval
 from graphwright.graph import Graph
-from graphwright.graph.warmup import warmup
+from graphwright.graph.graph import warmup
 
 
 def _bulk(n_nodes: int, n_edges: int, seed: int) -> dict[str, dict[str, float]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from graphwright.array import DTYPES, DType, dtype, result_type
-from graphwright.array.cpu.kernel import torch_dtype
+from graphwright.array.cpu.kernel import TORCH_DTYPE
 from graphwright.autograd import Tensor, arange, tensor
 from graphwright.errors import DTypeError
 from graphwright.ops import OPS, call
@@ -26,7 +26,7 @@ def _torch(kind: DType, category: str):
     return (
         PYTHON[kind.name]
         if category == "python"
-        else torch.ones((2,) if category == "array" else (), dtype=torch_dtype(kind))
+        else torch.ones((2,) if category == "array" else (), dtype=TORCH_DTYPE[kind])
     )
 
 
@@ -42,7 +42,7 @@ def test_the_whole_table_equals_torch(first: str) -> None:
                 theirs = None
             for order in (pair, pair[::-1]):
                 if theirs is not None:
-                    assert torch_dtype(result_type(order)) == theirs, order
+                    assert TORCH_DTYPE[result_type(order)] == theirs, order
                     continue
                 with pytest.raises(DTypeError, match="8-bit"):
                     result_type(order)
@@ -103,7 +103,7 @@ def test_dtype_inference_from_data_matches_torch() -> None:
         np.arange(3),
     ):
         ours, theirs = tensor(value), torch.tensor(value)
-        assert torch_dtype(ours.dtype) == theirs.dtype, value
+        assert TORCH_DTYPE[ours.dtype] == theirs.dtype, value
         assert ours.shape == tuple(theirs.shape)
     assert arange(3).dtype is dtype("int64")
     assert arange(0.0, 3.0).dtype is dtype("float32")

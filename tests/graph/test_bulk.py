@@ -114,7 +114,7 @@ def test_restores_that_do_not_fit_leave_the_graph_as_it_was():
     with pytest.raises(NotUndoable):
         g.restore_edges(first)
     assert g.hash(positions=True) == state
-    g.rewire_edge(edges[4], src=nodes[2])  # the slots still fit, the places of the out-list do not
+    g.rewire_edge(edges[4], src=nodes[2])  # the slots still fit, the indices of the out-list do not
     state = g.hash(positions=True)
     with pytest.raises(NotUndoable):
         g.restore_edges(second)
@@ -137,12 +137,12 @@ def test_restores_that_do_not_fit_leave_the_graph_as_it_was():
 
 
 @pytest.mark.usefixtures("path")
-def test_a_rewire_whose_in_places_are_gone_is_put_back_whole():
+def test_rewire_whose_target_indices_are_taken_is_restored_completely():
     g = Graph(block=2)
     a, b, c = g.add_nodes(3)
     edges = g.add_edges([a] * 5, [b] * 5)
     moved = g.rewire_edges(edges[:3], src=c, dst=c)
-    g.rewire_edge(edges[4], dst=a)  # leaves b's list, so its next place is another one
+    g.rewire_edge(edges[4], dst=a)  # leaves b's list, so its next index is another one
     g.add_edge(c, a)
     g.rewire_edge(edges[3], dst=c)
     state = g.hash(positions=True)
@@ -154,7 +154,7 @@ def test_a_rewire_whose_in_places_are_gone_is_put_back_whole():
 @pytest.mark.usefixtures("path")
 @seeds(60)
 def test_a_restore_after_other_edits_fits_whole_or_changes_nothing(seed):
-    """Later rewires keep the free lists as they were, so restores get far before a place does not fit."""
+    """Later rewires keep the free lists as they were, so restores get far before an index does not fit."""
     rng = random.Random(seed)
     outcomes = set()
     for _ in range(12):

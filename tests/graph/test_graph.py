@@ -275,7 +275,7 @@ def test_clear_kills_every_handle_and_can_be_undone():
     session.check()
 
 
-def test_a_copy_is_independent_and_continues_alike():
+def test_copy_is_independent_and_issues_equal_handles():
     session = random_session(new_graph(block=4), 200, seed=2)
     g = session.graph
     twin = g.copy()
@@ -322,7 +322,7 @@ def test_the_hash_sees_each_part_and_ignores_the_rest():
     g.restore_edge(g.remove_edge(second))
     assert (g.hash(positions=True), g.hash()) == one
     g.rewire_edge(second, src=b)
-    g.rewire_edge(second, src=a)  # same graph, other place
+    g.rewire_edge(second, src=a)  # same graph, other index
     assert g.hash() == one[1]
     assert g.hash(positions=True) != one[0]
 
@@ -411,7 +411,7 @@ def test_four_threads_of_edits_leave_a_serial_state():
     assert sum(g.out_degree(n) for n in shared) == sum(g.in_degree(n) for n in shared) == g.edge_count
 
 
-def test_a_slot_table_that_is_full_says_so(monkeypatch):
+def test_full_slot_table_raises_capacity_error(monkeypatch):
     from graphwright.graph import slots
 
     monkeypatch.setattr(slots, "MAX_SLOTS", 20)

@@ -16,14 +16,14 @@ from .model import new_graph, random_session
 
 
 @pytest.mark.parametrize("arrays", [False, True])
-def test_a_loaded_graph_is_equal_and_continues_alike(arrays):
+def test_loaded_graph_is_equal_and_issues_equal_handles(arrays):
     for seed in range(8):
         g = random_session(new_graph(block=4, max_generation=3), 200, seed).graph
         saved = g.to_dict(arrays=arrays)
         loaded = Graph.from_dict(saved if arrays else json.loads(json.dumps(saved)))
         assert loaded.hash(positions=True) == g.hash(positions=True)
         nodes = list(g.nodes())
-        for twin in (g, loaded):  # the same edits issue the same handles in the same places
+        for twin in (g, loaded):  # the same edits issue the same handles at the same indices
             record = twin.remove_node(nodes[0])
             twin.add_edges(nodes[1:], nodes[1:])
             twin.remove_edges(twin.edges()[::3])
@@ -137,7 +137,7 @@ def test_tables_that_contradict_each_other_are_refused(path, value):
     rows = data[path[0]][path[1]]
     if value == "swap":
         i = next(i for i, r in enumerate(rows) if r != rows[0])
-        # two edges of different nodes trade places
+        # two edges of different nodes exchange indices
         if path[1] == "items":
             i = next(i for i, r in enumerate(rows) if source_of(data, r) != source_of(data, rows[0]))
         rows[0], rows[i] = rows[i], rows[0]

@@ -72,8 +72,8 @@ def test_chunks_of_samples_change_nothing(
     monkeypatch.setattr(conv, "SHORT", short)
     monkeypatch.setattr(gathered, "COLUMN_BYTES", samples * 8 * 6 * positions)
     window = Window.of((3,), attrs)
-    assert Columns(window, 5, 2, (9,), 8).chunk == gathered.Gathered(window, (5, 2, 9), 3, 8).chunk == samples
-    assert gathered.Gathered(window, (5, 2, 9), 3, 8).last == (stride == 2)
+    assert Columns(window, (5, 2, 9), 8).chunk == gathered.Gathered(window, (5, 2, 9), 8, 3).chunk == samples
+    assert gathered.Gathered(window, (5, 2, 9), 8, 3).last == (stride == 2)
     assert_close(compute(OPS[name], arrays, attrs)[0], whole.to_numpy(), rtol=1e-12, atol=1e-13)
 
 

@@ -145,6 +145,23 @@ def test_taylor_is_the_derivative_by_the_scale_of_a_unit():
         assert got[unit] == pytest.approx(slope**2, rel=2e-3, abs=1e-8)
 
 
+def test_taylor_of_a_value_that_two_products_read():
+    rng = RNG(3)
+    parts = [rng.normal(size=(7, 6)).astype("f4") for _ in range(2)]
+
+    def scores(heads: list[np.ndarray]) -> np.ndarray:
+        b = gw.Builder("scores tokens")
+        table = b.param("table", RNG(4).normal(size=(7, 5)).astype("f4"))
+        x = b.embedding(table, b.input("ids", ("B", "T"), "int64"))
+        hidden = b.relu(b.linear(x, b.param("up.weight", RNG(5).normal(size=(6, 5)).astype("f4")), name="up"))
+        ends = [b.linear(hidden, b.param(f"head{i}.weight", w), name=f"head{i}") for i, w in enumerate(heads)]
+        b.output(b.add(*ends) if len(ends) > 1 else ends[0], "logits")
+        p = b.build()
+        return sg.scores(p.axes()["up.neurons"], sg.Calibration(IDS % 7, 64), "taylor")
+
+    np.testing.assert_allclose(scores(parts), 2 * scores([parts[0] + parts[1]]), rtol=1e-3)
+
+
 def test_scores_match_stored_activations():
     p = convolutional("f8")
     cal = sg.Calibration(images(64, dtype="f8"), 32)

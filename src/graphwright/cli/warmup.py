@@ -23,7 +23,7 @@ def warmup() -> Output:
     from graphwright.array.cpu.random import build as sampling
     from graphwright.array.population.warmup import warmup as populations
     from graphwright.array.vm.machine import build, built
-    from graphwright.graph.warmup import warmup as bulk_edits
+    from graphwright.graph.graph import warmup as bulk_edits
     from graphwright.plan.planning.native import build as planning
 
     process = None  # the VM takes as long as all others together

@@ -11,32 +11,7 @@ from .order import OnlineOrder, Relabelled
 from .records import RemovedEdge, RemovedEdges, RemovedNode, RemovedNodes, RewiredEdge, RewiredEdges
 from .views import ColumnView, Mask
 
-__all__ = [
-    "CapacityError",
-    "Chain",
-    "ColumnSpec",
-    "ColumnView",
-    "EdgeArray",
-    "EdgeId",
-    "EditBusy",
-    "Graph",
-    "GraphFileError",
-    "JournalCorrupt",
-    "Mask",
-    "NodeArray",
-    "NodeId",
-    "NotUndoable",
-    "OnlineOrder",
-    "Relabelled",
-    "RemovedEdge",
-    "RemovedEdges",
-    "RemovedNode",
-    "RemovedNodes",
-    "RewiredEdge",
-    "RewiredEdges",
-    "Snapshot",
-    "StaleHandle",
-    "as_edge",
-    "as_node",
-    "canonical_json",
-]
+__all__ = ["CapacityError", "Chain", "ColumnSpec", "ColumnView", "EdgeArray", "EdgeId", "EditBusy", "Graph",
+           "GraphFileError", "JournalCorrupt", "Mask", "NodeArray", "NodeId", "NotUndoable", "OnlineOrder",
+           "Relabelled", "RemovedEdge", "RemovedEdges", "RemovedNode", "RemovedNodes", "RewiredEdge", "RewiredEdges",
+           "Snapshot", "StaleHandle", "as_edge", "as_node", "canonical_json"]  # fmt: skip

@@ -7,8 +7,9 @@ All functions return handles. Raises: StaleHandle for a stale argument.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,7 @@ from .views import packed
 # pyright: reportPrivateUsage=false
 # The files of this folder share what a graph keeps.
 
-Lists = Sequence[Sequence[int]]
-"""The successors (or predecessors) of each of 0..n-1."""
+Lists = Sequence[Sequence[int]]  # the successors (or predecessors) of each of 0..n-1
 ENTER, SEEN, LEAVE = range(3)
 
 
@@ -36,9 +36,6 @@ class Dense:
         self._of = {node: i for i, node in enumerate(self.nodes)}
         bounds, ends = rows.indptr.tolist(), rows.indices.tolist()
         self.next: list[list[int]] = [ends[a:b] for a, b in pairwise(bounds)]
-
-    def __len__(self) -> int:
-        return len(self.nodes)
 
     def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
         """Return the positions of handles. Raises: StaleHandle."""
@@ -59,9 +56,9 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
     O((V + E) log V), Kahn's algorithm with a heap. Raises CycleError with the path of a cycle.
     """
     forward = Dense(g.csr())
-    keys = [key(n) for n in forward.nodes] if key else [0] * len(forward)
+    keys = [key(n) for n in forward.nodes] if key else [0] * len(forward.nodes)
     waiting = _in_degrees(forward.next)
-    ready = [(keys[i], i) for i in range(len(forward)) if not waiting[i]]
+    ready = [(keys[i], i) for i in range(len(forward.nodes)) if not waiting[i]]
     heapq.heapify(ready)
     order: list[NodeId] = []
     while ready:
@@ -71,7 +68,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
             waiting[j] -= 1
             if not waiting[j]:
                 heapq.heappush(ready, (keys[j], j))
-    if len(order) < len(forward):
+    if len(order) < len(forward.nodes):
         path = _cycle(forward.next, waiting)
         raise CycleError(f"a cycle over {len(path)} nodes", path=forward.handles(path))
     return order
@@ -96,7 +93,7 @@ def connected_components(g: Graph) -> list[tuple[NodeId, ...]]:
     either = [a + b for a, b in zip(forward.next, backward.next, strict=True)]
     seen: set[int] = set()
     found: list[tuple[NodeId, ...]] = []
-    for root in range(len(forward)):
+    for root in range(len(forward.nodes)):
         if root not in seen:
             members = _flood(either, [root])
             seen.update(members)
@@ -113,7 +110,7 @@ def bfs_order(g: Graph, start: NodeId) -> list[NodeId]:
 def dfs_order(g: Graph, start: NodeId) -> list[NodeId]:
     """Return nodes in depth-first preorder from `start`. O(V + E)."""
     forward = Dense(g.csr())
-    walk = depth_first(forward.next, forward.of(start, g), [-1] * len(forward))
+    walk = depth_first(forward.next, forward.of(start, g), [-1] * len(forward.nodes))
     return list(forward.handles(i for step, _, i in walk if step == ENTER))
 
 
@@ -284,11 +281,8 @@ def strong_components(after: Lists) -> list[list[int]]:
 
 
 def _in_degrees(after: Lists) -> list[int]:
-    counts = [0] * len(after)
-    for ends in after:
-        for j in ends:
-            counts[j] += 1
-    return counts
+    counts = Counter(chain.from_iterable(after))
+    return [counts[i] for i in range(len(after))]
 
 
 def _flood(after: Lists, start: Iterable[int]) -> list[int]:
@@ -316,7 +310,7 @@ def _cycle(after: Lists, waiting: list[int]) -> list[int]:
 
 def _dominators(dense: Dense, g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
     starts = list(dict.fromkeys(dense.of(roots, g)))
-    root = len(dense)  # one virtual root over all starts
+    root = len(dense.nodes)  # one virtual root over all starts
     after = [*dense.next, starts]
     order = [i for step, _, i in depth_first(after, [root], [-1] * len(after)) if step == LEAVE]
     number = {i: k for k, i in enumerate(order)}
@@ -354,7 +348,7 @@ def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
     nodes, edges = rows.nodes.tolist(), rows.edges.tolist()
     sides: list[list[int]] = [[] for _ in nodes]
     edge_of: dict[tuple[int, int], EdgeId] = {}
-    sources = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
+    sources: list[int] = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
     for i, j, edge in zip(sources, rows.indices.tolist(), edges, strict=True):
         sides[i].append(j)
         sides[j].append(i)

@@ -3,16 +3,21 @@
 `items[b*B : b*B + B]` are the entries of block b. Only the tail block of a list is partly filled, and each edge stores
 its index in `items`, so a deletion swaps in the last entry: O(1) at any degree. Free blocks form a LIFO list; undoing
 insertions and deletions in reverse order restores the index of every edge.
+
+Each edit is a function stated once: it runs as plain Python for single edits, and compiled for large batches. Its
+`tables` are head, tail, degree, position, items, next, prev, free; `state` is [blocks ever used, top of the free list].
+Room is reserved before an edit runs, so none allocates or fails.
 """
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
-from graphwright.graph import kernels
 from graphwright.graph.slots import Array, CellCounter, Column, SlotTable, aligned, aligned_copy, cells_of, grown
 
 from ..errors import UsageError
@@ -21,8 +26,7 @@ from .handles import INDEX
 
 NONE = -1
 MAX_ENTRIES = INDEX
-BULK_MIN = 256
-"""Batches with fewer rows run as a loop of single edits, which is faster than loading compiled code."""
+BULK_MIN = 256  # batches with fewer rows run as a loop of single edits, which is faster than loading compiled code
 
 
 class Buckets:
@@ -47,15 +51,15 @@ class Buckets:
         self.degree: Any = self._degree.cells
         self._cells = (self._head.cells, self._tail.cells, self.degree, self._position.cells,
                        *(cells_of(b, self._counter) for b in self._blocks))  # fmt: skip
-        self.append = partial(kernels.append, self._cells, self.state, self.block)
-        self.remove = partial(kernels.remove, self._cells, self.state, self.block)
-        self.restore = partial(kernels.restore, self._cells, self.state, self.block)
-        self.fits = partial(kernels.fits, self._cells, self.state, self.block)
+        self.append = partial(append, self._cells, self.state, self.block)
+        self.remove = partial(remove, self._cells, self.state, self.block)
+        self.restore = partial(restore, self._cells, self.state, self.block)
+        self.fits = partial(fits, self._cells, self.state, self.block)
 
     # -- single -----------------------------------------------------------------------------------------------------
     def last(self, node: int) -> int:
         """Return the edge at the end of a non-empty list."""
-        return kernels.last_edge(self._cells, self.block, node)
+        return last_edge(self._cells, self.block, node)
 
     def edges(self, node: int) -> list[int]:
         """Return the edge slots of a node in bucket order."""
@@ -92,27 +96,27 @@ class Buckets:
     # -- many -------------------------------------------------------------------------------------------------------
     def room_many(self, nodes: Array) -> None:
         """Reserve room for one more edge at each of `nodes`."""
-        needed = self._run("blocks_needed", nodes)
+        needed = self._run(blocks_needed, nodes)
         self.reserve(self.state[0] + max(int(needed) - self.state[1], 0))
 
     def append_many(self, nodes: Array, edges: Array) -> None:
         """Run `append` for each pair, in order; needs `room_many`."""
-        self._run("append_many", nodes, edges)
+        self._run(append_many, nodes, edges)
 
     def remove_many(self, nodes: Array, edges: Array) -> Array:
         """Run `remove` for each pair, in order; return the indices."""
         left = np.empty(len(edges), np.int64)
-        self._run("remove_many", nodes, edges, left=left)
+        self._run(remove_many, nodes, edges, left=left)
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
         """Run `restore` for each row, in order, while it `fits`; return how many did. Needs `room_many`."""
-        return int(self._run("restore_many", nodes, edges, positions, owner=owner))
+        return int(self._run(restore_many, nodes, edges, positions, owner=owner))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
         """Run `remove` from `old` and `append` to `new` where they differ, in order; return the old indices, or -1."""
         left = np.full(len(edges), NONE)
-        self._run("move_many", old, new, edges, left=left)
+        self._run(move_many, old, new, edges, left=left)
         return left
 
     def unmove_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> tuple[Array, int]:
@@ -121,28 +125,28 @@ class Buckets:
         Returns the indices that were left, or -1, and how many rows were done before one did not fit.
         """
         left = np.full(len(edges), NONE)
-        return left, int(self._run("unmove_many", nodes, edges, positions, left=left, owner=owner))
+        return left, int(self._run(unmove_many, nodes, edges, positions, left=left, owner=owner))
 
     def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
         """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends` are their sources and targets.
 
         Returns: edge slots, indices here and indices there, each in the order of removal.
         """
-        bound = int(self.degrees[nodes].sum()) + int(into.degrees[nodes].sum())
+        bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
         if bound < BULK_MIN:
             cells = tuple(end.cells for end in ends)
             sides = self._cells, self.state, self.block, into._cells, into.state
-            done = kernels.drain(*sides, nodes.tolist(), cells, rows)
+            done = drain(*sides, nodes.tolist(), cells, rows)
         else:
             states = [np.array(side.state, np.int64) for side in (self, into)]
             data = tuple(end.data for end in ends)
             sides = self.tables(), states[0], self.block, into.tables(), states[1]
-            done = kernels.compiled().drain(*sides, nodes, data, rows)
+            done = compiled()["drain"](*sides, nodes, data, rows)
             self.state[:], into.state[:] = (state.tolist() for state in states)
         return rows[:, :done].copy()
 
-    def _run(self, kernel: str, *rows: Array, left: Array | None = None, owner: Column | None = None) -> Any:
+    def _run(self, kernel: Callable[..., Any], *rows: Array, left: Any = None, owner: Column | None = None) -> Any:
         """Run a kernel on rows: as Python if they are few, else compiled."""
         few = len(rows[0]) < BULK_MIN
         extra: list[Any] = [] if left is None else [left]
@@ -150,10 +154,10 @@ class Buckets:
             extra.append(owner.cells if few else owner.data)
         if few:
             lists = [row.tolist() for row in rows]
-            return getattr(kernels, kernel)(self._cells, self.state, self.block, *lists, *extra)
+            return kernel(self._cells, self.state, self.block, *lists, *extra)
         state = np.array(self.state, np.int64)
         same = [np.ascontiguousarray(row, np.int64) for row in rows]  # so that each kernel is compiled once
-        result = getattr(kernels.compiled(), kernel)(self.tables(), state, self.block, *same, *extra)
+        result = compiled()[kernel.__name__](self.tables(), state, self.block, *same, *extra)
         self.state[:] = state.tolist()
         return result
 
@@ -203,3 +207,199 @@ class Buckets:
         held[positions], position[items] = items, positions
         unused[: len(free)] = free
         self.state[:] = len(blocks) + len(free), len(free)
+
+
+Cells = Any  # a memoryview, or an array in compiled code
+
+
+@cache
+def compiled() -> dict[str, Any]:
+    """Return the functions of this module compiled, by name; they call each other's compiled forms. Loads numba."""
+    from graphwright.native import njit
+
+    # _nrt=False: these loops own no array, and reference counts of ten of them cost 20 times the work (measured).
+    wrap: Any = njit(cache=True, error_model="numpy", _nrt=False)
+    space = dict(globals())
+    for name, function in globals().items():
+        if isinstance(function, FunctionType) and function.__module__ == __name__:
+            space[name] = wrap(FunctionType(function.__code__, space, name))
+    return space
+
+
+def append(tables: Cells, state: Cells, block: int, node: int, edge: int) -> None:
+    """Append an edge to a node's list."""
+    _, tail, degree, position_of, items, _, _, _ = tables
+    count = degree[node]
+    if count % block:
+        position = tail[node] * block + count % block
+        degree[node] = count + 1
+    else:
+        position = open_last(tables, state, block, node)
+    items[position] = edge
+    position_of[edge] = position
+
+
+def open_last(tables: Cells, state: Cells, block: int, node: int) -> int:
+    """Lengthen a node's list by one entry, opening a block if the last one is full; return its index in `items`."""
+    head, tail, degree, _, _, after, before, free = tables
+    count = degree[node]
+    degree[node] = count + 1
+    old = tail[node]
+    if count % block:
+        return old * block + count % block
+    if state[1]:
+        state[1] -= 1
+        new = free[state[1]]
+    else:
+        new = state[0]
+        state[0] += 1
+    before[new] = old
+    after[new] = -1
+    if old == -1:
+        head[node] = new
+    else:
+        after[old] = new
+    tail[node] = new
+    return new * block
+
+
+def remove(tables: Cells, state: Cells, block: int, node: int, edge: int) -> int:
+    """Remove an edge from a node's list by moving the last entry into its index; return that index."""
+    head, tail, degree, position_of, items, after, before, free = tables
+    position = position_of[edge]
+    count = degree[node] - 1
+    end = tail[node]
+    last = end * block + count % block
+    if position != last:
+        moved = items[last]
+        items[position] = moved
+        position_of[moved] = position
+    items[last] = -1
+    degree[node] = count
+    if count % block == 0:
+        old = before[end]
+        tail[node] = old
+        if old == -1:
+            head[node] = -1
+        else:
+            after[old] = -1
+        free[state[1]] = end
+        state[1] += 1
+    return position
+
+
+def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, position: int) -> None:
+    """Undo `remove`: put the edge back at `position` and its present entry back at the end of the list."""
+    items, position_of = tables[4], tables[3]
+    last = open_last(tables, state, block, node)
+    if position != last:
+        moved = items[position]
+        items[last] = moved
+        position_of[moved] = last
+    items[position] = edge
+    position_of[edge] = position
+
+
+def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
+    """Return True if `restore` at `position` is a valid inverse now: the next index, or one in use."""
+    count = tables[2][node]
+    if count % block:
+        at = tables[1][node]
+    elif state[1]:
+        at = tables[7][state[1] - 1]
+    else:
+        at = state[0]
+    if position == at * block + count % block:
+        return True
+    if position < 0 or position >= state[0] * block:
+        return False
+    edge = tables[4][position]
+    return edge != -1 and owner[edge] == node
+
+
+def last_edge(tables: Cells, block: int, node: int) -> int:
+    """Return the edge at the end of a non-empty list."""
+    return tables[4][tables[1][node] * block + (tables[2][node] - 1) % block]
+
+
+# -- many: `left` receives the old indices ----------------------------------------------------------------------------
+def blocks_needed(tables: Cells, state: Cells, block: int, nodes: Cells) -> int:
+    """Return the number of blocks that appending one edge at each of `nodes` opens."""
+    degree = tables[2]
+    needed = 0
+    for node in nodes:  # counts up in the degrees themselves, then back down: needs no scratch buffer
+        needed += degree[node] % block == 0
+        degree[node] += 1
+    for node in nodes:
+        degree[node] -= 1
+    return needed
+
+
+def append_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells) -> None:
+    """Append each edge to its node's list."""
+    for i in range(len(edges)):
+        append(tables, state, block, nodes[i], edges[i])
+
+
+def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, left: Cells) -> None:
+    """Remove each edge from its node's list."""
+    for i in range(len(edges)):
+        left[i] = remove(tables, state, block, nodes[i], edges[i])
+
+
+def restore_many(
+    tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
+) -> int:
+    """Restore each edge at its index while it fits; return how many did."""
+    for i in range(len(edges)):
+        if not fits(tables, state, block, nodes[i], positions[i], owner):
+            return i
+        restore(tables, state, block, nodes[i], edges[i], positions[i])
+    return len(edges)
+
+
+def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, edges: Cells, left: Cells) -> None:
+    """Move each edge whose node changes to the end of the new node's list."""
+    for i in range(len(edges)):
+        if old[i] != new[i]:
+            left[i] = remove(tables, state, block, old[i], edges[i])
+            append(tables, state, block, new[i], edges[i])
+
+
+def unmove_many(
+    tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
+) -> int:
+    """Put each edge back to a node and index (-1: it did not move) and set its owner, while it fits.
+
+    Returns the number of rows done.
+    """
+    for i in range(len(edges)):
+        if positions[i] == -1:
+            continue
+        now = owner[edges[i]]
+        here = remove(tables, state, block, now, edges[i])
+        left[i] = here
+        if not fits(tables, state, block, nodes[i], positions[i], owner):
+            restore(tables, state, block, now, edges[i], here)
+            return i
+        restore(tables, state, block, nodes[i], edges[i], positions[i])
+        owner[edges[i]] = nodes[i]
+    return len(edges)
+
+
+def drain(
+    out: Cells, out_state: Cells, block: int, into: Cells, into_state: Cells, nodes: Cells, ends: Cells, rows: Cells
+) -> int:
+    """Remove all edges of each node, out-list first, from the end; fill `rows` with edge, out index, in index.
+
+    `ends` are the source and target slots by edge slot. Returns the number of edges removed.
+    """
+    done = 0
+    for node in nodes:
+        while out[2][node] or into[2][node]:
+            edge = last_edge(out, block, node) if out[2][node] else last_edge(into, block, node)
+            rows[0, done] = edge
+            rows[1, done] = remove(out, out_state, block, ends[0][edge], edge)
+            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
+            done += 1
+    return done

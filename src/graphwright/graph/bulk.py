@@ -25,8 +25,7 @@ from .views import Mask, packed, selected
 if TYPE_CHECKING:
     from graphwright.graph.graph import Graph
 
-Handles = HandleArray[Any] | Iterable[int] | Array
-"""Handles in any form: an array of them, a sequence, or packed int64."""
+Handles = HandleArray[Any] | Iterable[int] | Array  # handles in any form: an array of them, a sequence, or packed int64
 
 
 def add_nodes(self: Graph, n: int, /, **columns: Any) -> NodeArray:
@@ -213,14 +212,9 @@ def _write(slots: Array, rows: list[tuple[Column, Any]]) -> None:
 
 def _released(self: Graph, slots: Array, out_positions: Array, in_positions: Array) -> RemovedEdges:
     table, node_ids = self._edge_table, self._node_table.ids
-    record = RemovedEdges(
-        EdgeArray(table.ids[slots]),
-        NodeArray(node_ids[self._source.data[slots]]),
-        NodeArray(node_ids[self._target.data[slots]]),
-        {name: column.take(slots) for name, column in table.columns.items()},
-        out_positions,
-        in_positions,
-    )
+    sources, targets = (NodeArray(node_ids[end.data[slots]]) for end in (self._source, self._target))
+    columns = {name: column.take(slots) for name, column in table.columns.items()}
+    record = RemovedEdges(EdgeArray(table.ids[slots]), sources, targets, columns, out_positions, in_positions)
     table.release_many(slots)
     return record
 

@@ -20,8 +20,7 @@ from ..errors import UsageError
 from ..files import atomic_write
 from .errors import JournalCorrupt
 
-GENESIS = "0" * 64
-"""The hash before the first entry."""
+GENESIS = "0" * 64  # the hash before the first entry
 MAX_LINE = 64 * 2**20  # bytes
 MAX_DEPTH = 64
 _TEXT = frozenset({str})
@@ -115,12 +114,8 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
     """Read and verify a journal file; memory is bounded by its valid lines.
 
-    Args:
-        path: a file of JSON lines.
-        recover: return the lines before the first invalid one instead of raising.
-        head: hash that the last entry must have.
-        base: hash that the first entry follows.
-    Raises: JournalCorrupt, OSError.
+    With `recover`, return the lines before the first invalid one. `head` is the hash that the last entry must have,
+    `base` the one that the first entry follows. Raises: JournalCorrupt, OSError.
     """
     chain = Chain(base=base)
     with open(path, "rb") as file:

@@ -8,13 +8,8 @@ from ..errors import ComputeError, UsageError
 class StaleHandle(UsageError, KeyError):
     """The node or edge of a handle was removed, or this graph never issued the handle.
 
-    Args:
-        index: slot of the handle.
-        generation: generation of the handle.
-        was: what the handle named, if still known.
-        removed_by: the edit that removed it, if still known.
-        what: one sentence; by default that the handle is stale.
-        where: row of a bulk edit, if the handle was one of several.
+    `was` is what the handle named and `removed_by` the edit that removed it, if still known; `where` is the row of a
+    bulk edit.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, cast
 
 from graphwright.graph import bulk, state
-from graphwright.graph.slots import CellCounter, SlotTable
+from graphwright.graph.slots import SlotTable
 
 from ..errors import UsageError
 from .buckets import NONE, Buckets
@@ -50,7 +50,7 @@ class Graph:
         debug_counters: bool = False,
         timeout: float = 5.0,
     ) -> None:
-        self._counter = CellCounter() if debug_counters else None
+        self._counter = [0] if debug_counters else None
         self._node_table = SlotTable(NodeId, node_columns or {}, max_generation, self._counter)
         self._edge_table = SlotTable(EdgeId, edge_columns or {}, max_generation, self._counter)
         self._source = self._edge_table.attach("source", NONE)
@@ -426,7 +426,7 @@ class Graph:
         """Number of cells that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
             raise UsageError("this graph does not count cells", fix="Graph(debug_counters=True)")
-        return self._counter.touched
+        return self._counter[0]
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
@@ -482,3 +482,13 @@ class EditLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def warmup() -> None:
+    """Compile the bulk edits ahead of their first use, by running each on a graph large enough; numba caches them."""
+    graph = Graph(edge_columns={"weight": "f4"})
+    nodes = graph.add_nodes(2048)
+    edges = graph.add_edges(nodes[:-1], nodes[1:], weight=0.0)
+    graph.restore_rewires(graph.rewire_edges(edges, dst=nodes[:-1]))
+    graph.restore_edges(graph.remove_edges(edges))
+    graph.remove_nodes(nodes)

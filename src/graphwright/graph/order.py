@@ -12,14 +12,13 @@ gap, move O(n log n) labels.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from ..errors import CycleError, UsageError
 
 GAP = 1 << 20
-LIMIT = 1 << 62
-"""Labels beyond this are renumbered, so that they always fit int64."""
+LIMIT = 1 << 62  # labels beyond this are renumbered, so that they always fit int64
 _ONCE = 16
 """If more than one node in this many is added or removed, rebuilding the list is cheaper than moving one by one."""
 
@@ -31,11 +30,9 @@ class Neighbours(Protocol[N]):
 
     def successors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come after `n`."""
-        ...
 
     def predecessors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come before `n`."""
-        ...
 
 
 class Relabelled(NamedTuple, Generic[N]):
@@ -86,13 +83,7 @@ class OnlineOrder(Generic[N]):
         """Give a new node a label: between two nodes, next to one, or at the end; O(log n) labels move, amortised.
 
         `after` and `before` are hints for where the node will end up when its edges arrive; if they contradict each
-        other, the node is put after `after`.
-
-        Args:
-            node: not in the order yet.
-            after: a node to come after.
-            before: a node to come before.
-            created: creation number, if the caller keeps them; otherwise counted here.
+        other, the node is put after `after`. `created` is its creation number if the caller keeps them.
         Raises: UsageError if the node is in the order already, KeyError if a hint is not.
         """
         if node in self._labels:
@@ -120,8 +111,14 @@ class OnlineOrder(Generic[N]):
             raise CycleError(f"an edge from {u!r} to itself is a cycle", path=(u,))
         if high < low:
             return Relabelled(())
-        ahead = self._search(v, u, high)
-        ancestors = self._ancestors(u, low)
+        ahead = self._reach(v, self._graph.successors, low, high)
+        if u in ahead:
+            path = [u]
+            while (before := ahead[path[-1]]) is not None:
+                path.append(before)
+            raise CycleError(f"an edge from {u!r} to {v!r} closes a cycle", path=tuple(path[::-1]),
+                             fix="cut one of the edges on the path, or make one a delayed edge")  # fmt: skip
+        ancestors = self._reach(u, self._graph.predecessors, low, high)
         # Pearce and Kelly: the ancestors of u, then the descendants of v, share out the labels that they had together
         window = self.sorted(ancestors) + self.sorted(ahead)
         positions = [self._place_of(n) for n in self.sorted(window)]
@@ -260,41 +257,17 @@ class OnlineOrder(Generic[N]):
             del self._sorted[self._place_of(node)]
         del self._labels[node], self._created[node]
 
-    # -- searches ----------------------------------------------------------------------------------------------------
-    def _search(self, start: N, goal: N, high: tuple[int, int]) -> list[N]:
-        """Return the nodes reachable from `start` up to the key `high`; reaching `goal` is a cycle."""
+    def _reach(
+        self, start: N, neighbours: Callable[[N], Iterable[N]], low: tuple[int, int], high: tuple[int, int]
+    ) -> dict[N, N | None]:
+        """Return the nodes reached from `start` with keys above `low` up to `high`, each with the one before it."""
         parent: dict[N, N | None] = {start: None}
         pending = [start]
         while pending:
             node = pending.pop()
             self.visited += 1
-            for after in self._graph.successors(node):
-                if after in parent or self.key(after) > high:
-                    continue
-                parent[after] = node
-                if after == goal:
-                    path = tuple(_path(parent, goal))
-                    raise CycleError(f"an edge from {goal!r} to {start!r} closes a cycle", path=path,
-                                     fix="cut one of the edges on the path, or make one a delayed edge")  # fmt: skip
-                pending.append(after)
-        return list(parent)
-
-    def _ancestors(self, start: N, low: tuple[int, int]) -> list[N]:
-        seen = {start}
-        pending = [start]
-        while pending:
-            self.visited += 1
-            for node in self._graph.predecessors(pending.pop()):
-                if node not in seen and self.key(node) > low:
-                    seen.add(node)
-                    pending.append(node)
-        return list(seen)
-
-
-def _path(parent: Mapping[N, N | None], end: N) -> list[N]:
-    path: list[N] = []
-    node: N | None = end
-    while node is not None:
-        path.append(node)
-        node = parent[node]
-    return path[::-1]
+            for other in neighbours(node):
+                if other not in parent and low < self.key(other) <= high:
+                    parent[other] = node
+                    pending.append(other)
+        return parent

@@ -189,10 +189,10 @@ class SlotTable:
         """Return the error for a stale handle, with the facts about it."""
         if isinstance(handle, np.integer):
             handle = int(cast("int", handle))
-        if not isinstance(handle, int):
-            return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
-        index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
-        if handle & EDGE_BIT != self.kind_bit or handle <= 0 or not generation:
+        index = generation = 0
+        if isinstance(handle, int) and handle > 0 and handle & EDGE_BIT == self.kind_bit:
+            index, generation = handle & INDEX, (handle >> INDEX_BITS) & INDEX
+        if not generation:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         if index >= self.size or generation >= self._high.data[index]:  # `high` is the next one to issue
             what = f"{self.kind(index, generation)} was never issued by this graph, or is of another program"
@@ -335,19 +335,12 @@ ALIGNMENT = 64  # bytes: one cache line
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """The declaration of a column; a dtype or a pair (dtype, default) are short forms.
+    """The declaration of a column; a dtype or a pair (dtype, default) are short forms."""
 
-    Args:
-        dtype: a bool, integer or float numpy dtype, or `object` (kept as a list of Python values).
-        default: value of rows without one; None means zero, or None for `object`. Shared by rows: immutable.
-        encode: for `object` columns, value -> JSON value, used by `Graph.hash` and `Graph.to_dict`.
-        decode: its inverse, used by `Graph.from_dict`.
-    """
-
-    dtype: Any
-    default: Any = None
-    encode: Callable[[Any], Any] | None = None
-    decode: Callable[[Any], Any] | None = None
+    dtype: Any  # a bool, integer or float numpy dtype, or `object` (kept as a list of Python values)
+    default: Any = None  # of rows without a value; None means zero, or None for `object`. Shared by rows: immutable
+    encode: Callable[[Any], Any] | None = None  # for `object`: value -> JSON, used by `Graph.hash` and `Graph.to_dict`
+    decode: Callable[[Any], Any] | None = None  # its inverse, used by `Graph.from_dict`
 
     @staticmethod
     def of(declared: Any) -> ColumnSpec:
@@ -357,11 +350,7 @@ class ColumnSpec:
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
 
 
-class CellCounter:
-    """Counts the cells that single edits read or write, for `Graph(debug_counters=True)`."""
-
-    def __init__(self) -> None:
-        self.touched = 0
+CellCounter = list[int]  # one number: the cells that single edits read or wrote, for `Graph(debug_counters=True)`
 
 
 class CountedCells:
@@ -374,12 +363,12 @@ class CountedCells:
 
     def __getitem__(self, key: Any) -> Any:
         value = self._cells[key]
-        self._counter.touched += len(value) if isinstance(key, slice) else 1
+        self._counter[0] += len(value) if isinstance(key, slice) else 1
         return value
 
     def __setitem__(self, key: int, value: Any) -> None:
         self._cells[key] = value
-        self._counter.touched += 1
+        self._counter[0] += 1
 
 
 class Column:

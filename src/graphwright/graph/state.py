@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # pyright: reportPrivateUsage=false
 # The files of this folder share private attributes of a graph.
 
-
 SCHEMA = 1
 
 
@@ -49,15 +48,10 @@ def snapshot(self: Graph) -> Snapshot:
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
         n, e = nodes.live_slots(), edges.live_slots()
-        return Snapshot(
-            self.version,
-            NodeArray(nodes.ids[n]),
-            EdgeArray(edges.ids[e]),
-            NodeArray(nodes.ids[self._source.data[e]]),
-            NodeArray(nodes.ids[self._target.data[e]]),
-            {name: column.take(n) for name, column in nodes.columns.items()},
-            {name: column.take(e) for name, column in edges.columns.items()},
-        )
+        s, t = (NodeArray(nodes.ids[end.data[e]]) for end in (self._source, self._target))
+        of_nodes = {name: column.take(n) for name, column in nodes.columns.items()}
+        of_edges = {name: column.take(e) for name, column in edges.columns.items()}
+        return Snapshot(self.version, NodeArray(nodes.ids[n]), EdgeArray(edges.ids[e]), s, t, of_nodes, of_edges)
 
 
 def structure_hash(self: Graph, positions: bool = False) -> str:
@@ -93,14 +87,8 @@ def copy(self: Graph) -> Graph:
     """Return an independent graph with equal handles, bucket indices and future handles; object values are shared."""
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
-        twin = type(self)(
-            {name: column.spec for name, column in nodes.columns.items()},
-            {name: column.spec for name, column in edges.columns.items()},
-            self.block,
-            self.max_generation,
-            self._counter is not None,
-            self.timeout,
-        )
+        of_nodes, of_edges = ({name: c.spec for name, c in table.columns.items()} for table in (nodes, edges))
+        twin = type(self)(of_nodes, of_edges, self.block, self.max_generation, self._counter is not None, self.timeout)
         twin._out.copy_from(self._out)
         twin._in.copy_from(self._in)
         twin._node_table.copy_from(nodes)

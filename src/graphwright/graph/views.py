@@ -156,7 +156,8 @@ def selected(table: SlotTable, which: Any) -> Ids:
         return which.ids
     if is_array(which) and which.dtype == bool:
         if which.shape != (table.live,):
-            raise UsageError("wrong length of a mask over the live rows", expected=(table.live,), got=which.shape)
+            what = "the mask length differs from the number of live rows"
+            raise UsageError(what, expected=(table.live,), got=which.shape)
         return table.ids[table.live_slots()[which]]
     return np.atleast_1d(packed(which))
 

@@ -88,9 +88,10 @@ def compare(a: Program | Model, b: Program | Model, inputs: Any, *, prompts: int
 def _feeds(p: Program, inputs: Any) -> list[dict[str, np.ndarray]]:
     if isinstance(inputs, Calibration):
         return inputs.feeds(p, held=True)
-    rows = {str(k): np.asarray(v) for k, v in inputs.items()} if isinstance(inputs, Mapping) else {}
-    if not isinstance(inputs, Mapping) and np.size(inputs):
-        rows = {"ids": np.atleast_2d(np.asarray(inputs))}
+    if isinstance(inputs, Mapping):
+        rows = {str(k): np.asarray(v) for k, v in inputs.items()}
+    else:
+        rows = {"ids": np.atleast_2d(np.asarray(inputs))} if np.size(inputs) else {}
     if not rows:
         raise UsageError("there are no inputs to compare on", expected="windows of ids [n, T], or feeds by name")
     return chunked(p, rows, 4)

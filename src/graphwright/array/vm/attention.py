@@ -268,8 +268,8 @@ def attend_backward(row: Any, scratch: Any) -> Any:
                     if not kept:
                         _raised(weights, scratch, rows, keys, False)
                 if kept:
-                    for v in range(_SIDE // 16):  # the factors of earlier sums
-                        vec.store(scratch + _ALPHA + 64 * v, vec.splat(F(1.0)))
+                    for r in range(0, _SIDE, 16):  # the factors of earlier sums
+                        vec.store(scratch + _ALPHA + 4 * r, vec.splat(F(1.0)))
                     for t in range(begin, end):
                         keys = min(_SIDE, keys_all - _block(row, t))
                         _raised(scratch + _KEPT + (t - begin) * _SIDE * _LINE, scratch, rows, keys, True)

@@ -50,10 +50,10 @@ def chooser(executor: str, device: Device) -> Chooser:
     if not on_vm(executor, device):
         unbuilt = ExecutorChoice(ATEN, "the VM is not built: graphwright warmup")
         return lambda instr, outs, ins: unbuilt
-    from graphwright.array.vm.machine import wide_vectors
+    from graphwright.array.vm.vector import WIDE  # loads numba
 
-    wide, limited = wide_vectors(), executor == "auto"
-    return lambda instr, outs, ins: _choose(instr, outs, ins, limited, wide)
+    limited = executor == "auto"
+    return lambda instr, outs, ins: _choose(instr, outs, ins, limited, WIDE)
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
@@ -254,8 +254,8 @@ class LoweringTable:
             if native:
                 scratch = vm_scratch(instr, made, read)
             else:
-                specs = ([s.spec for s in some] for some in (made, read))
-                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, *specs, instr.attrs))
+                results, operands = ([s.spec for s in some] for some in (made, read))
+                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, results, operands, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
             found = Lowering(len(self.all), choice, native and elementwise(instr), scratch, inplace)

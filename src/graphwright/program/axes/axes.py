@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -42,18 +43,12 @@ TOGETHER = frozenset({"heads", "channels"})
 
 
 class AxisMember(NamedTuple):
-    """One dimension of a group.
-
-    Attributes:
-        value, dim: the value, and the number of its dimension.
-        path: of the node, followed by the result number if that is not 0.
-        key: of the weight, if the value is one.
-    """
+    """One dimension of a group."""
 
     value: Value
-    dim: int
-    path: str
-    key: str | None
+    dim: int  # number of the dimension
+    path: str  # of the node, followed by the result number if that is not 0
+    key: str | None  # of the weight, if the value is one
 
     def __str__(self) -> str:
         return f"{self.path}[{self.dim}]"
@@ -373,16 +368,11 @@ def _wanted(group: AxisGroup) -> str:
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]
-    shared = (_shared(modules) or made[0].path.split(".")[:-1]) if made else []
+    equal = takewhile(lambda column: len(set(column)) == 1, zip(*modules, strict=False))
+    shared = ([column[0] for column in equal] or made[0].path.split(".")[:-1]) if made else []
     return ".".join([*shared, group.kind]) if shared else _fallback(group)
 
 
 def _fallback(group: AxisGroup) -> str:
     first = (_made(group) or _weights(group))[0]
     return f"{first.path}:{first.dim}"
-
-
-def _shared(modules: list[list[str]]) -> list[str]:
-    """The longest common prefix of all paths."""
-    differ = next((i for i, column in enumerate(zip(*modules, strict=False)) if len(set(column)) > 1), None)
-    return min(modules, key=len)[:differ]

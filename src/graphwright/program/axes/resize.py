@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 Numbers = tuple[int, ...]
-Maps = Mapping[int, np.ndarray]
-"""Dimension -> for each new index the old one, or -1."""
+Maps = Mapping[int, np.ndarray]  # dimension -> for each new index the old one, or -1
 New = Callable[[str, NDArray, Maps], np.ndarray]
 """(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
 _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
@@ -64,15 +64,7 @@ class ResizedWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis(Edit):
-    """Resize axes: set new values of all weights along them, and attributes that are sizes of them.
-
-    Attributes:
-        axes: the resized axes.
-        weights: the values after.
-        attrs: nodes and all their attributes after.
-        correct: True if norms over a resized axis are corrected.
-        inputs: inputs of the program whose spec changes, with the new one.
-    """
+    """Resize axes: set new values of all weights along them, and attributes that are sizes of them."""
 
     packed = {
         "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
@@ -82,10 +74,10 @@ class ResizeAxis(Edit):
         "inputs": each(f.row(f.NODE, f.SPECS)),
     }
     axes: tuple[ResizedAxis, ...]
-    weights: tuple[ResizedWeight, ...]
-    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]
-    correct: bool = True
-    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()
+    weights: tuple[ResizedWeight, ...]  # the values after
+    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # nodes and all their attributes after
+    correct: bool = True  # whether norms over a resized axis are corrected
+    inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs of the program whose specs change, with new ones
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -190,10 +182,9 @@ class ResizeAxis(Edit):
 def resize(
     found: Axes, indices: Mapping[str, Sequence[int]], *, correct: bool = True, new: New | None = None
 ) -> ResizeAxis:
-    """Return the edit that re-indexes axes.
+    """Return the edit that re-indexes axes of the present state of a program.
 
     Args:
-        found: axes of the program in its present state.
         indices: name of an axis of one atom -> for each new index the old one, or -1.
         correct: keep norms over a resized axis exact where the removed units are zero: scale · √(D/d), eps · D/d.
         new: returns the values at new indices; zeros by default.
@@ -229,12 +220,9 @@ def resize(
         if ratio != 1:
             attrs.setdefault(node, dict(p.attrs(node)))[c.attr] = p.attrs(node)[c.attr] * ratio
     axes = tuple(ResizedAxis(n, found[n].size, tuple(map(int, old))) for n, old in indices.items())
-    inputs = {node: solution.dims[Value(node)] for node in p.inputs()}
-    specs = tuple(
-        (node, (Spec(tuple(resized(t, maps) for t in terms), p.spec(node).dtype),))
-        for node, terms in inputs.items()
-        if _along(terms, maps)
-    )
+    inputs = [(node, solution.dims[Value(node)]) for node in p.inputs()]
+    new_specs = {n: Spec(tuple(resized(t, maps) for t in ts), p.spec(n).dtype) for n, ts in inputs if _along(ts, maps)}
+    specs = tuple((node, (spec,)) for node, spec in new_specs.items())
     return ResizeAxis(axes, tuple(made), tuple(attrs.items()), correct, specs)
 
 
@@ -371,8 +359,7 @@ def cut_units(
         group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
             raise StaleSelection("the axis was resized since", where=name, expected=units.sizes[name], got=group.size)
-        keep = np.ones(group.size, bool)
-        keep[list(ids)] = False
+        keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
                             fix="cut the edge from its module into the next junction")  # fmt: skip
@@ -447,9 +434,7 @@ def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
     sides = [np.asarray(grid.any(axis=tuple(d for d in dims if d != axis))) for axis in dims]
-    whole = np.ones((), bool)
-    for side in sides:
-        whole = np.multiply.outer(whole, side)
+    whole = reduce(np.multiply.outer, sides)
     bound = group.kind == "channels" and not all(side.all() for side in sides[:-1])
     return sides if (whole == grid).all() and not bound else None
 
@@ -528,17 +513,14 @@ class _Growth:
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
-            level = old.mean() if not self.group.mixed or key in self._scales() else 0.0
+            p = self.e.program
+            scales = [origin(p, p.operands(node)[c.port]) for node, c in self.found.solution.corrections]
+            corrected = {p.key(weight) for weight in scales if weight is not None}
+            level = old.mean() if not self.group.mixed or key in corrected else 0.0
             return np.full(shape, level)
         read = self.consumers.get(key, set())
         zero = {d: old for d, old in indices.items() if (d in read) != bool(self.group.mixed)}
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
-
-    def _scales(self) -> set[str]:
-        """Return the keys of the scales of norms that can be corrected."""
-        p = self.e.program
-        operands = [p.operands(node)[c.port] for node, c in self.found.solution.corrections]
-        return {p.key(weight) for v in operands if (weight := origin(p, v)) is not None}
 
     def _changes_zero(self) -> str | None:
         """Return the path of an elementwise op that maps zero units to nonzero values, if there is one."""
@@ -581,11 +563,9 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return numbers of an axis's units spread over a dimension; 1 where the dimension has no unit of the axis.
+    """Return numbers `part` of an axis's units spread over a dimension; 1 where it has no unit of the axis.
 
-    Args:
-        group: the atoms of the axis; several are adjacent in the dimension.
-        part: a number per unit.
+    `group` are the atoms of the axis; several are adjacent in the dimension.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

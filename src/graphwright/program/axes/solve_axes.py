@@ -80,14 +80,9 @@ def solve(p: Program) -> AxisSolution:
                     why = "assigns a value that splits it differently"
                     notes += [(node, AxisFact("frozen", t, why)) for t in (a, b)]
             continue
-        use = AxesUse(
-            ins,
-            [s.shape for s in p.specs(node)],
-            p.attrs(node),
-            [origin(p, v) is not None for v in operands],
-            [ranges.get(v) for v in operands],
-            [p.op(v.node) == CONST for v in operands],
-        )
+        weights = [origin(p, v) is not None for v in operands]
+        known, constant = [ranges.get(v) for v in operands], [p.op(v.node) == CONST for v in operands]
+        use = AxesUse(ins, [s.shape for s in p.specs(node)], p.attrs(node), weights, known, constant)
         row = get(op)
         if row.axes is None:
             results = [tuple(Atom(n) for n in shape) for shape in use.shapes]

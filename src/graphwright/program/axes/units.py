@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from graphwright.program.kinds import KINDS, STORED
 
 if TYPE_CHECKING:
     from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.editing.gate_edits import GateKeywords
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
@@ -26,17 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Units:
-    """Units of axes, by the name of the axis, or layers, by the path of their list.
-
-    Attributes:
-        program: that has the axes.
-        chosen: axis -> unit numbers, ascending.
-        sizes: axis -> number of all its units.
-    """
+    """Units of axes, by the name of the axis, or layers, by the path of their list."""
 
     program: Program
-    chosen: Mapping[str, tuple[int, ...]]
-    sizes: Mapping[str, int]
+    chosen: Mapping[str, tuple[int, ...]]  # axis -> unit numbers, ascending
+    sizes: Mapping[str, int]  # axis -> number of all its units
 
     @staticmethod
     def of(p: Program, groups: Iterable[AxisGroup]) -> Units:
@@ -163,7 +159,9 @@ class Units:
                 e.cut_units(gone, ragged=ragged)
         return gone
 
-    def gate(self, kind: str = "hard_concrete", *, why: str | None = None, **options: Any) -> tuple[NodeId, ...]:
+    def gate(
+        self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
+    ) -> tuple[NodeId, ...]:
         """Gate the units of whole axes, or layers, in one edit; see `Transaction.gate`. Returns the handles."""
         self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
@@ -199,15 +197,10 @@ def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
 def runs(indices: Sequence[int]) -> str:
     """Return indices as text: `0-4 6 8-9`; three new entries, -1 each, as `+3`."""
     parts: list[str] = []
-    i = 0
-    while i < len(indices):
-        j = i + 1
-        step = 0 if indices[i] < 0 else 1
-        while j < len(indices) and indices[j] == indices[j - 1] + step:
-            j += 1
-        first, last = indices[i], indices[j - 1]
-        parts.append(f"+{j - i}" if first < 0 else f"{first}" if j - i == 1 else f"{first}-{last}")
-        i = j
+    for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0] if pair[1] >= 0 else None):
+        numbers = [number for _, number in run]
+        first, last = numbers[0], numbers[-1]
+        parts.append(f"+{len(numbers)}" if first < 0 else f"{first}" if first == last else f"{first}-{last}")
     return " ".join(parts)
 
 
@@ -235,16 +228,11 @@ def _modules(p: Program, nodes: Iterable[NodeId]) -> dict[str, dict[int, list[No
     """Return path of a list of modules -> module number -> its nodes."""
     found: dict[str, dict[int, list[NodeId]]] = {}
     for node in nodes:
-        if (head := _numbered(p.path(node))) is not None:
-            found.setdefault(head[0], {}).setdefault(head[1], []).append(node)
+        segments = p.path(node).split(".")
+        at = next((i for i, s in enumerate(segments) if i and s.isascii() and s.isdigit()), None)
+        if at is not None:
+            found.setdefault(".".join(segments[:at]), {}).setdefault(int(segments[at]), []).append(node)
     return found
-
-
-def _numbered(path: str) -> tuple[str, int] | None:
-    """Return the numbered module that a path is in: ("layers", 3) for `layers.3.attn.q`."""
-    segments = path.split(".")
-    at = next((i for i, s in enumerate(segments) if i and s.isascii() and s.isdigit()), None)
-    return None if at is None else (".".join(segments[:at]), int(segments[at]))
 
 
 def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -> None:

@@ -52,11 +52,9 @@ class GradientSum(NamedTuple):
 
 
 class BackwardGraph:
-    """The backward nodes of a mirrored program.
+    """The backward nodes of a mirrored program, for the gradients of `wanted` values; see `MirroredProgram`.
 
     Args:
-        source, sizes, name, low: see `MirroredProgram`.
-        wanted: values of the source whose gradients are wanted.
         seeds_at: value of the source -> gradients that reach it from outside, summed before those of its readers.
         sum_dtype: value -> the dtype in which its gradients are summed; None for its own.
     """
@@ -149,11 +147,9 @@ class BackwardGraph:
             call = self._calls.get(reader)
             if call is not None:
                 label, created = key(reader)
-                sent += [
-                    (-label, -created, number, g)
-                    for number, (v, g) in enumerate(zip(operands[reader], call.results, strict=True))
-                    if v == at and g is not None
-                ]
+                sent += [(-label, -created, number, g)
+                         for number, (v, g) in enumerate(zip(operands[reader], call.results, strict=True))
+                         if v == at and g is not None]  # fmt: skip
         return self._total(at, (*self._seeds_at(at), *(g for *_, g in sorted(set(sent)))))
 
     def _total(self, at: Value, parts: tuple[Value, ...]) -> Value | None:

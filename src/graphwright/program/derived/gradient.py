@@ -90,7 +90,10 @@ def differentiate(
         states = dict(leaves)
         with enable_grad():
             for t in range(steps - 1):
-                states |= _next_states(p, {name: x[t] for name, x in given.items()}, sizes, states, mode)
+                now, written = {name: x[t] for name, x in given.items()}, writes(p)
+                values = tensors(p, now, dict(sizes), [new for _, new in written], states)
+                made = {p.key(state.node): values[new] for state, new in written}
+                states |= {k: _leaf(v) for k, v in made.items()} if mode == "one_step" else made
             last = {name: x[steps - 1] for name, x in given.items()} if steps > 1 else given
             values = tensors(p, last, dict(sizes), [*roots, *wanted], states)
             seeds = list(feeds[len(given) :]) or [None] * len(roots)
@@ -121,15 +124,10 @@ def endpoint(p: Program, ref: Ref) -> Value:
 
 
 class GradientGraph:
-    """d Σ roots / d wanted of `source`; `update` follows its edits.
+    """d Σ roots / d wanted of `source`, which is never changed; `update` follows its edits.
 
-    Args:
-        source: the program; it is never changed.
-        roots, wanted: values of it.
-        sizes: numbers for the named sizes of its inputs.
-        seeded: weight each root by an additional input `seed.<path>`.
-
-    Its `program` maps the inputs of the source (and seeds) to `grad.<path>` per wanted value, over the same variables.
+    Its `program` maps the inputs of the source to `grad.<path>` per wanted value, over the same variables. `sizes` are
+    numbers for the named sizes of the inputs; if `seeded`, each root is weighted by an additional input `seed.<path>`.
     """
 
     def __init__(
@@ -171,7 +169,6 @@ class GradientGraph:
         return [self._seed(i) for i, root in enumerate(self.roots) if root == value]
 
     def _seed(self, root: int) -> Value:
-        """The weights of a root's elements."""
         seed, mirror = self._seeds[root], self.mirror
         twin = mirror.tensor(mirror.twin(self.roots[root]))
         if seed is None or mirror.spec(seed) != twin.spec:
@@ -201,7 +198,6 @@ class GradientGraph:
             p.set_outputs(outputs)
 
     def _zero(self, value: Value) -> Value:
-        """Zeros of a value's shape."""
         known, like = self._zeros.get(value), self.mirror.twin(value)
         if known is not None:
             if self.program.operands(known.node) == [like]:
@@ -227,15 +223,6 @@ def _cached_gradient(
         if len(cached) > _CACHED:
             cached.popitem(last=False)
     return found.program
-
-
-def _next_states(
-    p: Program, feeds: Mapping[str, Tensor], sizes: Mapping[str, int], states: Mapping[str, Tensor], mode: str
-) -> dict[str, Tensor]:
-    """The states after one more run, by key."""
-    values = tensors(p, feeds, dict(sizes), [new for _, new in writes(p)], states)
-    written = {p.key(state.node): values[new] for state, new in writes(p)}
-    return {k: _leaf(v) for k, v in written.items()} if mode == "one_step" else written
 
 
 def _leaf(value: Tensor) -> Tensor:

@@ -24,14 +24,12 @@ if TYPE_CHECKING:
 
 
 class MirroredProgram:
-    """Twins of the needed nodes of `source`, in a program over the same variables.
+    """Twins of the needed nodes of `source`, which is never changed, in a program over the same variables.
 
     A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
     Args:
-        source: the mirrored program; it is never changed.
         sizes: numbers for the named sizes of its inputs.
-        name: name of the derived program.
         low: the 16-bit float of autocast, which casts operands as it would while the source runs; None for no casts.
         on_drop: called with each node that is no longer mirrored.
         on_update: called with each node (and its op) once its twin is up to date; True to visit its readers too.
@@ -73,11 +71,9 @@ class MirroredProgram:
     def usable(self) -> bool:
         """True while `program` was edited by its mirror alone and the source has the inputs it had."""
         p, source = self.program, self.source
-        return (
-            p.version == self.version
-            and source.inputs() == self._inputs
-            and all(p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs)
-        )
+        if p.version != self.version or source.inputs() != self._inputs:
+            return False
+        return all(p.spec(self._twins[n]) == source.spec(n).bind(self.sizes) for n in self._inputs)
 
     @contextmanager
     def updating(self) -> Iterator[set[NodeId]]:
@@ -98,11 +94,9 @@ class MirroredProgram:
         self.version = self.program.version
 
     def update(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
-        """Update the twins; returns the visited nodes.
+        """Update the twins after edits of the nodes `changed`; returns the visited nodes.
 
-        Args:
-            changed: edited nodes of the source.
-            needed, released: nodes that the owner reads from now on, and those that it no longer reads.
+        `needed` and `released` are the nodes that the owner reads from now on, and those that it no longer reads.
         """
         graph = self.source.graph
         fresh = self._count_readers(changed, needed, released)
@@ -204,7 +198,6 @@ class MirroredProgram:
         return [] if self.source.op(node) in SOURCES else self.source.operands(node)
 
     def _drop(self, node: NodeId) -> None:
-        """Stop mirroring a node."""
         del self._readers[node]
         self.discard(tuple(self.casts.pop(node, {}).values()))
         self._on_drop(node)
@@ -241,21 +234,17 @@ class MirroredProgram:
             same = p.op(old) == op and p.key(old) == key and p.weights[key] is variable
             if same and p.specs(old) == source.specs(node):
                 return old, False
-            self.discard((old,))
-        self._free_name(source.path(node))
+        path = self._fresh_name(node, old)
         p.weights.add(key, variable)
-        return self.recorder.source(op, source.path(node), source.spec(node), dict(source.attrs(node))), True
+        return self.recorder.source(op, path, source.spec(node), dict(source.attrs(node))), True
 
     def _mirror_empty_junction(self, node: NodeId, old: NodeId | None) -> tuple[NodeId, bool]:
         """Mirror a junction without edges as a constant zero."""
         source, p = self.source, self.program
         spec = source.spec(node).bind(self.sizes)
-        if old is not None:
-            if p.op(old) == CONST and p.spec(old) == spec:
-                return old, False
-            self.discard((old,))
-        path = source.path(node)
-        self._free_name(path)
+        if old is not None and p.op(old) == CONST and p.spec(old) == spec:
+            return old, False
+        path = self._fresh_name(node, old)
         key = path if path not in p.weights else f"{path}.zero"
         zero = call("cast", Tensor(from_numpy(np.zeros(spec.sizes, np.float32))), dtype=spec.dtype).data
         p.weights.add(key, Variable(zero, name=key))
@@ -266,10 +255,7 @@ class MirroredProgram:
         operands = self._cast_operands(node, get(op))
         attrs = source.attrs(node)
         if old is None or p.op(old) != op:
-            if old is not None:
-                self.discard((old,))
-            path = source.path(node)
-            self._free_name(path)
+            path = self._fresh_name(node, old)
             return p.add_op(op, operands, attrs, path, self.recorder.after(operands)), True
         if p.operands(old) != operands:
             self.rewire(old, operands)
@@ -300,6 +286,13 @@ class MirroredProgram:
         if casts:
             self.casts[node] = casts
         return operands
+
+    def _fresh_name(self, node: NodeId, old: NodeId | None) -> str:
+        """Discard an old twin of a node, and make the node's name free; returns it."""
+        self.discard(() if old is None else (old,))
+        name = self.source.path(node)
+        self._free_name(name)
+        return name
 
     def _free_name(self, name: str) -> None:
         """Rename the backward node that has this name, if one does."""

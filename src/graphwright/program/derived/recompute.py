@@ -17,8 +17,7 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-BARRIER = "recall"
-"""A view that clones read through, so that no rewrite merges them with the original nodes."""
+BARRIER = "recall"  # a view that clones read through, so that no rewrite merges them with the original nodes
 
 
 class Recomputed:

@@ -36,14 +36,10 @@ class TracedNodes(NamedTuple):
 
 
 class ReusingRecorder(MirrorRecorder):
-    """Records tensor code into a derived program, reusing the nodes of the previous trace.
+    """Records tensor code into a derived program, reusing the nodes of the previous trace, `before`.
 
-    A node with the same role but other operands is rewired, so its readers see no change.
-
-    Args:
-        mirror: the program it records into.
-        before: nodes of the previous trace.
-        stored: id of each variable of the source that the program reads -> its node there.
+    A node with the same role but other operands is rewired, so its readers see no change. `stored` maps the id of each
+    variable of the source that the program reads to its node there.
     """
 
     def __init__(self, mirror: MirroredProgram, before: TracedNodes, stored: Mapping[int, Value]) -> None:
@@ -147,11 +143,7 @@ class TrainingTask:
 
 
 class TrainingStepGraph:
-    """One training step of `source`; `update` follows its edits.
-
-    Args:
-        source: the program; it is never changed.
-        task: what the step does with it.
+    """One training step of `source`, which is never changed; `update` follows its edits.
 
     Its `program` maps the inputs to the results of the objective, and writes what the source and the update write.
     """

@@ -13,8 +13,7 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
 
-STEPS = 3
-"""Uses of one parameter from which the tape counts as a loop over steps; a tied weight has two."""
+STEPS = 3  # uses of one parameter from which the tape counts as a loop over steps; a tied weight has two
 
 
 def tape(*tensors: Tensor, name: str = "tape") -> Program:
@@ -28,11 +27,8 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
     """
     for t in tensors:
         if not isinstance(t, Tensor) or t.node is None or not isinstance(t.data, NDArray):
-            raise UsageError(
-                "this tensor has no tape: it was not computed from anything that requires a gradient",
-                got=repr(t)[:80],
-                fix="gw.trace(fn, *examples) records any tensor code",
-            )
+            raise UsageError("this tensor has no tape: it was not computed from anything that requires a gradient",
+                             got=repr(t)[:80], fix="gw.trace(fn, *examples) records any tensor code")  # fmt: skip
     nodes = sorted(_ancestors([t.node for t in tensors]), key=lambda node: node.seq)
     made = _TapeProgram(name, _steps(nodes))
     for node in nodes:

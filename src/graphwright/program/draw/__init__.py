@@ -5,22 +5,9 @@ A program becomes a scene, its groups are arranged and laid out, the layout beco
 
 from __future__ import annotations
 
-from graphwright.program.draw.dot import to_dot
 from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions, layout
-from graphwright.program.draw.overlay import NodeNote
-from graphwright.program.draw.svg import notebook, to_html, to_svg, written
+from graphwright.program.draw.output import notebook, to_dot, to_html, to_svg, written
+from graphwright.program.draw.style import NodeNote
 
-__all__ = [
-    "Box",
-    "DrawnEdge",
-    "Group",
-    "NodeNote",
-    "PictureLayout",
-    "PictureOptions",
-    "layout",
-    "notebook",
-    "to_dot",
-    "to_html",
-    "to_svg",
-    "written",
-]
+__all__ = ["Box", "DrawnEdge", "Group", "NodeNote", "PictureLayout", "PictureOptions", "layout", "notebook", "to_dot",
+           "to_html", "to_svg", "written"]  # fmt: skip

@@ -2,7 +2,7 @@
 
 An arrangement depends only on the content of the group, not on which children are open. Opening a child moves its
 neighbours apart and changes no row, lane or track. Children are numbered 0..n-1 in order of creation; edges join
-children. Everything here is deterministic and iterative.
+children.
 """
 
 from __future__ import annotations
@@ -69,12 +69,9 @@ class Arrangement:
 
 
 def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> Arrangement:
-    """Arrange the children of one group.
+    """Arrange the children of one group; `inner` has, per child, its arrangement if it is a group.
 
-    Args:
-        nets: the nets of the group, entries first.
-        inner: per child, its arrangement if it is a group.
-        entries, exits: number of sources that enter and leave.
+    Nets of entries come first. `entries` and `exits` are the numbers of sources that enter and leave.
     """
     router = _Router(nets, inner, entries, exits)
     wires = router.wires()
@@ -91,10 +88,8 @@ def _steps(positions: list[int], main: int) -> list[int]:
     """Number pins from left to right, 0 for the main pin (else for the middle one)."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
-    steps = [0] * len(positions)
-    for position, k in enumerate(order):
-        steps[k] = position - zero
-    return steps
+    number = {k: place - zero for place, k in enumerate(order)}
+    return [number[k] for k in range(len(positions))]
 
 
 class _Router:
@@ -154,8 +149,13 @@ class _Router:
         elif net.slot == self.entry:
             own, source = 0, X(LANE, 0, 0)
         else:
-            own, source = self._come_in(net, wires[order[0]], net.targets[order[0]][0])
-            order = order[1:] if source is not None and wires[order[0]].xs else order
+            child, slot = net.targets[order[0]]
+            own, source = lane[child], None
+            if self.taken.free(own, 0, rank[child] - 1):  # enters right above its first reader
+                self.taken.take(own, 0, rank[child] - 1)
+                source = self.ends[IN][net.slot] = X(IN, child, slot)
+                wires[order[0]].xs, wires[order[0]].level = [source], True
+                order = order[1:]
         down = start  # the last row that this net uses in its own lane
         tracked: list[int] = []
         for k in order:
@@ -190,17 +190,6 @@ class _Router:
         if net.child >= 0:
             return (net.child, child) in self.links or (child == OUTSIDE and net.child == self.last)
         return net.slot == self.entry and child == self.first
-
-    def _come_in(self, net: Net, wire: Wire, child: int) -> tuple[int, X | None]:
-        """Put an entry right above its first reader, if the lane there is free."""
-        own = self.lane[child]
-        if not self.taken.free(own, 0, self.rank[child] - 1):
-            return own, None
-        self.taken.take(own, 0, self.rank[child] - 1)
-        pin = X(IN, child, net.targets[wire.target][1])
-        wire.xs, wire.level = [pin], True
-        self.ends[IN][net.slot] = pin
-        return own, pin
 
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
@@ -322,13 +311,9 @@ def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[i
 def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits: list[int]) -> tuple[int, list[int]]:
     """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
 
-    The main exit is the lowest child that is read outside (else the lowest of all); the main entry starts the longest
-    path to it. In a residual network the trunk consists of the junctions.
-
-    Args:
-        rank, order, after: rows, a topological order, and the readers of each child.
-        entries: per entry, the children that read it.
-        exits: children that are read outside, in order.
+    The main exit is the lowest child of `exits`, which are read outside (else the lowest of all); the main entry starts
+    the longest path to it. In a residual network the trunk consists of the junctions. `entries` lists, per entry, the
+    children that read it.
     """
     if not order:
         return (0 if entries else -1), []
@@ -394,10 +379,7 @@ def lanes(
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
     """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
 
-    Args:
-        rank, before, after: rows and neighbours.
-        spine: the trunk, in order.
-        inlet, outlet: whether the main entry feeds the first trunk child, and the last one feeds the exit.
+    `spine` is the trunk; `inlet` and `outlet` tell whether the main entry feeds its first child, and its last the exit.
     """
     lane = [0] * len(rank)
     taken = Occupancy()

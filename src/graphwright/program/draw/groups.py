@@ -8,9 +8,11 @@ equal nets and equal hashes.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
@@ -190,8 +192,7 @@ def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None
         module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-BUNDLE = "nodes"
-"""Name of the groups made of consecutive nodes where there is no module to close."""
+BUNDLE = "nodes"  # name of the groups made of consecutive nodes where there is no module to close
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
 
@@ -200,19 +201,14 @@ def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
     """Find per group the runs of two or more equal child groups with consecutive numbers."""
     found: dict[int, list[list[int]]] = {}
     for at, module in enumerate(tree.modules):
-        run: list[int] = []
-        last: tuple[str, int, bytes] | None = None
-        for child in (~c for c in module.children if c < 0):
+        keys: dict[int, tuple[object, ...]] = {}
+        for k, child in enumerate(~c for c in module.children if c < 0):
             inner = tree.modules[child]
             match = _NUMBERED.fullmatch(inner.segment)
-            key = (match[1], int(match[2]), inner.hash) if match and len(match[2]) < 10 else None
-            if key is not None and last is not None and key == (last[0], last[1] + 1, last[2]):
-                run.append(child)
-                if len(run) == 2:
-                    found.setdefault(at, []).append(run)
-            else:
-                run = [child]
-            last = key
+            keys[child] = (match[1], int(match[2]) - k, inner.hash) if match and len(match[2]) < 10 else (child,)
+        series = [list(run) for _, run in groupby(keys, keys.__getitem__)]
+        if any(len(run) > 1 for run in series):
+            found[at] = [run for run in series if len(run) > 1]
     return found
 
 
@@ -247,11 +243,8 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
             nodes.append(replace(node, path=path))
         else:
             nodes[index[i]] = replace(nodes[index[i]], members=nodes[index[i]].members + node.members)
-    edges = {
-        edge._replace(src=index[edge.src], dst=index[edge.dst]): None
-        for edge in scene.edges
-        if not _within_a_run(tree, edge, stands_for)
-    }
+    apart = [e for e in scene.edges if not _within_a_run(tree, e, stands_for)]
+    edges = dict.fromkeys(e._replace(src=index[e.src], dst=index[e.dst]) for e in apart)
     return Scene(nodes, sorted(edges, key=lambda e: (e.dst, e.dst_port)), repeats)
 
 
@@ -291,17 +284,10 @@ def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
     return Scene(nodes, scene.edges, repeats)
 
 
-SMALL = 24
-"""Number of nodes up to which all groups open; chosen by looking at pictures."""
-
-FLAT = 200
-"""Number of children of the root above which they are bundled by default, into half as many groups at most."""
-
-LONG = 64
-"""Length above which a run of equal groups is folded by default: steps of a loop, not the layers of a decoder."""
-
-ROOMY = 60
-"""Number of boxes up to which groups open by default where no module repeats."""
+SMALL = 24  # number of nodes up to which all groups open; chosen by looking at pictures
+FLAT = 200  # number of children of the root above which they are bundled by default, into half as many groups at most
+LONG = 64  # length above which a run of equal groups is folded by default: steps of a loop, not the layers of a decoder
+ROOMY = 60  # number of boxes up to which groups open by default where no module repeats
 
 
 @dataclass(slots=True)
@@ -379,26 +365,19 @@ def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> s
         return _readable(found) | _marked(found)
     chosen = {ROOT}
     for at, module in enumerate(modules[1:], start=1):
-        if module.parent in chosen and (module.path in expanded or _is_one_node(found, at)):
+        paths = [found.scene.nodes[c].path for c in module.children if c >= 0]
+        one_node = len(paths) == len(module.children) <= 3 and module.path in paths  # `mid` with an inserted `mid.tanh`
+        if module.parent in chosen and (module.path in expanded or one_node):
             chosen.add(at)
     return chosen
-
-
-def _is_one_node(found: SceneView, at: int) -> bool:
-    """Whether a group is little more than the node of the same path, such as `mid` with an inserted `mid.tanh`."""
-    module = found.tree.modules[at]
-    paths = [found.scene.nodes[c].path for c in module.children if c >= 0]
-    return len(paths) == len(module.children) <= 3 and module.path in paths
 
 
 def _marked(found: SceneView) -> set[int]:
     """Groups with a difference between the two programs inside."""
     scene, tree = found.scene, found.tree
-    chosen = {at for i, node in enumerate(scene.nodes) if node.mark for at in tree.chain(i)}
-    for edge in scene.edges:
-        if edge.mark:
-            chosen.update(tree.chain(edge.src), tree.chain(edge.dst))
-    return chosen
+    marked = {i for i, node in enumerate(scene.nodes) if node.mark}
+    marked.update(i for edge in scene.edges if edge.mark for i in (edge.src, edge.dst))
+    return {at for i in marked for at in tree.chain(i)}
 
 
 def _readable(found: SceneView) -> set[int]:
@@ -431,10 +410,10 @@ def _readable(found: SceneView) -> set[int]:
 
 def _numbered_parents(found: SceneView) -> set[int]:
     """Groups with two or more child groups whose names end in a number, such as layers, blocks and experts."""
-    counts: dict[int, int] = {}
+    counts: Counter[int] = Counter()
     for module in found.tree.modules[1:]:
-        if module.segment[-1:].isdigit() or module.path in found.scene.repeats:
-            counts[module.parent] = counts.get(module.parent, 0) + 1 + (module.path in found.scene.repeats)
+        if module.segment[-1:].isdigit() or module.repeat > 1:
+            counts[module.parent] += 1 + (module.repeat > 1)
     return {at for at, n in counts.items() if n > 1}
 
 
@@ -448,12 +427,8 @@ def _within(found: SceneView, expanded: Set[str] | None, level: int | None, fold
         series = runs(found.tree) if not fold else {}
         if any(at in series and (at == ROOT or top[at] < 0) and modules[at].depth == deepest for at in found.open):
             fold = True
-            closed.extend(
-                f"{modules[run[0]].path} … {modules[run[-1]].path}"
-                for at in sorted(series)
-                for run in series[at]
-                if top[run[0]] in (-1, run[0])
-            )
+            folding = [run for at in sorted(series) for run in series[at] if top[run[0]] in (-1, run[0])]
+            closed.extend(f"{modules[run[0]].path} … {modules[run[-1]].path}" for run in folding)
             found = _prepared(folded(found.scene, found.tree))
             found.open = _wanted(found, expanded, level)
             continue

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from graphwright.program.draw.scene import SceneNode
     from graphwright.program.program import Program
 
-BUDGET = 2000
-"""Default limit on the boxes, frames and edges of a picture."""
+BUDGET = 2000  # default limit on the boxes, frames and edges of a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +125,7 @@ class PictureOptions(TypedDict, total=False):
 
 
 def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout:
-    """Compute the layout of a program.
-
-    Raises: UsageError for a budget below 16, or for both `expanded` and `level`.
-    """
+    """Compute the layout of a program. Raises: UsageError for a budget below 16, or for both `expanded` and `level`."""
     return compose(program, **options).layout()
 
 
@@ -174,12 +170,9 @@ class PlacedGroup:
 
 
 def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: int) -> PlacedGroup:
-    """Compute the positions of the children of one group.
+    """Compute the positions of the children of one group from their extents.
 
-    Args:
-        group: with its nets and arrangement.
-        sizes: extents of the children.
-        title: width of the group's title; 0 for the whole picture, which has no title.
+    `title` is the width of the group's title; 0 for the whole picture, which has no title.
     """
     arrangement = group.arrangement
     lane_x, track_x, left, right = _columns(arrangement, sizes)

@@ -1,4 +1,4 @@
-// Opens and closes groups of a Graphwright picture: the sums of layout.py, then the shapes of svg.py. No request leaves the page.
+// Opens and closes groups of a Graphwright picture: the sums of layout.py, then the shapes of output.py. No request leaves the page.
 "use strict";
 (() => {
   const data = JSON.parse(document.getElementById("gw-data").textContent);

@@ -6,6 +6,7 @@ two programs can share one scene.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,7 @@ from graphwright.program.kinds import ASSIGN, CONST, KINDS, PARAM, STATE, STORED
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-"""Marks of a difference between two programs."""
+ADDED, REMOVED, CHANGED = "added", "removed", "changed"  # marks of a difference between two programs
 
 
 @dataclass(slots=True)
@@ -66,19 +66,13 @@ def read(program: Program) -> Scene:
     graph = program.graph
     handles = sorted(graph.nodes(), key=lambda n: graph.node(n, "seq"))
     index = {n: i for i, n in enumerate(handles)}
-    nodes = [
-        SceneNode(
-            program.path(n), program.op(n), program.attrs(n), program.specs(n), program.is_junction(n), members=(n,)
-        )
-        for n in handles
-    ]
+    p = program
+    nodes = [SceneNode(p.path(n), p.op(n), p.attrs(n), p.specs(n), p.is_junction(n), members=(n,)) for n in handles]
     for name, value in zip(program.output_names(), program.outputs(), strict=True):
         nodes[index[value.node]].outputs += (name,)
-    edges = [
-        SceneEdge(index[graph.source(e)], graph.edge(e, "src_port"), i, graph.edge(e, "dst_port"))
-        for i, n in enumerate(handles)
-        for e in program.in_edges(n)
-    ]
+    ends = [(e, i) for i, n in enumerate(handles) for e in program.in_edges(n)]
+    column = graph.edge
+    edges = [SceneEdge(index[graph.source(e)], column(e, "src_port"), i, column(e, "dst_port")) for e, i in ends]
     return Scene(nodes, edges)
 
 
@@ -132,13 +126,11 @@ def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
     The inputs of a junction are interchangeable, so there the port is the number of equal edges before this one.
     """
-    seen: dict[tuple[int, int, int], int] = {}
+    seen: Counter[tuple[int, int, int]] = Counter()
     found = []
     for src, src_port, dst, dst_port, _ in scene.edges:
-        slot = dst_port
-        if scene.nodes[dst].junction:
-            slot = seen.get((src, src_port, dst), 0)
-            seen[src, src_port, dst] = slot + 1
+        slot = seen[src, src_port, dst] if scene.nodes[dst].junction else dst_port
+        seen[src, src_port, dst] += 1
         found.append((scene.nodes[src].path, src_port, scene.nodes[dst].path, slot))
     return found
 
@@ -196,8 +188,7 @@ _ATTENDS = frozenset(n for n, row in OPS.items() if row.traits.attention or trai
 _ADDS = frozenset(n for n, row in OPS.items() if row.traits.sums)
 """Ops that attend, and ops that add two operands as a junction does."""
 
-_FAR = 600
-"""Nodes to visit before an edge is taken for a shortcut without further search."""
+_FAR = 600  # nodes to visit before an edge is taken for a shortcut without further search
 
 
 def data_readers(scene: Scene) -> list[list[int]]:
@@ -267,8 +258,7 @@ def family(node: SceneNode) -> str:
     return "pointwise" if row is not None and row.traits.elementwise else "op"
 
 
-MOST = 1 << 24
-"""Size of the largest weight that `statistics` reads, in elements: a tenth of a second."""
+MOST = 1 << 24  # size of the largest weight that `statistics` reads, in elements: a tenth of a second
 
 
 def statistics(program: Program) -> dict[str, str]:

@@ -37,7 +37,8 @@ class Shape:
     title: str = ""  # text shown while the pointer is over the shape; empty for none
 
     def __str__(self) -> str:
-        values = "".join(f' {name}="{_value(value)}"' for name, value in self.attrs.items())
+        given = {k: f"{v:g}" if isinstance(v, float) else escaped(str(v)) for k, v in self.attrs.items()}
+        values = "".join(f' {name}="{value}"' for name, value in given.items())
         inside = "".join(escaped(part) if isinstance(part, str) else str(part) for part in self.content)
         if self.title:
             inside = "<title>" + "\n".join(map(escaped, self.title.split("\n"))) + f"</title>{inside}"
@@ -68,12 +69,7 @@ def picture(width: float, height: float, shapes: Sequence[Shape], style: str) ->
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>\n{body}\n</svg>\n'
 
 
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else escaped(str(value))
-
-
-WIDTH, HEIGHT = 640, 240
-"""Pixels of a chart without its legend."""
+WIDTH, HEIGHT = 640, 240  # pixels of a chart without its legend
 STYLE = (
     "text{font:11px system-ui,sans-serif;fill:#24292f}.axis{stroke:#8c959f;fill:none}.small{font-size:9px;fill:#57606a}"
 )
@@ -81,8 +77,7 @@ COLOURS = (
     "#54aeff", "#fd8c73", "#4ac26b", "#c297ff", "#d4a72c", "#ff80c8", "#39c5cf", "#8c959f", "#e16f24", "#6fdd8b",
 )  # fmt: skip
 """Colours of series that have none of their own, used in turn."""
-Series = Mapping[str, tuple[Sequence[float], str]]
-"""Name -> values and colour."""
+Series = Mapping[str, tuple[Sequence[float], str]]  # name -> values and colour
 _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 620, 20, 210
 
 

@@ -48,7 +48,7 @@ class TensorFiles:
             size, digest = forms.array(headers[name], 2)
             if path.stat().st_size != size or header_digest(path, length) != digest:
                 raise ProgramFileError("the file was changed after the save", where=path)
-        self._mapped: list[NDArray] = []
+        self.mapped: list[NDArray] = []
 
     def array(self, checkpoint: Checkpoint, key: str, digest: str, reference: str | None) -> NDArray:
         """Return a tensor that is mapped, and checked against its digest, when it is first read."""
@@ -66,20 +66,14 @@ class TensorFiles:
 
         array = NDArray(Storage.mapped(touch, info.nbytes, CPU, checkpoint.file_of(key).check_mapped), kind, info.shape)
         self.program.weights.promises[array] = Promise(digest, reference)
-        self._mapped.append(array)
+        self.mapped.append(array)
         return array
-
-    def verify(self) -> None:
-        """Check the bytes of all tensors now. Raises: ProgramFileError."""
-        for array in self._mapped:
-            assert array.storage.memory is not None
 
 
 MAX_BYTES = 256 << 20  # of program.json: about a million nodes
 MAX_NESTING = 80
 _BODY = {"format", "schema", "graphwright", "name", "version", "valid", "graph", "next_seq", "labels", "outputs",
          "weights", "journal", "stacks", "history", "files"}  # fmt: skip
-_HEX = set(b"0123456789abcdef")
 _DAMAGE = (GraphwrightError, OSError, LookupError, TypeError, ValueError, OverflowError, AttributeError, AssertionError)
 """What reading a damaged file raises."""
 
@@ -122,13 +116,17 @@ def _load(folder: Path, check: bool, verify: bool) -> Program:
     _check_nodes(p)
     p.version, p.valid = forms.integer(body["version"]), forms.flag(body["valid"])
     _load_journal(p, folder, body, files)
-    _load_constraints(p, forms.array(body.get("constraints", [])))
+    if rows := forms.array(body.get("constraints", [])):
+        from graphwright.surgery.constraints import from_json
+
+        for row in map(forms.table, rows):
+            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
     report = validate(p)
     if check:
         report.check(p.name)
     p.valid = report.ok
-    if verify:
-        files.verify()
+    if verify and any(array.storage.memory is None for array in files.mapped):  # checks the bytes of all tensors now
+        raise ProgramFileError("a tensor of the saved program cannot be read")
     return p
 
 
@@ -141,8 +139,7 @@ def _read_body(folder: Path) -> dict[str, Any]:
     start = len(PREFIX) + 64
     text = data[start + len(MIDDLE) : -len(SUFFIX)]
     checksum = data[len(PREFIX) : start]
-    framed = data == PREFIX + checksum + MIDDLE + text + SUFFIX and len(checksum) == 64 and _HEX.issuperset(checksum)
-    if not framed or sha256(text).hexdigest().encode() != checksum:
+    if data != PREFIX + checksum + MIDDLE + text + SUFFIX or sha256(text).hexdigest().encode() != checksum:
         raise ProgramFileError("program.json is damaged: its checksum does not match", where=path)
     body = parse_json(text, nesting=MAX_NESTING, where=path)
     if not isinstance(body, dict) or body.get("format") != FORMAT:
@@ -214,15 +211,6 @@ def _check_nodes(p: Program) -> None:
             raise ProgramFileError("wrong number of results: a source has one, an assign node none", where=p.path(node))
     for v in p.outputs():
         forms.integer(v.port, 0, len(p.specs(v.node)) - 1)
-
-
-def _load_constraints(p: Program, data: list[Any]) -> None:
-    """Attach the saved constraints. Raises: UsageError for an unknown kind of constraint."""
-    if data:
-        from graphwright.surgery.constraints import from_json
-
-        for row in map(forms.table, data):
-            p.constraints.add(from_json(row["constraint"]), bool(row["enforce"]))
 
 
 # -- tensors ----------------------------------------------------------------------------------------

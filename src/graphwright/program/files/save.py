@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ from graphwright import __version__
 from graphwright.array import NDArray
 from graphwright.autograd import Parameter, Variable
 from graphwright.errors import UsageError
-from graphwright.files import StrPath, atomic_directory, check_free
+from graphwright.files import StrPath, atomic_directory, blake2b_128, check_free
 from graphwright.graph import chain
 from graphwright.program.editing.undo_storage import Packer
 from graphwright.program.files.forms import value_form
@@ -62,8 +62,11 @@ def save(
     check_free(directory, overwrite)
     with p.graph.locked(), atomic_directory(directory, overwrite) as folder:
         digests: dict[str, str] = {}
-        stored, tied = _owners(p)
-        items = [_tensor(key, p.weights.array(key), digests, key) for key in stored]
+        first: dict[int, str] = {}  # id of each variable -> the key under which its bytes are written
+        for key, variable in p.weights.items():
+            first.setdefault(id(variable), key)
+        tied = {key: first[id(v)] for key, v in p.weights.items() if first[id(v)] != key}
+        items = [_tensor(key, p.weights.array(key), digests, key) for key in first.values()]
         write_checkpoint(folder, items, max_shard_size, stem="weights")
         body: dict[str, Any] = {
             "format": FORMAT,
@@ -112,14 +115,6 @@ def write_body(folder: Path, body: dict[str, Any]) -> None:
     (folder / "program.json").write_bytes(PREFIX + sha256(text).hexdigest().encode() + MIDDLE + text + SUFFIX)
 
 
-def _owners(p: Program) -> tuple[list[str], dict[str, str]]:
-    """Return the keys whose bytes are written, and tied key -> the key of the same variable."""
-    first: dict[int, str] = {}
-    for key, variable in p.weights.items():
-        first.setdefault(id(variable), key)
-    return list(first.values()), {key: first[id(v)] for key, v in p.weights.items() if first[id(v)] != key}
-
-
 def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> TensorData:
     """Return a tensor to write; its digest is computed from the bytes that are written."""
 
@@ -157,9 +152,5 @@ def _headers(folder: Path) -> dict[str, list[Any]]:
 
 def header_digest(path: str | os.PathLike[str], length: int) -> str:
     """Return the BLAKE2b-128 of the first `length` bytes of a file."""
-    state = blake2b(digest_size=16)
     with open(path, "rb") as file:
-        while length > 0 and (piece := file.read(min(length, 1 << 20))):
-            length -= len(piece)
-            state.update(piece)
-    return state.hexdigest()
+        return blake2b_128(file.read(length))

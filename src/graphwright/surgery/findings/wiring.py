@@ -35,7 +35,10 @@ class Wiring:
         self.at = {node: i for i, node in enumerate(self.nodes)}
         self.ops = [p.op(node) for node in self.nodes]
         self.after = [[self.at[r] for r in p.graph.successors(node)] for node in self.nodes]
-        self.before = [[self.at[r] for r in p.graph.predecessors(node)] for node in self.nodes]
+        self.before: list[list[int]] = [[] for _ in self.nodes]
+        for i, readers in enumerate(self.after):
+            for j in readers:
+                self.before[j].append(i)
         self.outputs = {self.at[v.node] for v in p.outputs() if v.node in self.at}
         pairs = [[self.at[v.node] for v in p.operands(node)] for node in p.assigns()]
         self.carried = {pair[0]: pair[1] for pair in pairs if len(pair) == 2}

@@ -93,14 +93,11 @@ class Gram:
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
         """Moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises: NonFinite."""
-        total, mean, count = np.zeros((0, 0)), np.zeros(0), 0
-        for chunk in chunks:
-            for start in range(0, len(chunk), ROWS):
-                a = chunk[start : start + ROWS]
-                product = (a.T @ a).astype(np.float64)
-                total = total + product if count else product
-                mean = mean + a.sum(axis=0, dtype=np.float64) if count else a.sum(axis=0, dtype=np.float64)
-                count += len(a)
+        total, mean, count = np.zeros(()), np.zeros(()), 0
+        for a in (chunk[i : i + ROWS] for chunk in chunks for i in range(0, len(chunk), ROWS)):
+            total = total + (a.T @ a).astype(np.float64)
+            mean = mean + a.sum(axis=0, dtype=np.float64)
+            count += len(a)
         if not np.isfinite(total).all():
             raise NonFinite("activations of the calibration data are not finite", where="gram")
         return Gram(total / max(count, 1), mean / max(count, 1), count)
@@ -170,9 +167,8 @@ def restored(
     wide, share = regularised(h[np.ix_(keep, keep)], ridge)
     made = np.linalg.solve(wide, h[keep] @ matrix.T).T
     shift = matrix @ gram.mean - made @ gram.mean[keep] if bias else np.zeros(len(matrix))
-    return Restored(
-        made, shift, share, error_of(matrix, made, gram, keep, shift), error_of(matrix, matrix[:, keep], gram, keep)
-    )
+    error, plain = error_of(matrix, made, gram, keep, shift), error_of(matrix, matrix[:, keep], gram, keep)
+    return Restored(made, shift, share, error, plain)
 
 
 def error_of(

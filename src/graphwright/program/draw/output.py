@@ -1,35 +1,50 @@
-"""A program as SVG, self-contained, with selectable text, light and dark by CSS; and as one HTML page.
+"""A program as SVG, as one HTML page, and as Graphviz DOT.
 
-On the page, which works offline, groups open and close, details show on hover, and a text outline stands beside.
+The SVG is self-contained, with selectable text, light and dark by CSS. On the page, which works offline, groups open
+and close, details show on hover, and a text outline stands beside. DOT has a cluster per module and is sorted by name,
+so that two texts can be compared line by line.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from graphwright.errors import UsageError
 from graphwright.files import StrPath, atomic_write
 from graphwright.program.draw.groups import ROOT
 from graphwright.program.draw.layout import GAP, PAD, PIN, STEP, TITLE, common, compose
-from graphwright.program.draw.overlay import LEVELS, ColourTarget, drawn_targets, overlay_of, shade
 from graphwright.program.draw.scene import CHANGED, MIXED, statistics
 from graphwright.program.draw.shapes import Shape, clean, escaped, shape
-from graphwright.program.draw.style import EDGES, FONT, LINE, MARKS, css, short, text_width, tips
+from graphwright.program.draw.style import (
+    EDGES,
+    FAMILIES,
+    FONT,
+    LEVELS,
+    LINE,
+    MARKS,
+    ColourTarget,
+    css,
+    drawn_targets,
+    overlay_of,
+    shade,
+    short,
+    text_width,
+    tips,
+)
 
 if TYPE_CHECKING:
     from graphwright.program.draw.arrange import Arrangement
     from graphwright.program.draw.groups import Net
     from graphwright.program.draw.layout import Box, Composition, DrawnEdge, Group, PictureLayout, PictureOptions
-    from graphwright.program.draw.overlay import NodeNote, Overlay
+    from graphwright.program.draw.style import NodeNote, Overlay
     from graphwright.program.program import Program
 
-ROUND = 5
-"""Radius of the corners of lines, in pixels."""
-CELL = 240
-"""Budget of a picture in a notebook cell: below 200 kB, and at most a few screens."""
+ROUND = 5  # radius of the corners of lines, in pixels
+CELL = 240  # budget of a picture in a notebook cell: below 200 kB, and at most a few screens
 
 
 def to_svg(
@@ -41,7 +56,6 @@ def to_svg(
     """Draw a program as an SVG document.
 
     Args:
-        program: what to draw.
         overlay: numbers by node or path, drawn as colours with a legend; or notes by node, such as
             `found.overlay()` of a diagnosis.
         scale: scale of the numbers, `linear` or `log`.
@@ -80,7 +94,8 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
     ]
     parts += [frame(group, overlay) for group in made.groups.values()]
     parts += [line(edge, made.boxes[edge.dst]) for edge in made.edges]
-    parts += [heading(group) for group in made.groups.values()]  # above the lines
+    for g in made.groups.values():  # above the lines
+        parts.append(shape("text", g.title, class_="gw-n gw-s gw-h", data_path=g.path, x=g.x + 10, y=g.y + 16))
     parts += [box(b, overlay) for b in made.boxes.values()]
     parts += ["</g>", f'<g class="gw-legend" transform="translate(0 {made.height})">']
     parts += ["".join(map(str, row)) for row in below.rows]
@@ -93,11 +108,6 @@ def frame(group: Group, overlay: Overlay) -> Shape:
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
     rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
     return shape("g", rect, title=group.path, class_="gw-f", data_path=group.path)
-
-
-def heading(group: Group) -> Shape:
-    """The name on the frame of an open group."""
-    return shape("text", group.title, class_="gw-n gw-s gw-h", data_path=group.path, x=group.x + 10, y=group.y + 16)
 
 
 def box(b: Box, overlay: Overlay) -> Shape:
@@ -167,6 +177,16 @@ class Legend:
         self.rows += [tuple(entry) for entry in shapes]
         self.width, self.height = max(self.width, width), self.height + _ROW
 
+    def samples(self, words: Iterable[str], wide: int, draw: Callable[[int, int, str], Shape]) -> None:
+        """Append a row of words, each after its sample, which is `wide` pixels and drawn at a top left."""
+        x, shapes = 16, []
+        for word in words:
+            text = shape("text", word, class_="gw-s", x=x + wide, y=self.height + 15)
+            shapes.append([draw(x, self.height, word), text])
+            x += wide + text_width(word) + 20
+        if shapes:
+            self.add(shapes, x)
+
     def note(self, words: str) -> None:
         """Append a row of text."""
         self.add([[shape("text", words, class_="gw-s", x=16, y=self.height + 15)]], 32 + text_width(words))
@@ -175,21 +195,16 @@ class Legend:
 def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
 
-    Args:
-        made: the picture.
-        overlay: its overlay.
-        diff: whether the picture compares two programs.
-        hidden: kinds of edge inside closed groups.
+    `hidden` are the kinds of edge inside closed groups.
     """
     found = Legend(height=8)
     used = {e.kind for e in made.edges}.union(hidden)
-    _line_styles(found, [k for k in EDGES if k in used])
-    if diff:
-        _line_styles(found, list(MARKS))
+    found.samples([k for k in EDGES if k in used], 40, _line_sample)
+    found.samples(MARKS if diff else (), 40, _line_sample)
     if overlay.levels is None:
         _colour_scale(found, overlay)
     else:
-        _severities(found, overlay.levels)
+        found.samples([LEVELS[level][0] for level in overlay.levels], 20, _level_sample)
     if made.collapsed:
         names = ", ".join(short(p, 40) for p in made.collapsed[:3])
         more = f" and {len(made.collapsed) - 3} more" if len(made.collapsed) > 3 else ""
@@ -198,15 +213,14 @@ def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection
     return found
 
 
-def _line_styles(found: Legend, kinds: list[str]) -> None:
-    x, y, shapes = 16, found.height + _ROW // 2, []
-    for kind in kinds:
-        sample = shape("path", d=f"M{x} {y}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
-        words = shape("text", kind, class_="gw-s", x=x + 40, y=y + 4)
-        shapes.append([shape("g", sample, class_=f"gw-e gw-{kind}"), words])
-        x += 40 + text_width(kind) + 20
-    if kinds:
-        found.add(shapes, x)
+def _line_sample(x: int, y: int, kind: str) -> Shape:
+    line = shape("path", d=f"M{x} {y + _ROW // 2}H{x + 32}", marker_end=f"url(#gw-tip-{kind})")
+    return shape("g", line, class_=f"gw-e gw-{kind}")
+
+
+def _level_sample(x: int, y: int, word: str) -> Shape:
+    fill = next(fill for name, fill, _ in LEVELS if name == word)
+    return shape("rect", x=x, y=y + 4, width=14, height=14, rx=3, fill=fill, stroke="#555e69")
 
 
 def _colour_scale(found: Legend, overlay: Overlay) -> None:
@@ -224,16 +238,6 @@ def _colour_scale(found: Legend, overlay: Overlay) -> None:
     drawn = shape("g", text, bar, end, class_="gw-scale", data_min=low, data_max=high)
     found.add([[shape("linearGradient", *stops, id=name), drawn]], left + _BAR + 24 + text_width(high + kind))
     found.note("hatched: no value")
-
-
-def _severities(found: Legend, levels: Sequence[int]) -> None:
-    x, y, shapes = 16, found.height + 4, []
-    for word, fill, _ in (LEVELS[level] for level in levels):
-        square = shape("rect", x=x, y=y, width=14, height=14, rx=3, fill=fill, stroke="#555e69")
-        shapes.append([square, shape("text", word, class_="gw-s", x=x + 20, y=y + 11)])
-        x += 20 + text_width(word) + 20
-    if levels:
-        found.add(shapes, x)
 
 
 def outline(made: Composition) -> str:
@@ -409,3 +413,108 @@ def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
         for name in named:
             found.setdefault(name, []).append(number)
     return entries, found
+
+
+_DOT_LINES = {"data": ("green", "solid"), "attention": ("blue", "solid"), "residual": ("red", "dashed"),
+          "state": ("purple", "dotted")}  # fmt: skip
+"""Kind of edge -> colour and line."""
+
+
+def to_dot(
+    program: Program,
+    color: str | Mapping[Any, float | NodeNote] | None = "family",
+    scale: str = "linear",
+    **options: Unpack[PictureOptions],
+) -> str:
+    """Draw a program as DOT text, top-down.
+
+    Attention edges are solid blue, data edges green, residual dashed red, state dotted purple, removed grey.
+
+    Args:
+        color: `"family"` fills boxes by their family, None leaves them white; a mapping of numbers by node or path is
+            drawn as colours, a mapping of notes as severities with tooltips.
+        scale: scale of the numbers, `linear` or `log`.
+        options: see `PictureOptions`.
+    """
+    if isinstance(color, str) and color != "family":
+        raise UsageError("unknown colouring of a DOT picture", expected='"family", None or a mapping', got=color)
+    picture = compose(program, **options).layout()
+    overlay = overlay_of(program, drawn_targets(picture), color if isinstance(color, Mapping) else None, scale)
+    inside: dict[str, list[str]] = {path: [] for path in ("", *picture.groups)}
+    for path in sorted(picture.boxes):
+        inside[picture.boxes[path].parent].append(path)
+    children: dict[str, list[str]] = {path: [] for path in inside}
+    for path in sorted(picture.groups):
+        children[picture.groups[path].parent].append(path)
+    out = [
+        f"digraph {quoted(program.name)} {{",
+        '  rankdir="TB";',
+        '  node [shape="box", fontname="Arial", fontsize="11"];',
+        '  edge [fontname="Arial", fontsize="9"];',
+    ]
+    if picture.collapsed:
+        out.append(f"  label={quoted('closed: ' + ', '.join(picture.collapsed[:8]))};")
+    if overlay.low is not None:
+        out.append(f"  // scale from {overlay.low!r} to {overlay.high!r}")
+    stack: list[tuple[str, int, bool]] = [("", 1, False)]
+    while stack:
+        path, depth, leaving = stack.pop()
+        pad = "  " * depth
+        if leaving:
+            out.append("  " * (depth - 1) + "}")
+            continue
+        if path:
+            group = picture.groups[path]
+            out.append("  " * (depth - 1) + f"subgraph {quoted('cluster_' + path)} {{")
+            out += [f"{pad}label={quoted(group.title)};", f"{pad}color={quoted('#b9c0c8')};"]
+            stack.append((path, depth, True))
+        out += [pad + _dot_node(picture.boxes[p], overlay, color == "family") for p in inside[path]]
+        stack += [(child, depth + 1, False) for child in reversed(children[path])]
+    out += ["  " + _dot_edge(edge) for edge in picture.edges]
+    return "\n".join([*out, "}", ""])
+
+
+def quoted(value: str) -> str:
+    """A DOT string, with quotes, backslashes and invisible characters escaped."""
+    return '"' + clean(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _dot_lines(lines: tuple[str, ...]) -> str:
+    return '"' + "\\n".join(quoted(line)[1:-1] for line in lines) + '"'
+
+
+def _dot_node(box: Box, overlay: Overlay, fill: bool) -> str:
+    note = overlay.notes.get(box.target)
+    facts = {
+        "label": _dot_lines(box.lines),
+        "tooltip": _dot_lines((box.path, *note.split("\n"))) if note else quoted(box.path),
+    }
+    style = ["rounded"] if box.kind in ("junction", "input", "group") else []
+    colour = overlay.colours.get(box.target) or ((FAMILIES[box.family][0], "") if fill else None)
+    if colour and box.mark != "removed":
+        style.append("filled")
+        facts["fillcolor"] = quoted(colour[0])
+        if colour[1]:
+            facts["fontcolor"] = quoted(colour[1])
+    if box.kind == "group":
+        facts["peripheries"] = '"2"'
+    if box.mark:
+        facts |= {"color": quoted(MARKS[box.mark][0]), "class": quoted(box.mark), "penwidth": '"2.5"'}
+        if box.mark == "removed":
+            style.append("dotted")
+    if style:
+        facts["style"] = quoted(",".join(style))
+    return f"{quoted(box.path)} [{', '.join(f'{k}={v}' for k, v in facts.items())}];"
+
+
+def _dot_edge(edge: DrawnEdge) -> str:
+    gone = edge.mark == "removed"
+    colour, style = ("grey", "dotted") if gone else _DOT_LINES[edge.kind]
+    facts = {"color": quoted(colour), "style": quoted(style), "class": quoted(f"{edge.kind} {edge.mark}".rstrip())}
+    if edge.mark and not gone:
+        facts["color"], facts["penwidth"] = quoted(MARKS[edge.mark][0]), '"2.5"'
+    if edge.count > 1:
+        facts["label"] = quoted(f"×{edge.count}")
+    if edge.back:
+        facts["constraint"] = '"false"'
+    return f"{quoted(edge.src)} -> {quoted(edge.dst)} [{', '.join(f'{k}={v}' for k, v in facts.items())}];"
