@@ -10,7 +10,7 @@ import pytest
 
 import graphwright as gw
 from graphwright import nn, optim
-from graphwright.plan.compile import CompiledFunction
+from graphwright.plan.compiled import CompiledFunction
 
 
 class Net(nn.Module):

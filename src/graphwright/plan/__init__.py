@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphwright.plan.compile import CompiledFunction, CompiledProgram, compile, compile_program, plan_for
+from graphwright.plan.compile import compile_program, plan_for
+from graphwright.plan.compiled import CompiledFunction, CompiledProgram, compile
 from graphwright.plan.describe import PlanDiff
 from graphwright.plan.errors import DeviceFailed, OutOfMemory, StalePlan, StepTorn
 from graphwright.plan.options import CompileOptions

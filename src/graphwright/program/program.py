@@ -222,7 +222,8 @@ class Program(OpGraph):
         **named: Any,
     ) -> Plan:  # fmt: skip
         """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
-        from graphwright.plan import CompileOptions, compile_program
+        from graphwright.plan.compile import compile_program
+        from graphwright.plan.options import CompileOptions
 
         options = CompileOptions.of(
             freeze=freeze, rewrites=rewrites, layout=layout, watch=watch, executor=executor, device=device, remat=remat,

@@ -19,6 +19,7 @@ from graphwright.models.model import Model
 from graphwright.ops import OPS, traits
 from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.kinds import PARAM
+from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration
@@ -253,7 +254,7 @@ class MatrixReport(ReportBase):
 
 def program_of(program: Program | Model) -> Program:
     """The program of a model, or the program itself."""
-    return program if isinstance(program, Program) else program.program
+    return program if isinstance(program, OpGraph) else program.program
 
 
 def edit_matrices(

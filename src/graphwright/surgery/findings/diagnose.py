@@ -18,6 +18,7 @@ import numpy as np
 from graphwright.errors import UsageError
 from graphwright.models import Model
 from graphwright.program import Program
+from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Report
 from graphwright.surgery.calibration import chunked
 from graphwright.surgery.findings import connectivity, gradients, heads, interface, residuals, tensors
@@ -131,7 +132,7 @@ def diagnose(
         report, cancel: progress of long rules, and whether to stop; findings so far are returned.
     Raises: UsageError while an edit is open, for unknown kinds or limits; FeedError for inputs that do not fit.
     """
-    model, p = (program, program.program) if isinstance(program, Model) else (None, program)
+    model, p = (None, program) if isinstance(program, OpGraph) else (program, program.program)
     if p.history.open is not None:
         raise UsageError("the program has an open edit", where=p.name, fix="leave the with-block first")
     step = stepper(report, cancel)

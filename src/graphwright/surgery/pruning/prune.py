@@ -25,6 +25,7 @@ from graphwright.program.editing.edits import RemoveEdge, RemoveNode, SetWeight
 from graphwright.program.editing.journal import Entry
 from graphwright.program.errors import NotUndoable
 from graphwright.program.kinds import PARAM
+from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Progress, Report
 from graphwright.surgery.budgets import SizeBudget
 from graphwright.surgery.calibration import Calibration, CalibrationTooSmall, MissingCalibration, Stream
@@ -376,7 +377,7 @@ def prune(
     """
     started = perf_counter()
     given, p = PruneOptions(**options), program_of(program)
-    model = None if isinstance(program, Program) else program
+    model = None if isinstance(program, OpGraph) else program
     nodes = pr.scope_nodes(p, given.where)
     pr.check_finite(p, pr.prunable(p, nodes, given.kinds, given.protect) if given.recipe != "modules" else [])
     if calibration is None:

@@ -1,0 +1,220 @@
+"""Compiled programs and functions, which plan themselves at the first call with new shapes or a new version."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, Unpack, overload
+
+from graphwright.array import Device, NDArray, Spec
+from graphwright.autograd import Tensor, as_tensor, changes
+from graphwright.autograd.modes import modes
+from graphwright.errors import UsageError
+from graphwright.plan.compile import CACHED, plan_for
+from graphwright.plan.options import CompileOptions
+from graphwright.plan.plan import Plan
+from graphwright.plan.planning.planner import uncollected
+from graphwright.plan.running.buckets import PaddingBuckets
+from graphwright.plan.running.executable import BoundCall, Executable
+from graphwright.program import Program, TraceRecorder, check_feeds, record
+
+
+class CompiledProgram:
+    """`gw.compile(program)`: call it with feeds; it plans for each new signature or version.
+
+    Args:
+        outputs: names of the outputs to compute; all by default.
+        options: how plans are made.
+        buckets: pads the feeds.
+    """
+
+    def __init__(
+        self, program: Program, outputs: Sequence[str] | None, options: CompileOptions, buckets: PaddingBuckets | None
+    ) -> None:
+        self.program, self.outputs, self.options, self.buckets = program, outputs, options, buckets
+        self._latest: tuple[Plan, int] | None = None
+
+    def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
+        """Run on feeds by name; returns the outputs by name."""
+        given = {**feeds, **named} if feeds else named
+        if self.buckets is not None:
+            self.buckets = self.buckets.current()
+            found = self.buckets.run(*self.buckets.checked(given), self._run)
+        elif (found := self._run_latest(given)) is None:
+            found = self._run(check_feeds(self.program, given)[0])
+        return {name: Tensor(array) for name, array in found.items()}
+
+    def _run_latest(self, feeds: Mapping[str, Any]) -> dict[str, NDArray] | None:
+        """Run the plan of the last call, if it fits the feeds and nothing changed since."""
+        plan, seen = self._latest or (None, -1)
+        if plan is None or seen != changes.count or not plan.assumptions_hold:
+            return None
+        space = plan.executable()
+        arrays = space.fitting(map(feeds.get, plan.inputs), len(feeds))
+        return None if arrays is None else space.step(arrays)
+
+    def _run(self, feeds: Mapping[str, Any]) -> dict[str, NDArray]:
+        specs = {name: tensor.spec for name, tensor in feeds.items()}
+        seen = changes.count
+        plan = plan_for(self.program, specs, self.outputs, self.options)
+        self._latest = plan, seen
+        return plan(feeds)
+
+
+class CompiledFunction:
+    """`gw.compile(fn)`: traces `fn` once per input signature and runs the plan of the trace.
+
+    The traced code may be a whole training step: parameters and optimizer moments become loop-carried state, read at
+    the start and written at the end of the plan. An edit of a program that `fn` runs is noticed at the next call.
+    Side effects of `fn` beside tensor operations (printing, counting) happen while tracing only.
+
+    Attributes:
+        traces: how often `fn` was traced.
+    """
+
+    def __init__(self, fn: Callable[..., Any], options: CompileOptions) -> None:
+        self.fn, self.options = fn, options
+        self.traces = 0
+        self._entries: OrderedDict[Any, _TracedSignature] = OrderedDict()
+        self._latest: _TracedSignature | None = None
+        self.__name__ = getattr(fn, "__name__", "compiled")
+        self.__doc__ = fn.__doc__
+
+    def __call__(self, *args: Any) -> Any:
+        """Run on tensors, arrays or numbers; returns what `fn` returns, with new tensors."""
+        entry = self._latest
+        arrays = entry.fitting(args) if entry is not None else None
+        if entry is None or arrays is None:
+            tensors = [as_tensor(a) for a in args]
+            entry = self._latest = self._entry(tuple(t.spec for t in tensors))
+            return entry.result(entry.executable.run(dict(zip(entry.names, tensors, strict=True))))
+        return entry.result(entry.executable.step(arrays))
+
+    def plan(self, *args: Any) -> Plan:
+        """The plan for arguments of these shapes."""
+        return self.executable(*args).plan
+
+    def bind(self, *args: Any) -> BoundCall:
+        """A call with its own memory for arguments of these shapes: inputs to write to, outputs to read.
+
+        >>> import numpy as np, graphwright as gw
+        >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
+        >>> np.copyto(square.inputs["x"], [1, 2, 3])
+        >>> square()
+        >>> square.outputs["out"].tolist()
+        [1.0, 4.0, 9.0]
+        """
+        return self.plan(*args).bind()
+
+    def executable(self, *args: Any) -> Executable:
+        """The memory in which arguments of these shapes run."""
+        return self._entry(tuple(as_tensor(a).spec for a in args)).executable
+
+    def _entry(self, specs: tuple[Spec, ...]) -> _TracedSignature:
+        key = (specs, modes())
+        entry = self._entries.get(key)
+        if entry is None or not entry.fresh:
+            self.traces += 1
+            with uncollected():
+                entry = self._entries[key] = _TracedSignature(*record(self.fn, specs), self.options)
+            entry.modes = key[1]
+            if len(self._entries) > CACHED:
+                self._entries.popitem(last=False)
+        self._entries.move_to_end(key)
+        entry.seen = changes.count
+        return entry
+
+
+class _TracedSignature:
+    """The trace of a function for one input signature."""
+
+    def __init__(self, program: Program, recorder: TraceRecorder, result: Any, options: CompileOptions) -> None:
+        self.program, self.dependencies = program, recorder.dependencies
+        self.names = [program.path(n) for n in program.inputs()]
+        specs = {program.path(n): program.spec(n) for n in program.inputs()}
+        self.executable = plan_for(program, specs, None, options).new_executable(shared=True)
+        self.modes: tuple[Any, ...] = ()
+        self.seen = -1
+        self._result, self._single = result, isinstance(result, Tensor)
+        self._facts = recorder.facts
+        self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
+
+    def fitting(self, args: Sequence[Any]) -> list[Any] | None:
+        """The arrays of arguments that fit this signature, if nothing changed since the last call; else None."""
+        if self.seen != changes.count or self.modes != modes():
+            return None
+        if self._facts and any(fact() != value for fact, value in self._facts):
+            return None
+        return self.executable.fitting(args, len(args))
+
+    @property
+    def fresh(self) -> bool:
+        """False once an assumption of the trace fails: the version of a program that the function ran, a variable's
+        spec or `requires_grad`, the mode of a module.
+        """
+        return (
+            all(v.requires_grad == trained and v.spec == spec for v, trained, spec in self._variables)
+            and all(fact() == value for fact, value in self._facts)
+            and all(p.version == version for p, version in self.dependencies.values())
+            and self.executable.plan.fresh
+        )
+
+    def result(self, outputs: Mapping[str, NDArray]) -> Any:
+        """Outputs in the structure that the function returned."""
+        if self._single:
+            return Tensor(outputs["out"])
+        if self._result is None:
+            return None
+        tensors = {name: Tensor(array) for name, array in outputs.items()}
+        if isinstance(self._result, Mapping):
+            return {name: tensors[str(name)] for name in self._result}
+        return type(self._result)(tensors.values())
+
+
+class CompileKeywords(TypedDict, total=False):
+    """Options of `gw.compile`, as in `CompileOptions`."""
+
+    executor: str
+    device: Device | str
+    remat: int | None
+    freeze: bool
+
+
+@overload
+def compile(
+    target: Program, *, outputs: Sequence[str] | None = None, buckets: Mapping[str, Sequence[int]] | None = None,
+    mask: str | None = None, **options: Unpack[CompileKeywords],
+) -> CompiledProgram: ...  # fmt: skip
+@overload
+def compile(target: Callable[..., Any], **options: Unpack[CompileKeywords]) -> CompiledFunction: ...
+def compile(
+    target: Program | Callable[..., Any],
+    *,
+    outputs: Sequence[str] | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+    mask: str | None = None,
+    **options: Unpack[CompileKeywords],
+) -> CompiledProgram | CompiledFunction:
+    """Make a program or a function run by plan.
+
+    Args:
+        target: a Program, or a function of tensors (which may be a whole training step).
+        outputs: of a program, names of the outputs to compute; all by default.
+        buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
+        options: executor, device, remat and freeze, see `CompileOptions`. The executor is by default "aten" for
+            a program, and "auto" for a function: VM functions are within 2.5 units in the last place.
+    Returns: a callable that takes what the target takes.
+    Raises: UsageError for another target, or options of a program given for a function.
+    """
+    if isinstance(target, Program):
+        padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
+        return CompiledProgram(target, outputs, CompileOptions.of(**options), padding)
+    if not callable(target):
+        raise UsageError("gw.compile needs a Program or a function of tensors", where="gw.compile",
+                         expected="a Program, or a callable", got=repr(target)[:80],
+                         fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
+    if (outputs, buckets, mask) != (None, None, None):
+        raise UsageError("outputs, buckets and mask are options of a program, not of a function", where="gw.compile",
+                         expected="no such options", got=repr(target)[:80],
+                         fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
+    return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))
