@@ -6,16 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, Spec, bfloat16
 from graphwright.graph import NodeId
 from graphwright.models.architectures.architecture import Config
 from graphwright.ops import get, traits
-from graphwright.program import Program
 from graphwright.program.cost import flops
 from graphwright.report import ReportBase
 from graphwright.safetensors import Checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True, slots=True)

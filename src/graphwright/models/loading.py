@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphwright.array import BY_TAG, CPU, DType, NDArray, Storage, dtype, empty
 from graphwright.autograd import Parameter
 from graphwright.models.architectures.architecture import Architecture, Config
 from graphwright.models.errors import TensorMismatch, UnsupportedDType
-from graphwright.program import Builder, Program
+from graphwright.program.builder import Builder
 from graphwright.safetensors import Checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 TIED_HEAD, EMBEDDING = "lm_head.weight", "embed.weight"
 

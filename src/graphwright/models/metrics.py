@@ -14,12 +14,14 @@ from graphwright.errors import NonFinite, UsageError
 from graphwright.models.errors import PromptError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import ByteTokenizer, need_tokenizer
-from graphwright.program import AssemblyReport, Mismatch, Program
 from graphwright.program.kinds import STORED
+from graphwright.program.validate import Mismatch
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
+    from graphwright.program.validate import AssemblyReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ from graphwright.models.loading import build
 from graphwright.models.metrics import BitsPerByte, bits_per_byte, check_finite, validate
 from graphwright.models.quantize import quantize
 from graphwright.models.tokenizer import Tokenizer, special_ids
-from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import AssemblyReport, Program, Selection, Units
+from graphwright.plan.compile import plan_for
+from graphwright.plan.options import CompileOptions
 from graphwright.program.editing.journal import Entry
 from graphwright.program.selection import Filters
 from graphwright.progress import Report
@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from graphwright.models.export.export import ExportKeywords
     from graphwright.models.export.levels import ExportPlan
     from graphwright.models.export.receipt import Receipt
+    from graphwright.program.axes.units import Units
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+    from graphwright.program.validate import AssemblyReport
     from graphwright.surgery import (
         Calibration,
         CompressionReport,

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from graphwright.models.errors import ExportError, VerificationFailed
 from graphwright.models.generation.cached_program import LENGTH, derive
 from graphwright.ops import OPS, traits
 from graphwright.ops.onnx import ONNX_DTYPES, OPSET, OPSETS, OnnxRow, OnnxUse
-from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT, STATE, STORED
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 try:
     import onnx

@@ -21,7 +21,7 @@ from graphwright.models.loading import build, match_keys
 from graphwright.models.metrics import drift
 from graphwright.models.model import Model
 from graphwright.models.tokenizer import AutoTokenizer, ByteTokenizer, find_tokenizer, need_tokenizer
-from graphwright.program import Builder
+from graphwright.program.builder import Builder
 from graphwright.program.diff import ProgramDiff
 from graphwright.program.files.load import load
 from graphwright.safetensors import Checkpoint

@@ -14,7 +14,6 @@ from graphwright.array.vm.code import GROUP
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
-from graphwright.program import Program
 from graphwright.program.editing.journal import Entry
 from graphwright.program.editing.replace import remove_unread, take_over
 from graphwright.program.editing.transaction import Transaction
@@ -22,6 +21,7 @@ from graphwright.program.kinds import PARAM
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
 
 KINDS = ("int8",)
 

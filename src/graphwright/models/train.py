@@ -16,7 +16,10 @@ from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.models.tokenizer import need_tokenizer
 from graphwright.nn import functional
-from graphwright.optim import AdamW, SavedState, compile_step, save_state, warmup_cosine
+from graphwright.optim.checkpoint import SavedState, save_state
+from graphwright.optim.lr_scheduler import warmup_cosine
+from graphwright.optim.optimizers import AdamW
+from graphwright.optim.training_step import compile_step
 from graphwright.progress import Progress, Report
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -21,8 +21,13 @@ from graphwright.errors import UsageError
 from graphwright.files import JsonError, StrPath, atomic_directory, blake2b_128, read_json
 from graphwright.optim.optimizer import Optimizer, moment_remap
 from graphwright.optim.training_step import CompiledStep
-from graphwright.program import Journal, Program, replay
+from graphwright.program.editing.replay import replay
+from graphwright.program.program import Program
 from graphwright.safetensors import Checkpoint, CheckpointError, TensorData, write_checkpoint
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.journal import Journal
+
 
 SCHEMA = 2
 _LIMIT = 64 << 20  # bytes of train.json: 10^5 tensors with names of 600 characters

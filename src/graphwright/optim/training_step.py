@@ -21,15 +21,17 @@ from graphwright.ops import call
 from graphwright.ops.casting import low_dtype
 from graphwright.optim.gradients import clip_grad_norm_
 from graphwright.optim.optimizer import Optimizer
-from graphwright.plan import CompileOptions, Plan
 from graphwright.plan.compile import plan_for, spec_of
+from graphwright.plan.options import CompileOptions
 from graphwright.plan.running.executable import BoundCall
-from graphwright.program import FeedError, Program
 from graphwright.program.derived.backward import updatable
 from graphwright.program.derived.step import RetracedStep, TrainingStepGraph, TrainingTask
+from graphwright.program.errors import FeedError
 
 if TYPE_CHECKING:
     from graphwright.amp import GradScaler
+    from graphwright.plan.plan import Plan
+    from graphwright.program.program import Program
 
 Loss = str | Callable[..., Tensor]
 _SUM = "gradient_sum"

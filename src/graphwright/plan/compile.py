@@ -16,10 +16,11 @@ from graphwright.autograd import as_tensor
 from graphwright.plan.options import DEFAULT, CompileOptions, refuse_string
 from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
-from graphwright.program import Program
 from graphwright.program.derived.rewrite import PatchPoint, patched
 
 if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
     pass
 
 CACHED = 32

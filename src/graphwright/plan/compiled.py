@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from graphwright.array import Device, NDArray, Spec
 from graphwright.autograd import Tensor, as_tensor, changes
@@ -16,7 +16,12 @@ from graphwright.plan.plan import Plan
 from graphwright.plan.planning.planner import uncollected
 from graphwright.plan.running.buckets import PaddingBuckets
 from graphwright.plan.running.executable import BoundCall, Executable
-from graphwright.program import Program, TraceRecorder, check_feeds, record
+from graphwright.program.builder import record
+from graphwright.program.program import Program
+from graphwright.program.run import check_feeds
+
+if TYPE_CHECKING:
+    from graphwright.program.recorder import TraceRecorder
 
 
 class CompiledProgram:

@@ -13,12 +13,12 @@ from graphwright.graph import NodeId
 from graphwright.ops import Cost, get
 from graphwright.plan.running.executable import Executable
 from graphwright.plan.table import ARENA, Instr, Slot
-from graphwright.program import Value
 from graphwright.program.hashing import encode_attrs
 from graphwright.report import ReportBase
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
+    from graphwright.program.op_graph import Value
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:

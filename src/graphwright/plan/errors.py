@@ -12,11 +12,11 @@ from graphwright.errors import ComputeError, Facts, GraphwrightError, UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.call import kernel_error
 from graphwright.plan.table import ARENA
-from graphwright.program import Program
 from graphwright.program.run import origin
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
+    from graphwright.program.program import Program
 
 
 def checked_index(plan: Any, column: str, i: Any, count: int) -> int:

@@ -31,12 +31,13 @@ from graphwright.plan.planning.rewrites import BY_VALUE
 from graphwright.plan.running.capture import CaptureExecutable
 from graphwright.plan.running.executable import BoundCall, Executable, check_override
 from graphwright.plan.running.override import Override, override
-from graphwright.program import Program, Value
 from graphwright.program.validate import refuse_broken
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.lowering import ExecutorChoice
     from graphwright.plan.planning.plan_tables import NodeRecord
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True, eq=False)

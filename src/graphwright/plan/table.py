@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graphwright.array import DType, Layout, Spec
 from graphwright.graph import NodeId
-from graphwright.program import Value
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
+    from graphwright.program.op_graph import Value
 
 INPUT, PARAM, CONST, STATE, TEMP, FOLDED, TILE = "input", "param", "const", "state", "temp", "folded", "tile"
 HOST, UNUSED = "host", "unused"

@@ -9,7 +9,6 @@ from graphwright.surgery.compare import ComparisonReport, ErrorReport, compare
 from graphwright.surgery.constraints import (
     Budget,
     Constraint,
-    ConstraintSolution,
     Custom,
     EqualSizes,
     GradientFlow,
@@ -19,9 +18,7 @@ from graphwright.surgery.constraints import (
     NoPath,
     Reachable,
     ResidualPath,
-    Unsatisfied,
     constraint,
-    solve,
 )
 from graphwright.surgery.errors import CompressionWouldGrow, NotAbsorbable, NotFactorable, NotRotation
 from graphwright.surgery.factorise.chain import densify
@@ -44,6 +41,7 @@ from graphwright.surgery.pruning.plan import PrunePlan, PruneReport
 from graphwright.surgery.pruning.prune import PruneOptions, optimise_report, prune
 from graphwright.surgery.pruning.scores import scores
 from graphwright.surgery.pruning.zeros import remove_zeros
+from graphwright.surgery.solve import ConstraintSolution, Unsatisfied, solve
 
 __all__ = [
     "Budget", "BudgetUnreachable", "Bytes", "Calibration", "CalibrationLeak", "CalibrationTooSmall", "ComparisonReport",

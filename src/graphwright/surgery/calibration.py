@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,14 @@ from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.models.generation.text import check_ids, vocabulary
-from graphwright.models.model import Model
-from graphwright.program import Program, Value
 from graphwright.program.kinds import INPUT
 from graphwright.program.run import run_nodes
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
+
 
 ROWS = 2048
 """Rows (tokens, samples) per run; float32 products of so many rows are summed before they are added in float64."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, inf, sqrt
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from graphwright.errors import ShapeError, UsageError
-from graphwright.models.model import Model
-from graphwright.program import Program
 from graphwright.report import ReportBase, table
 from graphwright.surgery.calibration import Calibration, Stream, chunked
 from graphwright.surgery.matrices import program_of
 from graphwright.surgery.measure import Drift, next_token_nats, scores_tokens
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.program import Program
+
 
 GREEDY, PROMPT = 16, 8
 """Tokens that are continued greedily, and tokens of the prompt before them."""

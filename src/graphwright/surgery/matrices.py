@@ -8,22 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from graphwright.array import DType, NDArray, empty, from_numpy
 from graphwright.errors import DTypeError, UsageError
 from graphwright.graph import NodeId
-from graphwright.models.model import Model
 from graphwright.ops import OPS, traits
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
+from graphwright.program.errors import EmptySelection
 from graphwright.program.kinds import PARAM
-from graphwright.program.op_graph import OpGraph
+from graphwright.program.op_graph import OpGraph, Value
 from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.measure import Drift, measure_drift
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+
 
 MATRIX_PORT = {name: row.traits.matrix for name, row in OPS.items() if row.traits.matrix is not None}
 """Op -> operand number of its matrix [out, in]: used as x · Wᵀ, or as a table of rows."""

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import exp, inf, log
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import NonFinite
 from graphwright.models.generation.cache import StaticCache
-from graphwright.program import Program
 from graphwright.program.cost import size
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 CONTEXT, ROUNDS, WARM_UP = 128, 10, 2
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 T = TypeVar("T", bound=Hashable)
 

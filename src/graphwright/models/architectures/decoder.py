@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from graphwright.array import DType, float64
 from graphwright.models.architectures.architecture import Config, WeightKey
 from graphwright.models.architectures.rope import RopeFrequencies, read_rope
 from graphwright.models.errors import ConfigError
-from graphwright.program import Builder, Value
+
+if TYPE_CHECKING:
+    from graphwright.program.builder import Builder
+    from graphwright.program.op_graph import Value
+
 
 _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
     **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphwright.graph import NodeId
 from graphwright.graph.analysis import topological_sort
@@ -20,8 +20,12 @@ from graphwright.models.codegen import text as pieces
 from graphwright.models.errors import ExportLevelImpossible
 from graphwright.ops import OPS, get, traits
 from graphwright.ops.emit import appends, is_primary, sizes
-from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, INPUT, STORED
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 T = TypeVar("T")
 LAYER = re.compile(r"^layers\.(\d+)\.")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,8 +18,11 @@ from graphwright.array import from_numpy
 from graphwright.autograd import Tensor
 from graphwright.graph import NodeId
 from graphwright.ops import call, get, traits
-from graphwright.program import Program, Value
 from graphwright.program.kinds import CONST, KINDS, PARAM, STORED
+from graphwright.program.op_graph import Value
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,9 @@ from graphwright.models.architectures.architecture import Config
 from graphwright.models.codegen.source import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant
 from graphwright.models.export.template_match import TRUNK, TemplateMatch, key_heads, uncast, unit_of
-from graphwright.program import Builder, Value
+from graphwright.program.builder import Builder
 from graphwright.program.kinds import STORED
+from graphwright.program.op_graph import Value
 from graphwright.program.weights import SOURCE, as_array
 
 if TYPE_CHECKING:

@@ -22,13 +22,15 @@ from graphwright.models.architectures.architecture import Architecture
 from graphwright.models.codegen.source import LAYER
 from graphwright.models.export.affine_map import AffineMap, constant, constants, find_affine_map
 from graphwright.ops import traits
-from graphwright.program import Builder, Program, Value
+from graphwright.program.builder import Builder
 from graphwright.program.hashing import encode_attrs
 from graphwright.program.kinds import CONST, INPUT, STORED
+from graphwright.program.op_graph import Value
 from graphwright.program.weights import abstract_array
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
 
 WeightSource = Value | AffineMap
 """What computes a weight of the template: a constant value, or an affine map whose matrix or bias it is."""

@@ -18,12 +18,12 @@ from graphwright.files import StrPath, atomic_write
 from graphwright.models.errors import ExportError
 from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.tokenizer import byte_tokenizer_json
-from graphwright.program import Program
 from graphwright.program.weights import SOURCE
 from graphwright.safetensors import TensorData, write_checkpoint
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
+    from graphwright.program.program import Program
 
 _COMPANIONS = (
     *("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template*"),

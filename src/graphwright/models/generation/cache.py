@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,7 +28,10 @@ from graphwright.models.generation.sampling import Requests, SamplingRequest, To
 from graphwright.models.generation.text import check_ids, vocabulary
 from graphwright.models.metrics import check_finite
 from graphwright.ops import OPS
-from graphwright.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 CHUNK = 512  # tokens of a prefill that run at once
 LENGTH_DEPENDENT = tuple(name for name, row in OPS.items() if row.traits.looks_ahead)

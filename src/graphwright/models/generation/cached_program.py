@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,11 +19,17 @@ from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.models.generation.sampling import SamplingRequest
 from graphwright.ops import traits
-from graphwright.plan import CompileOptions, Executable, plan_for
-from graphwright.program import Program, Value
+from graphwright.plan.compile import plan_for
+from graphwright.plan.options import CompileOptions
 from graphwright.program.derived.rewrite import rewrite
 from graphwright.program.kinds import INPUT, STATE, STORED
+from graphwright.program.op_graph import Value
 from graphwright.program.validate import refuse_broken
+
+if TYPE_CHECKING:
+    from graphwright.plan.running.executable import Executable
+    from graphwright.program.program import Program
+
 
 LENGTH = "cache.length"
 CHOICE = RULES, KEYS, SEEN = "choice.rules", "choice.keys", "choice.seen"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import numpy as np
@@ -30,7 +30,9 @@ from graphwright.models.generation.cached_program import LENGTHS, TABLE, Derived
 from graphwright.models.generation.sampling import Requests, check_number, check_one_each
 from graphwright.models.generation.sequence import PagedSnapshot, Sequence
 from graphwright.models.generation.text import check_ids, vocabulary
-from graphwright.program import Program
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 class BlockPool:

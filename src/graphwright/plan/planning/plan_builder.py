@@ -27,11 +27,13 @@ from graphwright.plan.planning.plan_tables import (
     all_records,
 )
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
-from graphwright.program import Program, Value, kinds
+from graphwright.program import kinds
+from graphwright.program.op_graph import Value
 from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.fusion import Fusion
+    from graphwright.program.program import Program
 
 _KIND = {kinds.PARAM: PARAM, kinds.CONST: CONST, kinds.STATE: STATE, kinds.INPUT: INPUT}
 FOLD_BYTES = 65536

@@ -18,10 +18,11 @@ from graphwright.graph import NodeId
 from graphwright.plan.options import VM
 from graphwright.plan.planning.passes import ELSEWHERE, FED, TEMPORARY
 from graphwright.plan.table import FOLDED, HOST, INPUT, TEMP, Instr, Slot
-from graphwright.program import Program, Value
+from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.lowering import ExecutorChoice, Lowering, LoweringTable, PackedSpec, Signature
+    from graphwright.program.program import Program
 
 tables_lock = RLock()
 """Held while tables grow, and while another thread's arrays of them are read."""

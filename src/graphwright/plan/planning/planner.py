@@ -31,13 +31,15 @@ from graphwright.plan.planning.plan_builder import PlanBuilder
 from graphwright.plan.planning.residency import HomeChanged, HostPlacement
 from graphwright.plan.planning.rewrites import FAST_RULES, NARROW_WEIGHT, RULES
 from graphwright.plan.table import Instr
-from graphwright.program import FeedError, Program, Value
+from graphwright.program.errors import FeedError
+from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
     from graphwright.plan.planning.fusion import Fusion
     from graphwright.plan.planning.plan_builder import PlanBuilder
     from graphwright.plan.planning.plan_tables import NodeRecord, PlanTables
+    from graphwright.program.program import Program
 
 
 class Patched(NamedTuple):

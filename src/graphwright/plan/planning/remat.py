@@ -15,13 +15,14 @@ from graphwright.errors import ComputeError, Facts
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import get
 from graphwright.plan.table import TEMP, TILE, UNUSED
-from graphwright.program import Program, Value
 from graphwright.program.derived.recompute import BARRIER
 from graphwright.program.derived.rewrite import copy_node, rewrite
 from graphwright.program.kinds import KINDS
+from graphwright.program.op_graph import Value
 
 if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
+    from graphwright.program.program import Program
 
 _TRIED = 8
 """Candidates planned per round; mostly the first one is taken."""

@@ -7,14 +7,18 @@ first run of each size is compared with an unpadded one, so that such a change i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import NDArray, Spec, bool_, from_numpy
 from graphwright.errors import ComputeError, UsageError
 from graphwright.plan.running.memory import as_array, differences
-from graphwright.program import Program, check_feeds
+from graphwright.program.run import check_feeds
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 _TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order
 

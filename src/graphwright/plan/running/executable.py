@@ -19,7 +19,7 @@ from graphwright.plan.running.kernels import BoundKernels
 from graphwright.plan.running.memory import BorrowedStorage, Given, as_array, differences, fill
 from graphwright.plan.running.override import OverrideFailed, OverrideMismatch
 from graphwright.plan.table import CONST, PARAM, STATE, PlanSlice
-from graphwright.program import FeedError
+from graphwright.program.errors import FeedError
 from graphwright.program.run import origin
 from graphwright.program.state import StateSnapshot
 

@@ -10,17 +10,24 @@ import re
 from collections.abc import Sequence
 from itertools import count, takewhile
 from math import prod
+from typing import TYPE_CHECKING
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import remove_unread, take_over
+from graphwright.program.errors import EmptySelection
 from graphwright.program.kinds import PARAM
 from graphwright.surgery.factorise.factors import Factors, LowRank, TensorRing, contraction_order, reconstruct
 from graphwright.surgery.findings.finding import remove_unread_cone
 from graphwright.surgery.matrices import Matrix, named, selection_of, stored, values
 from graphwright.surgery.walks import flood
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
 
 
 class _ChainBuilder:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple, TypedDict, Unpack
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import BudgetUnreachable, UsageError
-from graphwright.models.model import Model
 from graphwright.ops import traits
-from graphwright.program import Program, Selection, Transaction
 from graphwright.progress import Report
 from graphwright.report import plain
 from graphwright.surgery import matrices as mx
@@ -24,6 +22,13 @@ from graphwright.surgery.factorise.factors import Factors, as_stored, compressio
 from graphwright.surgery.factorise.methods import METHODS, LowRankFit
 from graphwright.surgery.factorise.report import CompressionReport, Divergence, FitRow, divergence_of, milliseconds
 from graphwright.surgery.matrices import Matrix, Skipped, input_grams, output_error, values
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+
 
 SLACK = 1e-9
 """Relative tolerance of an error budget, for rounding of the sums that the error is computed from."""

@@ -5,14 +5,23 @@ Source: Hu et al. 2021, "LoRA: Low-rank adaptation of large language models".
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops import traits
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
+from graphwright.program.errors import EmptySelection
+from graphwright.program.op_graph import Value
 from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+
 
 ENDING = ".lora.outer.weight"
 

@@ -6,18 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from graphwright.plan import CompileOptions, plan_for
-from graphwright.program import Builder, Program
+from graphwright.plan.compile import plan_for
+from graphwright.plan.options import CompileOptions
+from graphwright.program.builder import Builder
 from graphwright.report import ReportBase, table
 from graphwright.surgery.calibration import Calibration
 from graphwright.surgery.factorise.chain import attach
 from graphwright.surgery.factorise.factors import Factors
 from graphwright.surgery.matrices import Matrix, MatrixReport, find_matrices
 from graphwright.surgery.measure import Drift
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 ROWS, ROUNDS, WARM_UP = 32, 9, 2
 COLUMNS = ("path", "method", "ranks", "ratio", "weight_error", "output_error", "svd_error", "asvd_error", "kl",

@@ -6,16 +6,20 @@ A loop over time steps goes through a state, and is no cycle.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.graph.analysis import connected_components, strongly_connected_components
-from graphwright.program import Program, Value
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import ASSIGN, INPUT, KINDS, SOURCES, STORED
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, remove, remove_unread_cone, removed, rewired
 from graphwright.surgery.findings.wiring import best_source, empty_ports, fits
 from graphwright.surgery.walks import flood, shortest_path
+
+if TYPE_CHECKING:
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
 
 
 def cycle(d: Diagnosis) -> Iterator[Finding]:

@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import UsageError
-from graphwright.models import Model
-from graphwright.program import Program
 from graphwright.program.op_graph import OpGraph
 from graphwright.progress import Report
 from graphwright.surgery.calibration import chunked
 from graphwright.surgery.findings import connectivity, gradients, heads, interface, residuals, tensors
 from graphwright.surgery.findings.diagnosis import Diagnosis, DiagnosisCancelled, Probe, stepper
 from graphwright.surgery.findings.finding import Finding, Findings, Limits
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.program import Program
+
 
 Rule = Callable[[Diagnosis], Iterable[Finding]]
 READS = ("structure", "weights", "probe")

@@ -7,17 +7,22 @@ of their own. The program itself is only read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
-from graphwright.models import Model
-from graphwright.program import Mismatch, Program, Run, Value
 from graphwright.progress import Progress, Report
 from graphwright.surgery.findings.finding import Finding, Limits
 from graphwright.surgery.findings.wiring import Wiring, best_source, empty_ports
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
+    from graphwright.program.run import Run
+    from graphwright.program.validate import Mismatch
 
 
 class Diagnosis:

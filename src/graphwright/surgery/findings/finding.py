@@ -10,20 +10,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program import AxisGroup, Entry, Mismatch, Program, Value
 from graphwright.program.draw import NodeNote
 from graphwright.program.editing.replace import redirect
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import STORED
+from graphwright.program.op_graph import Value
+from graphwright.program.validate import Mismatch
 from graphwright.report import ReportBase, plain
 from graphwright.surgery.findings.wiring import Wiring
+
+if TYPE_CHECKING:
+    from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.editing.journal import Entry
+    from graphwright.program.program import Program
 
 
 class Severity(IntEnum):

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from math import log
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, traits
-from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.gates import Gates
 from graphwright.program.kinds import CONST, KINDS, PARAM, SOURCES, STATE
+from graphwright.program.op_graph import Value
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, bypassed, rewired
 from graphwright.surgery.findings.residuals import GATE
 from graphwright.surgery.findings.wiring import Wiring, template
 from graphwright.surgery.walks import flood, next_reader
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 KIND = "blocked_gradient"
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, traits
-from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import KINDS
@@ -18,6 +18,11 @@ from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity
 from graphwright.surgery.findings.wiring import template
 from graphwright.surgery.walks import next_reader
+
+if TYPE_CHECKING:
+    from graphwright.program.op_graph import Value
+    from graphwright.program.program import Program
+
 
 _BETWEEN = frozenset({"rope", "rms_norm"})
 """Ops between a projection and the attention that do not mix heads, besides views and casts."""

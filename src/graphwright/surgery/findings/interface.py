@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.array import Spec
 from graphwright.graph import EdgeId, NodeId
-from graphwright.program import Mismatch, Program
 from graphwright.program.kinds import ASSIGN, KINDS, STORED
 from graphwright.program.validate import first_axis
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, add_linear, bypassed, map_sizes, rewired
 from graphwright.surgery.findings.wiring import best_source, fits
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+    from graphwright.program.validate import Mismatch
+
 
 MISMATCHES = ("spec", "op", "output", "order", "weight")
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
-from graphwright.program import Program, Run, Value
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import CONST, PARAM
+from graphwright.program.op_graph import Value
 from graphwright.program.weights import as_array
 from graphwright.surgery.findings.diagnosis import Diagnosis, Probe
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, cut
 from graphwright.surgery.findings.wiring import shifted, template
 from graphwright.surgery.walks import flood
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+    from graphwright.program.run import Run
+
 
 GATE = "gate"
 """The op that makes the values of all gates of a program."""

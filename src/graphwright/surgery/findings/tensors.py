@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,13 +15,16 @@ from graphwright.models.loading import EMBEDDING, TIED_HEAD
 from graphwright.models.metrics import non_finite
 from graphwright.models.metrics import validate as validate_model
 from graphwright.ops import traits
-from graphwright.program import Program, Value
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import PARAM, STORED
+from graphwright.program.op_graph import Value
 from graphwright.program.selection import matches
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Finding, Fix, Severity, grown, removed, rewired
 from graphwright.surgery.findings.gradients import roots
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 def tensor(d: Diagnosis) -> Iterator[Finding]:

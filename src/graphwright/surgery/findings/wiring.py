@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from graphwright.array import Spec
 from graphwright.errors import GraphwrightError
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, get
-from graphwright.program import Program, Value
 from graphwright.program.kinds import ASSIGN, INPUT, PARAM, SOURCES, STATE
+from graphwright.program.op_graph import Value
 from graphwright.surgery.walks import flood
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 VALUELESS = frozenset(name for name, row in OPS.items() if row.traits.valueless)
 """Ops whose result depends on the shape of their operands, not on the values."""

@@ -10,15 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypedDict, Unpack
 
 import numpy as np
 
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
-from graphwright.models.model import Model
 from graphwright.ops import traits
-from graphwright.program import AxisGroup, Program, Selection, Transaction, Units
+from graphwright.program.axes.units import Units
 from graphwright.progress import Report
 from graphwright.report import ReportBase, plain, table
 from graphwright.surgery import matrices as mx
@@ -30,6 +29,14 @@ from graphwright.surgery.matrices import Matrix, Skipped, find_matrices, rounded
 from graphwright.surgery.measure import Drift
 from graphwright.surgery.orthogonal.methods import METHODS, condition, gain, gram_error, orthonormal, second_factor
 from graphwright.surgery.walks import next_reader
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+
 
 HEADS = {"heads", "kv_groups"}
 

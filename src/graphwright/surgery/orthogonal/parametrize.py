@@ -7,14 +7,23 @@ Names below the map `q`: `q.generator.weight`, `q.base.weight`, `q.scale.weight`
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from graphwright.graph import NodeId
-from graphwright.program import EmptySelection, Program, Selection, Transaction, Value
 from graphwright.program.editing.replace import redirect
+from graphwright.program.errors import EmptySelection
+from graphwright.program.op_graph import Value
 from graphwright.surgery.errors import check_choices
 from graphwright.surgery.matrices import Matrix, find_matrices, named, selection_of, stored, values
 from graphwright.surgery.orthogonal.methods import polar, second_factor
+
+if TYPE_CHECKING:
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+    from graphwright.program.selection import Selection
+
 
 MAPS = ("cayley", "exp", "householder")
 SCALES = ("none", "scalar", "diag", "spd")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, prod
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,11 +19,15 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import NodeId
 from graphwright.ops.axes import Atom, Term, atoms, resized, resolve
-from graphwright.program import Program, Value
 from graphwright.program.cost import ModelSize, counted, ones, op_flops, size
+from graphwright.program.op_graph import Value
 from graphwright.surgery.budgets import AtMost, Latency, Ratio, SizeBudget
 from graphwright.surgery.measure import speed
 from graphwright.surgery.pruning.prunable import ResidualBranch
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 SCOPES = ("loss", "global", "kind", "layer")
 

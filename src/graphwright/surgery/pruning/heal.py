@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.autograd import Tensor
 from graphwright.errors import NonFinite, UsageError
 from graphwright.nn import functional
-from graphwright.optim import AdamW, clip_grad_norm_
-from graphwright.plan import compile
-from graphwright.program import Program
+from graphwright.optim.gradients import clip_grad_norm_
+from graphwright.optim.optimizers import AdamW
+from graphwright.plan.compiled import compile
 from graphwright.progress import Progress, Report
 from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration, Stream
 from graphwright.surgery.measure import Drift, log_softmax
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.scores import need_tokens
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from graphwright.array import NDArray
 from graphwright.errors import UsageError
-from graphwright.program import Program
 from graphwright.program.axes.units import Units, runs
 from graphwright.program.editing.transaction import Transaction
 from graphwright.report import ReportBase, plain
@@ -20,6 +19,10 @@ from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.allocate import SCOPES
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
 from graphwright.surgery.pruning.scores import METHODS
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 TOOL = "graphwright.surgery.prune"
 SCHEMA = 1

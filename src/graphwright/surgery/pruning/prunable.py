@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,18 +14,22 @@ from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
 from graphwright.ops.axes import Atom, Term, spread
-from graphwright.program import Program, Value
 from graphwright.program.axes.axes import KINDS, AxisGroup
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.axes.units import layers
 from graphwright.program.editing.transaction import Transaction
 from graphwright.program.kinds import INPUT, PARAM
+from graphwright.program.op_graph import Value
 from graphwright.program.selection import Selection
 from graphwright.surgery.calibration import Stream, as_float, input_dependent
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.matrices import finite
 from graphwright.surgery.measure import loss
 from graphwright.surgery.walks import flood
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 NEURONS = ("neurons", "channels", "units")
 """Default kinds: inner units of MLPs, channels between convolutions."""

@@ -11,15 +11,13 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.errors import BudgetUnreachable, UsageError
 from graphwright.graph import NodeId
-from graphwright.models.model import Model
-from graphwright.program import Program, Transaction
 from graphwright.program.axes.resize import ResizeAxis
 from graphwright.program.editing.edits import RemoveEdge, RemoveNode, SetWeight
 from graphwright.program.editing.journal import Entry
@@ -37,6 +35,12 @@ from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, 
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
 from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
+
+if TYPE_CHECKING:
+    from graphwright.models.model import Model
+    from graphwright.program.editing.transaction import Transaction
+    from graphwright.program.program import Program
+
 
 SHARES = (0.0, 0.25, 0.5)
 """Shares of the removal that are tried as whole attention modules."""

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.array import NDArray
 from graphwright.errors import NonFinite
-from graphwright.program import Program
 from graphwright.program.editing.transaction import Transaction
 from graphwright.surgery.calibration import ROWS
 from graphwright.surgery.pruning.prunable import Consumer
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 BATCH = 64
 """Removed columns that are collected before the matrices are updated."""

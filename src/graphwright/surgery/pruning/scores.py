@@ -17,17 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.graph import NodeId
-from graphwright.program import Program
 from graphwright.program.axes.axes import AxisGroup
 from graphwright.surgery.calibration import Calibration, MissingCalibration, Stream
 from graphwright.surgery.errors import NothingToPrune, check_choices
 from graphwright.surgery.measure import loss_gradients, scores_tokens
 from graphwright.surgery.pruning.prunable import Consumer, PrunableAxis, prunable_axis
 from graphwright.surgery.pruning.restore import Downdate, Gram, energy, regularised
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
+
 
 METHODS = ("greedy", "obs", "wanda", "magnitude", "taylor", "random")
 DATA_FREE = ("magnitude", "random")

@@ -7,18 +7,22 @@ input: zero rows of weights make zeros, and sums, products and functions with f(
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from graphwright.ops import get, traits
 from graphwright.ops.axes import atoms
-from graphwright.program import Program, Value
 from graphwright.program.axes.axes import KINDS
 from graphwright.program.axes.solve_axes import origin
 from graphwright.program.kinds import INPUT, PARAM, SOURCES
+from graphwright.program.op_graph import Value
 from graphwright.surgery.errors import NothingToPrune
 from graphwright.surgery.pruning.plan import TOOL
 from graphwright.surgery.pruning.prunable import PrunableAxis, Where, prunable, unit_indices
+
+if TYPE_CHECKING:
+    from graphwright.program.program import Program
 
 
 def remove_zeros(p: Program, where: Where | None = None) -> dict[str, int]:
