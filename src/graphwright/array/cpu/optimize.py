@@ -192,6 +192,5 @@ def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 @kernel("unscale_check")
 def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One pass over all gradients by ATen."""
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
     return [*_carried(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]
