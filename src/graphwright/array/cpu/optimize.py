@@ -129,7 +129,6 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
 
 @kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Parameter by parameter: the step is the sign of an interpolation of momentum and gradient."""
     lr = ins[0]
 
     def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
