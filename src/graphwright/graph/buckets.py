@@ -55,12 +55,9 @@ class Buckets:
         self.remove = partial(remove, self._cells, self.state, self.block)
         self.restore = partial(restore, self._cells, self.state, self.block)
         self.fits = partial(fits, self._cells, self.state, self.block)
+        self.last = partial(last_edge, self._cells, self.block)
 
     # -- single -----------------------------------------------------------------------------------------------------
-    def last(self, node: int) -> int:
-        """Return the edge at the end of a non-empty list."""
-        return last_edge(self._cells, self.block, node)
-
     def edges(self, node: int) -> list[int]:
         """Return the edge slots of a node in bucket order."""
         left, block, at, items = self.degree[node], self.block, self._cells[0][node], self._cells[4]
@@ -396,10 +393,16 @@ def drain(
     """
     done = 0
     for node in nodes:
-        while out[2][node] or into[2][node]:
-            edge = last_edge(out, block, node) if out[2][node] else last_edge(into, block, node)
+        while out[2][node]:
+            edge = last_edge(out, block, node)
+            rows[0, done] = edge
+            rows[1, done] = remove(out, out_state, block, node, edge)
+            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
+            done += 1
+        while into[2][node]:
+            edge = last_edge(into, block, node)
             rows[0, done] = edge
             rows[1, done] = remove(out, out_state, block, ends[0][edge], edge)
-            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
+            rows[2, done] = remove(into, into_state, block, node, edge)
             done += 1
     return done
