@@ -132,14 +132,12 @@ class Buckets:
         bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
         if bound < BULK_MIN:
-            cells = tuple(end.cells for end in ends)
             sides = self._cells, self.state, self.block, into._cells, into.state
-            done = drain(*sides, nodes.tolist(), cells, rows)
+            done = drain(*sides, nodes.tolist(), tuple(end.cells for end in ends), rows)
         else:
             states = [np.array(side.state, np.int64) for side in (self, into)]
-            data = tuple(end.data for end in ends)
             sides = self.tables(), states[0], self.block, into.tables(), states[1]
-            done = compiled()["drain"](*sides, nodes, data, rows)
+            done = compiled()["drain"](*sides, nodes, tuple(end.data for end in ends), rows)
             self.state[:], into.state[:] = (state.tolist() for state in states)
         return rows[:, :done].copy()
 
