@@ -79,7 +79,7 @@ def young_heap():
 def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
     """What stands for a new Python in tests that are not about one: a fork of a process that has imported transformers.
 
-    It replaces `clean_process._start`.
+    It replaces `verify._start`.
     """
     server: list[Any] = []
 
@@ -103,9 +103,9 @@ def warm_process() -> Iterator[Callable[[list[str], str], tuple[int, str]]]:
 @pytest.fixture
 def warm(warm_process: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exports and verifications of this test fork their clean processes."""
-    from graphwright.models.export import verify as clean_process
+    from graphwright.models.export import verify
 
-    monkeypatch.setattr(clean_process, "_start", warm_process)
+    monkeypatch.setattr(verify, "_start", warm_process)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graphwright.files import DestinationExists, UnwritableTarget, atomic_directory, atomic_write
-from graphwright.files import atomic as directory
+from graphwright.files import DestinationExists, UnwritableTarget, atomic, atomic_directory, atomic_write
 from graphwright.testing.faults import check_atomic, inject, snapshot
 
 OLD = {"out": None, "out/config.json": b"{}", "out/sub": None, "out/sub/a": b"1"}
@@ -33,7 +32,7 @@ def replace(folder: Path) -> None:
 
 @pytest.fixture
 def no_exchange(monkeypatch):
-    monkeypatch.setattr(directory, "exchange", lambda first, second: False)
+    monkeypatch.setattr(atomic, "exchange", lambda first, second: False)
 
 
 def test_replacing_leaves_old_or_new_whole_after_every_fault_and_every_power_loss(tmp_path):
@@ -161,10 +160,10 @@ def test_exchange_swaps_two_directories_in_one_step_where_the_system_can(tmp_pat
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "a/x").touch()
-    if directory.exchange(tmp_path / "a", tmp_path / "b"):
+    if atomic.exchange(tmp_path / "a", tmp_path / "b"):
         assert os.listdir(tmp_path / "b") == ["x"]
         with pytest.raises(FileNotFoundError):
-            directory.exchange(tmp_path / "a", tmp_path / "missing")
+            atomic.exchange(tmp_path / "a", tmp_path / "missing")
     else:
         assert os.listdir(tmp_path / "a") == ["x"]
 
@@ -221,7 +220,7 @@ def test_what_is_in_the_way_of_a_folder_is_said_with_a_way_out_that_works(tmp_pa
         with atomic_directory(place):
             pass
 
-    for write in (make, directory.check_free, lambda place: atomic_write(place, b"x")):
+    for write in (make, atomic.check_free, lambda place: atomic_write(place, b"x")):
         for place in (tmp_path / "afile/x", tmp_path / "afile/x/y"):
             error = said(place, write)
             assert "is a file" in error.what

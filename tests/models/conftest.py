@@ -12,7 +12,7 @@ import edits
 import pytest
 
 import graphwright as gw
-from graphwright.models.export import verify as clean_process
+from graphwright.models.export import verify
 from graphwright.models.tokenizer import byte_tokenizer_json
 
 
@@ -86,7 +86,7 @@ def proved(
             place = tmp_path_factory.mktemp("proved") / name
             with pytest.MonkeyPatch.context() as patch:
                 if name != "edited":
-                    patch.setattr(clean_process, "_start", warm_process)
+                    patch.setattr(verify, "_start", warm_process)
                 found[name] = (m, place, m.export(place, prompts=prompts, check="required"))
         return found[name]
 

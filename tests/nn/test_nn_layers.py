@@ -188,6 +188,17 @@ def close(mine: np.ndarray, theirs: np.ndarray) -> None:
     np.testing.assert_allclose(mine, theirs, rtol=2e-4, atol=2e-5 * max(1.0, np.abs(theirs).max()))
 
 
+def test_a_subclass_of_a_layer_keeps_its_rank():
+    class Sharpen(nn.Conv2d):
+        """A user's convolution."""
+
+    class Whiten(nn.BatchNorm2d):
+        """A user's norm."""
+
+    assert Sharpen(3, 4, 5).weight.shape == (4, 3, 5, 5)
+    assert Whiten(3).ranks == (4,)
+
+
 def test_embedding_equals_torch():
     mine, theirs = nn.Embedding(7, 4), torch.nn.Embedding(7, 4)
     with torch.no_grad():

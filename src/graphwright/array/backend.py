@@ -77,12 +77,15 @@ class Backend(Protocol):
     @property
     def stream(self) -> int:
         """The driver stream on which calls are queued."""
+        ...
 
     def allocate(self, nbytes: int) -> Storage:
         """Return a block of bytes, aligned to 64."""
+        ...
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
         """Return an uninitialised array with its own memory."""
+        ...
 
     def wrap(self, array: NDArray) -> Any:
         """Return the backend's handle on the memory of an array without negative strides."""
@@ -92,23 +95,29 @@ class Backend(Protocol):
 
     def to_host(self, array: NDArray) -> np.ndarray:
         """Return the elements as numpy, shared if possible (unsupported dtypes as bits); waits for their writer."""
+        ...
 
     def adopt(self, other: Any) -> NDArray:
         """Return an array over the memory of an object that supports DLPack."""
+        ...
 
     def address(self, array: NDArray) -> int:
         """Return the host address of the first element."""
+        ...
 
     def workspace(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
         """Return the specs of the scratch buffers that a kernel needs."""
+        ...
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
         """Return the host requirements of one use of a kernel."""
+        ...
 
     def bind(
         self, name: str, outs: Sequence[NDArray], ins: Sequence[NDArray], attrs: Attrs, work: Sequence[NDArray]
     ) -> list[Call]:
         """Return the calls that compute `outs` from `ins`. Raises: MissingKernel."""
+        ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
         """Return a call that allocates and computes the result for operands of these layouts, with the bits of `bind`.
@@ -118,9 +127,11 @@ class Backend(Protocol):
 
     def has_kernel(self, name: str) -> bool:
         """True if the backend has a kernel of this name."""
+        ...
 
     def kernels(self) -> frozenset[str]:
         """Return the names of all kernels."""
+        ...
 
 
 SPINS = "1000"

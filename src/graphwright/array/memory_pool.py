@@ -64,6 +64,7 @@ class Driver(Protocol):
 
     def alloc(self, nbytes: int) -> int:
         """Allocate and return an address. Raises: DeviceFull."""
+        ...
 
     def free(self, address: int) -> None:
         """Free memory that no queued work uses."""
@@ -76,15 +77,18 @@ class Driver(Protocol):
 
     def stream(self) -> int:
         """Return a new stream; stream 0 always exists."""
+        ...
 
     def record(self, stream: int) -> int:
         """Record an event that completes when all work now on the stream has run."""
+        ...
 
     def wait(self, stream: int, event: int) -> None:
         """Let later work on the stream run after the event."""
 
     def done(self, event: int) -> bool:
         """Return True if an event has completed."""
+        ...
 
     def synchronize(self, stream: int | None = None) -> None:
         """Wait for a stream, or for all of them."""
@@ -94,9 +98,11 @@ class Driver(Protocol):
 
     def end_capture(self, stream: int) -> int:
         """End the capture and return its graph. The stream no longer captures, even if this raises."""
+        ...
 
     def instantiate(self, graph: int) -> int:
         """Prepare a captured graph for replay."""
+        ...
 
     def replay(self, ready: int, stream: int) -> None:
         """Queue an instantiated graph as a whole, or not at all."""
@@ -104,9 +110,11 @@ class Driver(Protocol):
     @property
     def capturing(self) -> bool:
         """Return True while a stream captures."""
+        ...
 
     def mem_info(self) -> tuple[int, int]:
         """Return (free, total) bytes."""
+        ...
 
 
 SMALLEST = 256

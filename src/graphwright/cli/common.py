@@ -103,15 +103,16 @@ def command(example: str, **more: tuple[Any, Any]) -> Callable[[Callable[..., Ou
 
             _run(call, given["quiet"], given["as_json"], given["debug"])
 
-        run.__signature__ = Signature([*own, *added.values()])  # pyright: ignore[reportAttributeAccessIssue]
+        vars(run)["__signature__"] = Signature([*own, *added.values()])
         return run
 
     return make
 
 
 def _parameter(name: str, default: Any, info: Any) -> Parameter:
-    kind = str | None if default is None else type(default)
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+    annotated: Any = Annotated  # a type made at run time
+    kind = annotated[str | None if default is None else type(default), info]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,7 @@ def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> 
     path.write_text(f"<!doctype html><html lang=en><head>{page}", encoding="utf-8")
 
 
-def _table(rows: list[tuple[str, ...]]) -> str:
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
     """Rows of HTML, each with its name first."""
     cells = ("</td><td>".join(row[1:]) for row in rows)
     made = (f"<tr><th>{row[0]}</th><td>{cell}</td></tr>" for row, cell in zip(rows, cells, strict=True))

@@ -348,7 +348,7 @@ def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
     nodes, edges = rows.nodes.tolist(), rows.edges.tolist()
     sides: list[list[int]] = [[] for _ in nodes]
     edge_of: dict[tuple[int, int], EdgeId] = {}
-    sources = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
+    sources: list[int] = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
     for i, j, edge in zip(sources, rows.indices.tolist(), edges, strict=True):
         sides[i].append(j)
         sides[j].append(i)

@@ -37,6 +37,7 @@ from graphwright.models.tokenizer import Tokenizer, special_ids
 from graphwright.plan import CompileOptions, plan_for
 from graphwright.program import AssemblyReport, Program, Selection, Units
 from graphwright.program.editing.journal import Entry
+from graphwright.program.selection import Filters
 from graphwright.progress import Report
 from graphwright.safetensors import Checkpoint
 
@@ -125,9 +126,9 @@ class Model:
         made.config, made.dims = config or self.config, dims or self.dims
         return made
 
-    def select(self, pattern: str = "**", **filters: Any) -> Any:
+    def select(self, pattern: str = "**", *, units: str | None = None, **filters: Unpack[Filters]) -> Selection | Units:
         """Select nodes of the program by path pattern and filters, or units of them; see `Program.select`."""
-        return self.program.select(pattern, **filters)
+        return self.program.select(pattern, units=units, **filters)
 
     # -- running -----------------------------------------------------------------------------------------------------
     def logits(self, ids: Any, mask: Any = None) -> np.ndarray:

@@ -93,7 +93,7 @@ class Trainer:
                              got=len(self.ids), fix="give a longer text, or a smaller window")  # fmt: skip
         self.optimizer = AdamW(model, r.lr, r.betas, r.eps, r.weight_decay, decay_matrices_only=True)
         self._positions = np.tile(np.arange(r.window), (r.batch, 1))
-        inputs = dict.fromkeys(("ids", "positions", "targets"), self._positions)
+        inputs: dict[str, Any] = dict.fromkeys(("ids", "positions", "targets"), self._positions)
         amp, clip = r.autocast or None, r.clip or None
         self.step = compile_step(model.program, _loss, self.optimizer, inputs, amp=amp, clip=clip)
 

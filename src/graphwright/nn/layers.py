@@ -116,7 +116,7 @@ class _Scaled(Module):
     ranks: ClassVar[tuple[int, ...]] = ()
 
     def __init_subclass__(cls, ranks: tuple[int, ...] = ()) -> None:
-        cls.ranks = ranks
+        cls.ranks = ranks or cls.ranks
 
     def __init__(self, shape: tuple[int, ...], affine: bool, bias: bool = True, **attrs: Any) -> None:
         self.weight = Parameter(init.full(shape, 1.0)) if affine else None
@@ -212,7 +212,7 @@ class _SpatialOp(Module):
     rank: ClassVar[int] = 0
 
     def __init_subclass__(cls, rank: int = 0) -> None:
-        cls.rank = rank
+        cls.rank = rank or cls.rank
 
     def __init__(self, **attrs: object) -> None:
         self.attrs = attrs

@@ -38,7 +38,7 @@ def explain(op: str, *shapes: tuple[int, ...] | Spec, **attrs: Any) -> str:
         parts.append(
             f"cost\n  {_cost(row, [s if isinstance(s, Spec) else Spec(tuple(s), float32) for s in shapes], attrs)}"
         )
-    return "\n\n".join(parts)
+    return "\n\n".join(parts).replace("FORMULAS.", "")  # a formula of array/formulas by its own name
 
 
 def _operands(row: Op) -> str:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import numpy as np
 
-from graphwright.array import DType, NDArray, Spec, UnboundDim
+from graphwright.array import Device, DType, NDArray, Spec, UnboundDim
 from graphwright.autograd import Tensor, as_tensor, changes
 from graphwright.autograd.modes import modes
 from graphwright.errors import UsageError
-from graphwright.plan.options import DEFAULT, CompileOptions
+from graphwright.plan.options import DEFAULT, CompileOptions, refuse_string
 from graphwright.plan.plan import Plan, make_plan
 from graphwright.plan.planning.plan_tables import tables_lock
 from graphwright.plan.planning.planner import uncollected
@@ -55,7 +54,7 @@ def compile_program(
     *,
     outputs: Sequence[str] | None = None,
     patch: Sequence[PatchPoint] = (),
-    **named: Any,
+    options: CompileOptions = DEFAULT,
 ) -> Plan:
     """`program.compile(x=(64, 8), freeze=True)`: a plan for given inputs.
 
@@ -64,16 +63,12 @@ def compile_program(
         outputs: names of the outputs to compute; all by default.
         patch: nodes, values or edges whose value is fed: a run takes an additional input `patch.<path>` for each, and
             nodes that only the replaced value needs do not run.
-        named: fields of `CompileOptions`, and further inputs.
+        options: how the plan is made.
     Raises: UnboundDim for a size without a number; UsageError for one name in place of a list; as `make_plan`.
     """
-    given = {name: named.pop(name) for name in (f.name for f in fields(CompileOptions)) if name in named}
-    for option, names in (("outputs", outputs), ("watch", given.get("watch")), ("patch", patch)):
-        if isinstance(names, str):
-            raise UsageError(f"{option} must be a list or tuple of names, got one string", where=p.name,
-                             expected="a list or tuple of names", got=repr(names),
-                             fix=f"{option}=[{names!r}]")  # fmt: skip
-    options, shapes, own = CompileOptions.of(**given), {**(inputs or {}), **named}, len(p.inputs())
+    refuse_string("outputs", outputs)
+    refuse_string("patch", patch)
+    shapes, own = dict(inputs or {}), len(p.inputs())
     if patch:
         p = patched(p, patch)
     specs, dims = {}, {}
@@ -255,17 +250,29 @@ class _TracedSignature:
         return type(self._result)(tensors.values())
 
 
+class CompileKeywords(TypedDict, total=False):
+    """Options of `gw.compile`, as in `CompileOptions`."""
+
+    executor: str
+    device: Device | str
+    remat: int | None
+    freeze: bool
+
+
 @overload
-def compile(target: Program, **options: Any) -> CompiledProgram: ...
+def compile(
+    target: Program, *, outputs: Sequence[str] | None = None, buckets: Mapping[str, Sequence[int]] | None = None,
+    mask: str | None = None, **options: Unpack[CompileKeywords],
+) -> CompiledProgram: ...  # fmt: skip
 @overload
-def compile(target: Callable[..., Any], **options: Any) -> CompiledFunction: ...
+def compile(target: Callable[..., Any], **options: Unpack[CompileKeywords]) -> CompiledFunction: ...
 def compile(
     target: Program | Callable[..., Any],
     *,
     outputs: Sequence[str] | None = None,
     buckets: Mapping[str, Sequence[int]] | None = None,
     mask: str | None = None,
-    **options: Any,
+    **options: Unpack[CompileKeywords],
 ) -> CompiledProgram | CompiledFunction:
     """Make a program or a function run by plan.
 
@@ -273,7 +280,7 @@ def compile(
         target: a Program, or a function of tensors (which may be a whole training step).
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
-        options: fields of `CompileOptions`: executor, device, remat, freeze, ... The executor is by default "aten" for
+        options: executor, device, remat and freeze, see `CompileOptions`. The executor is by default "aten" for
             a program, and "auto" for a function: VM functions are within 2.5 units in the last place.
     Returns: a callable that takes what the target takes.
     Raises: UsageError for another target, or options of a program given for a function.

@@ -15,6 +15,14 @@ _EXECUTORS = ("auto", VM, ATEN, CAPTURE)
 CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), "executor": _EXECUTORS}
 
 
+def refuse_string(option: str, names: object) -> None:
+    """Raises: UsageError for one string where a list of names is expected."""
+    if isinstance(names, str):
+        what = f"{option} must be a list or tuple of names, got one string"
+        fix = f"{option}=[{names!r}]"
+        raise UsageError(what, where="compile", expected="a list or tuple of names", got=repr(names), fix=fix)
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """How a plan is made.
@@ -43,7 +51,8 @@ class CompileOptions:
 
     @classmethod
     def of(cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Any) -> CompileOptions:
-        """Options with a device by name, and any sequence of names to watch."""
+        """Options with a device by name, and any sequence of names to watch. Raises: UsageError for one string."""
+        refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 
     def check(self, where: str) -> None:

@@ -117,9 +117,9 @@ class Gates(Mapping[NodeId, Gate]):
             offset += length
 
     def __getitem__(self, handle: NodeId) -> Gate:
-        if self.program.node(handle) not in self._gates:
-            raise UnknownGate("the node is not a gate", where=self.program.path(handle))
-        return self._gates[handle]
+        if (node := self.program.node(handle)) not in self._gates:
+            raise UnknownGate("the node is not a gate", where=self.program.path(node))
+        return self._gates[node]
 
     def __iter__(self) -> Iterator[NodeId]:
         return iter(self._gates)

@@ -222,11 +222,13 @@ class Program(OpGraph):
         **named: Any,
     ) -> Plan:  # fmt: skip
         """Plan the program for given input shapes; see `graphwright.plan.compile_program`."""
-        from graphwright.plan import compile_program
+        from graphwright.plan import CompileOptions, compile_program
 
-        options: dict[str, Any] = {"freeze": freeze, "rewrites": rewrites, "layout": layout, "watch": watch}
-        options |= {"executor": executor, "device": device, "remat": remat, "poison": poison}
-        return compile_program(self, inputs, outputs=outputs, patch=patch, **options, **named)
+        options = CompileOptions.of(
+            freeze=freeze, rewrites=rewrites, layout=layout, watch=watch, executor=executor, device=device, remat=remat,
+            poison=poison,
+        )  # fmt: skip
+        return compile_program(self, {**(inputs or {}), **named}, outputs=outputs, patch=patch, options=options)
 
     # -- editing -----------------------------------------------------------------------------------------------------
     expand = expand

@@ -18,6 +18,7 @@ from graphwright.program.kinds import KINDS
 
 if TYPE_CHECKING:
     from graphwright.graph import EdgeId, NodeId
+    from graphwright.program.editing.gate_edits import GateKeywords
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.program import Program
 
@@ -313,7 +314,9 @@ class Selection:
         with self.edit(why) as e:
             e.remove(self)
 
-    def gate(self, kind: str = "hard_concrete", why: str = "gates on nodes", **options: Any) -> tuple[NodeId, ...]:
+    def gate(
+        self, kind: str = "hard_concrete", why: str = "gates on nodes", **options: Unpack[GateKeywords]
+    ) -> tuple[NodeId, ...]:
         """Gate the result of each node, in one edit; see `Transaction.gate`."""
         with self.edit(why) as e:
             return e.gate(list(self.nodes), kind, **options)

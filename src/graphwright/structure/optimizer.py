@@ -53,7 +53,9 @@ class LogitMoments:
 
     def __init__(self, program: Program, rates: float | Mapping[str, float]) -> None:
         self.program = program
-        self.rates = dict.fromkeys(OVER, float(rates)) if isinstance(rates, int | float) else dict(rates)
+        self.rates: dict[str, float] = (
+            dict.fromkeys(OVER, float(rates)) if isinstance(rates, int | float) else dict(rates)
+        )
         if unknown := ", ".join(self.rates.keys() - set(OVER)):
             raise UsageError("learning rates for unknown kinds of elements", expected=", ".join(OVER), got=unknown)
         for name, rate in self.rates.items():

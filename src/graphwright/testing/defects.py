@@ -109,7 +109,8 @@ def _trunk(p: Program) -> list[NodeId]:
     for i in range(len(w.nodes)):
         if w.ops[i] in KINDS or not p.spec(w.nodes[i]).dtype.is_float or i in w.outputs:
             continue
-        if not w.outputs.intersection(flood(inputs, lambda j, i=i: [k for k in w.after[j] if k != i])):
+        around: Callable[[int], list[int]] = lambda j, i=i: [k for k in w.after[j] if k != i]  # noqa: E731
+        if not w.outputs.intersection(flood(inputs, around)):
             found.append(w.nodes[i])
     return found
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from graphwright.autograd import Tensor
 from graphwright.program import Builder, Program
+from graphwright.program.editing.gate_edits import GateKeywords
 
 TOKENS, WIDTH, PLANTED = 8, 16, 12
 
@@ -41,7 +42,7 @@ class Edges:
         """The 56 edges."""
         return [e for i in range(TOKENS) for e in self.program.in_edges(f"y{i}")]
 
-    def gate(self, kind: str, **options: Any) -> None:
+    def gate(self, kind: str, **options: Unpack[GateKeywords]) -> None:
         """Add a gate to every edge."""
         with self.program.edit("gates on all edges") as e:
             e.gate(self.edges(), kind, **options)

@@ -22,6 +22,7 @@ from graphwright.native import cached, njit
 
 # _nrt=False: nothing here owns an array, and counting references to a dozen of them costs more than the work (measured)
 native: Any = njit(error_model="numpy", nogil=True, _nrt=False)
+inlined: Any = njit(error_model="numpy", nogil=True, _nrt=False, forceinline=True)  # LLVM leaves deep chains as calls
 compiled: Any = cached(
     *(Path(str(file)).parent for file in (__file__, vm.__file__, formulas.__file__)),
     error_model="numpy", nogil=True, _nrt=False,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from graphwright.array.population.genes import Genes, compiled, native
+from graphwright.array.population.genes import Genes, compiled, inlined, native
 from graphwright.array.population.names import ACTIVATIONS
 from graphwright.array.population.table import Table
 from graphwright.array.vm import vector as vec
@@ -23,7 +23,7 @@ def _by_kind(functions: list[Any]) -> Any:
     """Dispatch on an activation's code, the index of its function."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
-        @native
+        @inlined
         def run(kind: Any, x: Any, y: Any) -> Any:
             return function(x, y) if kind == code else others(kind, x, y)
 

@@ -37,12 +37,8 @@ class ExecutorChoice(NamedTuple):
     why: str = ""
 
 
-Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]
-"""(instruction, slots of its results, slots of its operands) -> its executor."""
-
-
-def chooser(executor: str, device: Device) -> Chooser:
-    """The function that chooses the executor of an instruction."""
+def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]:
+    """The function that chooses the executor of an instruction with slots of results and of operands."""
     if executor in (ATEN, CAPTURE) or device != CPU:
         no_graphs = executor == CAPTURE and device == CPU
         plain = ExecutorChoice(ATEN, "the CPU has no graphs to capture" if no_graphs else "")
@@ -254,8 +250,8 @@ class LoweringTable:
             if native:
                 scratch = vm_scratch(instr, made, read)
             else:
-                specs = ([s.spec for s in some] for some in (made, read))
-                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, *specs, instr.attrs))
+                results, operands = ([s.spec for s in some] for some in (made, read))
+                scratch = tuple(expansion.workspace(get(instr.op), self._kernels, results, operands, instr.attrs))
             pairs = [pair for pair in OPS[instr.op].inplace(len(ins), len(outs)) if pair[1] < len(ins)]
             inplace = tuple([(out, i) for out, i in pairs if shapes[outs[out]] == shapes[ins[i]]])
             found = Lowering(len(self.all), choice, native and elementwise(instr), scratch, inplace)

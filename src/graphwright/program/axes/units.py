@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from graphwright.program.kinds import KINDS, STORED
 
 if TYPE_CHECKING:
     from graphwright.program.axes.axes import AxisGroup
+    from graphwright.program.editing.gate_edits import GateKeywords
     from graphwright.program.editing.transaction import Transaction
     from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
@@ -158,7 +159,9 @@ class Units:
                 e.cut_units(gone, ragged=ragged)
         return gone
 
-    def gate(self, kind: str = "hard_concrete", *, why: str | None = None, **options: Any) -> tuple[NodeId, ...]:
+    def gate(
+        self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
+    ) -> tuple[NodeId, ...]:
         """Gate the units of whole axes, or layers, in one edit; see `Transaction.gate`. Returns the handles."""
         self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:

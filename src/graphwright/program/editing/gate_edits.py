@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
@@ -42,6 +42,16 @@ INITS = {
 """Initial logits per kind: a scale adds nothing at first, a hard concrete gate is exactly open in evaluation."""
 HARD_CONCRETE_T = 2 / 3
 Cost = str | float | Sequence[float]
+
+
+class GateKeywords(TypedDict, total=False):
+    """Options of `gate`."""
+
+    init: Any
+    group: str | None
+    cost: Cost
+
+
 _Place = tuple[Value, int, tuple[EdgeId, ...]]
 
 

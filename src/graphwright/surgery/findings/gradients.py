@@ -292,8 +292,9 @@ def _next(p: Program, node: NodeId) -> NodeId | None:
 
     def passes(reader: NodeId, port: int) -> bool:
         row = OPS.get(p.op(reader))
-        plain = row is not None and row.arity == 1 and (row.traits.elementwise or row.view is not None)
-        return plain and not row.traits.normalises and row.traits.contracts != "out_in"
+        if row is None or row.arity != 1 or row.traits.normalises or row.traits.contracts == "out_in":
+            return False
+        return row.traits.elementwise or row.view is not None
 
     end, port = next_reader(p, node, passes)
     return end if port == 0 and traits(p.op(end)).contracts == "out_in" else None

@@ -190,7 +190,7 @@ class Pruner:
             del moments
 
     def _cut(
-        self, p: Program, axis: PrunableAxis, removed: Sequence[int], moments: Sequence[Gram], held: Stream,
+        self, p: Program, axis: PrunableAxis, removed: np.ndarray, moments: Sequence[Gram], held: Stream,
         scored: np.ndarray,
     ) -> PruneStep:  # fmt: skip
         cuts = product_cuts(p, axis, removed)
@@ -305,7 +305,7 @@ def remove_module(p: Program, branch: ResidualBranch, before: float, after: floa
     return _made(p, PruneStep("module", branch.name, error=after, plain=before), keys, remove)
 
 
-def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int]) -> list[ProductCut]:
+def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray) -> list[ProductCut]:
     """The products that read an axis, before some of its units are removed."""
     keep = np.ones(axis.size, bool)
     keep[list(removed)] = False
