@@ -56,9 +56,8 @@ class Needs:
     @property
     def why(self) -> str:
         """The reason why the kernel cannot be captured, whatever its operands, or an empty string."""
-        if self.fallback:
-            return self.fallback
-        return "the host looks at its result" if self.answers else "takes memory as it runs" if self.allocates else ""
+        other = "the host looks at its result" if self.answers else "takes memory as it runs" if self.allocates else ""
+        return self.fallback or other
 
 
 class Backend(Protocol):

@@ -55,12 +55,9 @@ class Buckets:
         self.remove = partial(remove, self._cells, self.state, self.block)
         self.restore = partial(restore, self._cells, self.state, self.block)
         self.fits = partial(fits, self._cells, self.state, self.block)
+        self.last = partial(last_edge, self._cells, self.block)
 
     # -- single -----------------------------------------------------------------------------------------------------
-    def last(self, node: int) -> int:
-        """Return the edge at the end of a non-empty list."""
-        return last_edge(self._cells, self.block, node)
-
     def edges(self, node: int) -> list[int]:
         """Return the edge slots of a node in bucket order."""
         left, block, at, items = self.degree[node], self.block, self._cells[0][node], self._cells[4]
@@ -135,14 +132,12 @@ class Buckets:
         bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
         if bound < BULK_MIN:
-            cells = tuple(end.cells for end in ends)
             sides = self._cells, self.state, self.block, into._cells, into.state
-            done = drain(*sides, nodes.tolist(), cells, rows)
+            done = drain(*sides, nodes.tolist(), tuple(end.cells for end in ends), rows)
         else:
             states = [np.array(side.state, np.int64) for side in (self, into)]
-            data = tuple(end.data for end in ends)
             sides = self.tables(), states[0], self.block, into.tables(), states[1]
-            done = compiled()["drain"](*sides, nodes, data, rows)
+            done = compiled()["drain"](*sides, nodes, tuple(end.data for end in ends), rows)
             self.state[:], into.state[:] = (state.tolist() for state in states)
         return rows[:, :done].copy()
 
@@ -396,10 +391,16 @@ def drain(
     """
     done = 0
     for node in nodes:
-        while out[2][node] or into[2][node]:
-            edge = last_edge(out, block, node) if out[2][node] else last_edge(into, block, node)
+        while out[2][node]:
+            edge = last_edge(out, block, node)
+            rows[0, done] = edge
+            rows[1, done] = remove(out, out_state, block, node, edge)
+            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
+            done += 1
+        while into[2][node]:
+            edge = last_edge(into, block, node)
             rows[0, done] = edge
             rows[1, done] = remove(out, out_state, block, ends[0][edge], edge)
-            rows[2, done] = remove(into, into_state, block, ends[1][edge], edge)
+            rows[2, done] = remove(into, into_state, block, node, edge)
             done += 1
     return done

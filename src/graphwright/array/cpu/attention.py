@@ -19,7 +19,6 @@ from graphwright.array.spec import Spec
 
 @kernel("rope_table", work=lambda o, i, a: [o[0]])
 def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """cos and sin of position · frequency, in the dtype of the frequencies, times the attention factor."""
     (positions, frequencies), angle, scale = (ins[0].unsqueeze(-1), ins[1]), work[0], attrs["scale"]
     factor = number(scale, frequencies)
 
@@ -60,7 +59,6 @@ def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Cal
 
 @kernel("rope", work=lambda o, i, a: [Spec((*i[0].shape[:-1], i[1].shape[-1]), o[0].dtype)])
 def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Rotate pairs (a, b), half an axis apart or adjacent: (a·cos - b·sin, b·cos + a·sin)."""
     x, out, other = ins[0], outs[0], work[0]
     cos, sin = (t.unsqueeze(1) for t in ins[1:3])  # [B, 1, T, d/2], the same for all heads
     half = cos.shape[-1]

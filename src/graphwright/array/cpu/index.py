@@ -102,7 +102,6 @@ def index(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call
 
 @kernel("index_sum", lambda o, i, a: FlatIndices.scratch(i[1:]), widen=True)
 def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Add entries to zeros at flat indices, in order."""
     at = FlatIndices(outs[0].shape, ins[1:], attrs["axis"], work)
     return [*at.calls, outs[0].zero_, partial(at.array(outs[0]).index_add_, at.axis, at.flat, at.entries(ins[0]))]
 

@@ -34,7 +34,6 @@ def bmm_calls(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]
 
 @kernel("matmul", fresh=lambda ins, attrs: torch.mm if ins[0].dim() == ins[1].dim() == 2 else None)
 def matmul(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """a @ b with numpy's rules for ranks and batches."""
     a, b, out = ins[0], ins[1], outs[0]
     if 0 in (*a.shape, *b.shape):
         return [out.zero_]

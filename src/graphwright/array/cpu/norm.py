@@ -26,7 +26,6 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("rms_norm", work=_scratch)
 def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """x / sqrt(mean(x², -1) + eps), cast to the dtype of x before or after scaling."""
     (x, w), out, (square, row, *spare) = ins, outs[0], work
     low, unit_offset, cast_first = square.dtype != x.dtype, attrs["unit_offset"], attrs["cast_before_scale"]
     wide, scale = spare.pop(0) if low else x, spare[0] if spare else w

@@ -129,7 +129,6 @@ def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> li
 
 @kernel("lion_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def lion_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Parameter by parameter: the step is the sign of an interpolation of momentum and gradient."""
     lr = ins[0]
 
     def step(param: torch.Tensor, grad: torch.Tensor, m: torch.Tensor) -> None:
@@ -192,6 +191,5 @@ def ema_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 @kernel("unscale_check")
 def unscale_check(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """One pass over all gradients by ATen."""
     check = torch._amp_foreach_non_finite_check_and_unscale_  # pyright: ignore[reportPrivateImportUsage]
     return [*_carried(outs, ins), partial(check, list(outs[1:]), outs[0], ins[0])]

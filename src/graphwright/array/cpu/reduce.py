@@ -147,7 +147,6 @@ def sort(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("topk", work=lambda o, i, a: [i[0], Spec(i[0].shape, int64)])
 def topk(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """The first k entries of the sorted axis."""
     axis = attrs["axis"]
     order = partial(torch.sort, ins[0], stable=True, dim=axis, descending=attrs["largest"], out=tuple(work))
     return [order, *(partial(o.copy_, w.narrow(axis, 0, attrs["k"])) for o, w in zip(outs, work, strict=True))]

@@ -186,8 +186,6 @@ def _by_row(instr: Instr) -> bool:
 
 
 class _GroupBuilder:
-    """A group under construction."""
-
     def __init__(self, rows: InstructionViews, found: FusionRegion, start: int) -> None:
         self.rows, self.found, self.start = rows, found, start
         self.members: list[int] = []

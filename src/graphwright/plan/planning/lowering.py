@@ -37,12 +37,8 @@ class ExecutorChoice(NamedTuple):
     why: str = ""
 
 
-Chooser = Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]
-"""(instruction, slots of its results, slots of its operands) -> its executor."""
-
-
-def chooser(executor: str, device: Device) -> Chooser:
-    """The function that chooses the executor of an instruction."""
+def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]:
+    """The function that chooses the executor of an instruction with slots of results and of operands."""
     if executor in (ATEN, CAPTURE) or device != CPU:
         no_graphs = executor == CAPTURE and device == CPU
         plain = ExecutorChoice(ATEN, "the CPU has no graphs to capture" if no_graphs else "")

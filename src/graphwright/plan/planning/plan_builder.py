@@ -137,7 +137,6 @@ class PlanBuilder:
         return records
 
     def _make_all(self) -> None:
-        """Make all records, in order."""
         records, begins, reads, stops = all_records(self.program)
         self.records = {record.node: record for record in records}
         slots, at = [-1] * begins[-1], 0

@@ -28,7 +28,6 @@ tables_lock = RLock()
 """Held while tables grow, and while another thread's arrays of them are read."""
 _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # rank of a node's own instruction, after the copies of its operands
-_ORDER_KEY = tuple[int, ...]
 
 
 class IndexLists:
@@ -239,7 +238,7 @@ class InstructionOrder:
         """Replace the whole order."""
         self.now = np.array(instrs, np.int32)
 
-    def update(self, key: Callable[[int], _ORDER_KEY], count: int) -> None:
+    def update(self, key: Callable[[int], tuple[int, ...]], count: int) -> None:
         """Apply removals and insertions.
 
         Args:

@@ -206,7 +206,6 @@ class Executable:
             raise self._failed_call(len(bound.calls) - length_hint(calls) - 1, error) from error
 
     def _run_slice(self, part: PlanSlice) -> None:
-        """Run the instructions of a slice one by one."""
         if part.plan is not self.plan:
             raise UsageError("this slice is of another plan", where=self.plan.program.name, expected=self.plan,
                              got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
@@ -267,7 +266,7 @@ class Executable:
         Raises: UsageError for an index out of range, or a slot of repeated memory, as an expansion is; FeedError for
             another shape or dtype.
         """
-        shown = self.plan.slots[self._checked_slot(slot)]
+        shown = self.plan.slots[checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
             raise UsageError("cannot write this slot: several of its elements share memory", where=f"slot {slot}",
                              expected="a slot whose elements have separate memory",
@@ -287,7 +286,7 @@ class Executable:
 
         Raises: UsageError for an index out of range, or if another plan has used a shared arena since.
         """
-        slot = self._checked_slot(slot)
+        slot = checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)
         self._check_arena_kept()
         self.kernels.bind()
         return self.kernels.view(slot).copy()
@@ -343,9 +342,6 @@ class Executable:
                             fix="feeds of these specs, or program.compile(...) for other shapes")  # fmt: skip
         # a borrowed value is in the arena that the inputs are written to
         return [data.copy() if self._in_arena(data) else data for data in ready]
-
-    def _checked_slot(self, slot: int) -> int:
-        return checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)
 
     def _check_arena_kept(self) -> None:
         """Raises: UsageError if the arena no longer holds the last run's values."""

@@ -371,7 +371,6 @@ class BoundKernels:
             self._forget_buffers(other)
 
     def _forget_buffers(self, buffers: Sequence[int] | np.ndarray) -> None:
-        """Forget the calls and views that use these buffers."""
         layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         mark = np.zeros(len(layout.home), np.bool_)
         mark[buffers] = True

@@ -101,7 +101,6 @@ class OverrideCall:
 
 
 def _share_memory(a: NDArray, b: NDArray) -> bool:
-    """True if two arrays share bytes."""
     if a.storage is not b.storage:
         return False
     (low, high), (start, end) = (

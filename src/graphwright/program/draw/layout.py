@@ -339,9 +339,8 @@ class Composition:
                     boxes.append((inner.members[0], self.group_box(inner, x, y, rank, group.path)))
         boxes.sort(key=lambda item: item[0])
         drawn = {box.path: box for _, box in boxes}
-        width, height = root.left + root.right, root.height
-        edges = tuple(self._edges(origin))
-        return PictureLayout(drawn, edges, groups, width, height, self.view.closed, self.arrangement_count)
+        width, edges, closed = root.left + root.right, tuple(self._edges(origin)), self.view.closed
+        return PictureLayout(drawn, edges, groups, width, root.height, closed, self.arrangement_count)
 
     def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
         """The box of a node whose middle is at x and whose top is at y."""

@@ -296,7 +296,11 @@ def to_html(
     diff = options.get("diff") is not None
     drawn = made.layout()
     colours = overlay_of(program, drawn_targets(drawn), overlay, scale)
-    every = overlay_of(program, _all_targets(made), overlay, scale)
+    nodes = made.view.scene.nodes
+    targets = [ColourTarget(node.path, node.members) for node in nodes]
+    for group in made.view.tree.modules:  # hidden ones too
+        targets.append(ColourTarget(f"{group.path}.", [n for i in group.members for n in nodes[i].members]))
+    every = overlay_of(program, targets, overlay, scale)
     entries, blame = _blame(program)
     below = legend(drawn, colours, diff, set(made.kinds))
     data = {
@@ -377,15 +381,6 @@ def _box(box: Box, overlay: Overlay, blame: list[int], lines: Sequence[str] = ()
     }
     more = {"mark": box.mark, "colour": overlay.colours.get(box.target), "blame": blame}
     return found | {name: value for name, value in more.items() if value}
-
-
-def _all_targets(made: Composition) -> list[ColourTarget]:
-    """All nodes and groups, including hidden ones."""
-    nodes = made.view.scene.nodes
-    targets = [ColourTarget(node.path, node.members) for node in nodes]
-    for module in made.view.tree.modules:
-        targets.append(ColourTarget(f"{module.path}.", [n for i in module.members for n in nodes[i].members]))
-    return targets
 
 
 def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:

@@ -61,16 +61,15 @@ class Scene:
     repeats: dict[str, int] = field(default_factory=dict)
 
 
-def read(program: Program) -> Scene:
+def read(p: Program) -> Scene:
     """Read all nodes and edges of a program."""
-    graph = program.graph
+    graph = p.graph
     handles = sorted(graph.nodes(), key=lambda n: graph.node(n, "seq"))
     index = {n: i for i, n in enumerate(handles)}
-    p = program
     nodes = [SceneNode(p.path(n), p.op(n), p.attrs(n), p.specs(n), p.is_junction(n), members=(n,)) for n in handles]
-    for name, value in zip(program.output_names(), program.outputs(), strict=True):
+    for name, value in zip(p.output_names(), p.outputs(), strict=True):
         nodes[index[value.node]].outputs += (name,)
-    ends = [(e, i) for i, n in enumerate(handles) for e in program.in_edges(n)]
+    ends = [(e, i) for i, n in enumerate(handles) for e in p.in_edges(n)]
     column = graph.edge
     edges = [SceneEdge(index[graph.source(e)], column(e, "src_port"), i, column(e, "dst_port")) for e, i in ends]
     return Scene(nodes, edges)

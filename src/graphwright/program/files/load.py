@@ -37,9 +37,8 @@ class TensorFiles:
 
     def __init__(self, folder: Path, headers: Mapping[str, Any], p: Program) -> None:
         self.program = p
-        names = [n for n in headers if n.startswith("history")]
         self.weights = Checkpoint(folder, stem="weights")
-        self.history = Checkpoint(folder, stem="history") if names else None
+        self.history = Checkpoint(folder, stem="history") if any(n.startswith("history") for n in headers) else None
         found = [c for c in (self.weights, self.history) if c is not None]
         files = {f.path.name: (f.path, f.payload_offset) for c in found for f in c.files}
         files |= {c.index.name: (c.index, c.index.stat().st_size) for c in found if c.index is not None}

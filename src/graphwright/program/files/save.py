@@ -66,7 +66,7 @@ def save(
         for key, variable in p.weights.items():
             first.setdefault(id(variable), key)
         tied = {key: first[id(v)] for key, v in p.weights.items() if first[id(v)] != key}
-        items = [_tensor(key, p.weights.array(key), digests, key) for key in first.values()]
+        items = [_tensor(key, p.weights.array(key), digests) for key in first.values()]
         write_checkpoint(folder, items, max_shard_size, stem="weights")
         body: dict[str, Any] = {
             "format": FORMAT,
@@ -91,7 +91,7 @@ def save(
             body["history"] = packer.pack()
             extra = {d: array for d, array in packer.arrays.items() if d not in set(digests.values())}
             if extra:
-                write_checkpoint(folder, [_tensor(d, a, {}, d) for d, a in extra.items()], "1TB", stem="history")
+                write_checkpoint(folder, [_tensor(d, a, {}) for d, a in extra.items()], "1TB", stem="history")
             body["history"]["arrays"] = list(extra)
         base = p.journal.hash if history == "none" else p.journal.chain.base
         body["journal"] = {"entries": 0 if history == "none" else len(p.journal), "base": base, "head": p.journal.hash}
@@ -115,7 +115,7 @@ def write_body(folder: Path, body: dict[str, Any]) -> None:
     (folder / "program.json").write_bytes(PREFIX + sha256(text).hexdigest().encode() + MIDDLE + text + SUFFIX)
 
 
-def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> TensorData:
+def _tensor(key: str, array: NDArray, digests: dict[str, str]) -> TensorData:
     """Return a tensor to write; its digest is computed from the bytes that are written."""
 
     def data() -> Any:
@@ -123,7 +123,7 @@ def _tensor(key: str, array: NDArray, digests: dict[str, str], name: str) -> Ten
         digests[key] = digest_of(array.spec, host)
         return host
 
-    return TensorData(name, array.dtype.safetensors, array.shape, data)
+    return TensorData(key, array.dtype.safetensors, array.shape, data)
 
 
 def _weight(p: Program, key: str, digest: str) -> dict[str, Any]:

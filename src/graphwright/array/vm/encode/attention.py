@@ -64,37 +64,36 @@ def KV_APPEND(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     if not vm.all_f32(out, cache, rows) or not out.packed or 0 in rows.shape or rows.strides[3] != 1:
         return None
     head = (out.address, rows.address, start.address, *rows.shape)
-    row = vm.row_of(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2])
-    before = vm.elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
-    return None if before is None else [*before, row]
+    return _after_copy(out, cache, vm.row_of(Code.KV_APPEND, *head, *_steps(out), *_steps(rows), out.shape[2]))
 
 
 @vm.form()
 def KV_APPEND_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     pool, rows, table, lengths = ins
     out = outs[0]
-    if not vm.all_f32(out, pool, rows) or not (out.packed and table.packed and lengths.packed) or 0 in rows.shape:
-        return None
-    if rows.strides[3] != 1:
+    packed = out.packed and table.packed and lengths.packed and rows.strides[3] == 1
+    if not vm.all_f32(out, pool, rows) or not packed or 0 in rows.shape:
         return None
     head = (out.address, rows.address, table.address, lengths.address, *rows.shape)
-    row = vm.row_of(Code.KV_SCATTER, *head, out.shape[2], table.shape[1], out.shape[0], *_steps(rows))
-    before = vm.elementwise(Code.COPY, out, [pool]) if out.address != pool.address else []
-    return None if before is None else [*before, row]
+    sizes = (out.shape[2], table.shape[1], out.shape[0])
+    return _after_copy(out, pool, vm.row_of(Code.KV_SCATTER, *head, *sizes, *_steps(rows)))
 
 
 @vm.form()
 def SDPA_PAGED(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     q, k, v, table, lengths = ins
-    packed = all(view.packed for view in (q, outs[0], table, lengths))
+    packed = all(view.packed for view in (q, outs[0], table, lengths)) and k.strides[3] == v.strides[3] == 1
     if not packed or not vm.all_f32(*outs, q, k, v) or 0 in (*q.shape, *k.shape, v.shape[3]):
-        return None
-    if k.strides[3] != 1 or v.strides[3] != 1:
         return None
     steps = [4 * s for t in (k, v) for s in (0, *t.strides[1:3])]
     block, most = k.shape[2], table.shape[1]
     more = (*steps, block * most, table.address, 4 * most, block, 4 * k.strides[0], 4 * v.strides[0])
     return _attend(q, k.address, v.address, outs[0], k.shape[1], (lengths.address, 0), attrs, more)
+
+
+def _after_copy(out: vm.View, cache: vm.View, row: vm.Row) -> vm.Rows:
+    before = vm.elementwise(Code.COPY, out, [cache]) if out.address != cache.address else []
+    return None if before is None else [*before, row]
 
 
 def _steps(cache: vm.View) -> list[int]:

@@ -46,9 +46,13 @@ def _add(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 ADD = vm.VmForm(_add, code=Code.ADD)
 
 
-@vm.form(limit=1 << 17)
-def GELU(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    return _encoder(Code.GELU_TANH if attrs["approximate"] == "tanh" else Code.GELU)(outs, ins, attrs)
+GELU = vm.VmForm(
+    lambda o, i, a: _encoder(Code.GELU_TANH if a["approximate"] == "tanh" else Code.GELU)(o, i, a), limit=1 << 17
+)
+SIZE = vm.VmForm(lambda o, i, a: [vm.row_of(Code.PUT_I64, o[0].address, i[0].shape[a["axis"]])])
+FULL_LIKE = vm.VmForm(
+    lambda o, i, a: vm.elementwise(Code.FILL, o[0], [], vm.bits(float(a["value"]))) if vm.all_f32(o[0]) else None
+)
 
 
 @vm.form()
@@ -58,26 +62,14 @@ def WHERE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 
 @vm.form()
-def FULL_LIKE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    return vm.elementwise(Code.FILL, outs[0], [], vm.bits(float(attrs["value"]))) if vm.all_f32(outs[0]) else None
-
-
-@vm.form()
-def SIZE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    return [vm.row_of(Code.PUT_I64, outs[0].address, ins[0].shape[attrs["axis"]])]
-
-
-@vm.form()
 def JUNCTION(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
     if len(ins) < 3:
         return _encoder(Code.ADD if len(ins) == 2 else Code.COPY)(outs, ins, attrs) if ins else None
     if not vm.all_f32(*outs, *ins):
         return None
-    rows = vm.elementwise(Code.ADD, outs[0], ins[:2])
-    for other in ins[2:]:
-        more = vm.elementwise(Code.ADD, outs[0], [outs[0], other])
-        rows = None if rows is None or more is None else rows + more
-    return rows
+    pairs = [ins[:2], *([outs[0], other] for other in ins[2:])]
+    parts = [vm.elementwise(Code.ADD, outs[0], pair) for pair in pairs]
+    return None if None in parts else [row for part in parts for row in part or ()]
 
 
 # -- reductions --------------------------------------------------------------------------------------------------------

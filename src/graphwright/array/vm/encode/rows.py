@@ -165,17 +165,17 @@ def _noise(out: vm.View, key: vm.View, attrs: vm.Attrs, kind: int, x: int = 0, *
     return [vm.row_of(Code.NOISE, 1, out.size, out.address, 0, 1, x, *tail)]
 
 
-@vm.form()
-def UNIFORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    fits = vm.all_f32(outs[0]) and outs[0].packed and ins[0].packed
-    return _noise(outs[0], ins[0], attrs, code.UNIFORM) if fits else None
+def _drawn(kind: int) -> vm.VmForm:
+    """Form of one draw per element; the last operand is the key, an earlier one probabilities."""
+
+    def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
+        fits = vm.all_f32(outs[0], *ins[:-1]) and all(view.packed for view in (outs[0], *ins))
+        return _noise(outs[0], ins[-1], attrs, kind, ins[0].address if ins[:-1] else 0) if fits else None
+
+    return vm.VmForm(encode)
 
 
-@vm.form()
-def BERNOULLI(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    p, key = ins
-    fits = vm.all_f32(outs[0], p) and outs[0].packed and p.packed and key.packed
-    return _noise(outs[0], key, attrs, code.BERNOULLI, p.address) if fits else None
+UNIFORM, BERNOULLI = _drawn(code.UNIFORM), _drawn(code.BERNOULLI)
 
 
 @vm.form()
