@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "graphwright"
@@ -41,7 +42,8 @@ ALONE = {
     "models/export/clean_check.py"
 }  # a script of its own process: it imports torch there, and nothing of the package
 FACADES_REACH_UP = {
-    ("program/program.py", "graphwright.plan"),
+    ("program/program.py", "graphwright.plan.compile"),
+    ("program/program.py", "graphwright.plan.options"),
     ("program/program.py", "graphwright.models.onnx"),
     ("program/files/load.py", "graphwright.surgery.constraints"),
     ("models/model.py", "graphwright.surgery"),
@@ -115,6 +117,18 @@ def test_every_folder_has_a_level():
 
 def test_imports_point_down():
     assert [wrong for path in FILES for wrong in problems(path, imports(path))] == []
+
+
+def test_no_import_circle_has_more_than_two_files():
+    modules = {".".join(("graphwright", *path.relative_to(SRC).with_suffix("").parts)): path for path in FILES}
+    modules = {name.removesuffix(".__init__"): path for name, path in modules.items()}
+    graph = nx.DiGraph()
+    for module, path in modules.items():
+        for _, name in imports(path):
+            target = name if name in modules else name.rpartition(".")[0]
+            if target in modules and target != module:
+                graph.add_edge(module, target)
+    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 2] == []
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def from_json(form: Mapping[str, Any]) -> Constraint:
     return kind(**given)
 
 
-Condition = Callable[[Program], "Iterable[Finding | str]"]
+Condition = Callable[["Program"], "Iterable[Finding | str]"]
 _conditions: dict[str, Condition] = {}
 
 
