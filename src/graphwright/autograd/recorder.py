@@ -55,9 +55,11 @@ class Recorder(Protocol):
 
     def resolve(self, tensor: Tensor) -> Symbol:
         """Return the symbol of a tensor: a traced value, a variable's current value in the trace, or a constant."""
+        ...
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
         """Record one operation."""
+        ...
 
     def assign(self, variable: Variable, value: Tensor) -> None:
         """Record that a variable holds `value` from this point of the trace on, and after the step."""
@@ -67,6 +69,7 @@ class Recorder(Protocol):
 
     def path(self, symbol: Symbol) -> str:
         """Return the name of a symbol's node in the graph."""
+        ...
 
     def before_grad(self, leaf: Tensor) -> None:
         """Called before a leaf's `grad` is set, so that the recorder can restore it after the trace."""

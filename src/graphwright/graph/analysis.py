@@ -349,7 +349,8 @@ def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
     sides: list[list[int]] = [[] for _ in nodes]
     edge_of: dict[tuple[int, int], EdgeId] = {}
     sources: list[int] = np.repeat(np.arange(len(nodes)), np.diff(rows.indptr)).tolist()
-    for i, j, edge in zip(sources, rows.indices.tolist(), edges, strict=True):
+    targets: list[int] = rows.indices.tolist()
+    for i, j, edge in zip(sources, targets, edges, strict=True):
         sides[i].append(j)
         sides[j].append(i)
         edge_of[i, j] = edge_of[j, i] = edge

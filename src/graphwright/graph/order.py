@@ -30,9 +30,11 @@ class Neighbours(Protocol[N]):
 
     def successors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come after `n`."""
+        ...
 
     def predecessors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come before `n`."""
+        ...
 
 
 class Relabelled(NamedTuple, Generic[N]):

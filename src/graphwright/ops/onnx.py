@@ -31,12 +31,15 @@ class NodeWriter(Protocol):
 
     def node(self, kind: str, inputs: Sequence[str], outputs: int, attributes: Mapping[str, Any]) -> tuple[str, ...]:
         """Add a node and return the names of its results. An empty input name leaves an optional input out."""
+        ...
 
     def constant(self, array: np.ndarray) -> str:
         """Add a constant tensor and return its name."""
+        ...
 
     def size(self, dim: str) -> str:
         """Return the name of an int64 [1] that holds a symbolic size."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

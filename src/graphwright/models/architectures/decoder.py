@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 _ACTIVATIONS: dict[str, tuple[str, dict[str, str]]] = {
-    **{name: (name, {}) for name in ("silu", "relu", "tanh", "sigmoid")},
+    "silu": ("silu", {}),
+    "relu": ("relu", {}),
+    "tanh": ("tanh", {}),
+    "sigmoid": ("sigmoid", {}),
     "swish": ("silu", {}),
     "gelu": ("gelu", {"approximate": "none"}),
     **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh"), ("gelu", {"approximate": "tanh"})),

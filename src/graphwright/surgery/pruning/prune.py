@@ -318,7 +318,7 @@ def product_cuts(p: Program, axis: PrunableAxis, removed: Sequence[int] | np.nda
 
 
 def cut_units(
-    p: Program, axis: PrunableAxis, removed: Sequence[int], cuts: Sequence[ProductCut],
+    p: Program, axis: PrunableAxis, removed: Sequence[int] | np.ndarray, cuts: Sequence[ProductCut],
     moments: Sequence[Sequence[Gram]], restore: Callable[[Transaction], Mapping[str, NDArray]],
 ) -> PruneStep:  # fmt: skip
     """Remove units, restore the products that read them, and measure the errors of their outputs.
