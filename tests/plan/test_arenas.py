@@ -125,7 +125,10 @@ def test_nested_plan_uses_its_own_arena() -> None:
     with outer.override(lambda ins, outs: found.append((inner(x=feed(3)), outs[y].copy_from(outs[y])))):
         outer(x=feed(4))
     assert found[0][0]["y"].tobytes() == p.run(x=feed(3))["y"].tobytes()
-    assert inner.executable().kernels.arena.chunks[0] is not outer.executable().kernels.arena.chunks[0]
+    mine, theirs = inner.executable().kernels.arena, outer.executable().kernels.arena
+    assert mine is not None
+    assert theirs is not None
+    assert mine.chunks[0] is not theirs.chunks[0]
 
 
 def test_out_of_memory_reports_sizes_and_other_plans_still_run() -> None:

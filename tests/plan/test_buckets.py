@@ -43,7 +43,7 @@ def test_masked_padding_keeps_valid_results() -> None:
         seen = np.ones((2, n), bool)
         seen[1, n // 2 :] = False
         for given in ({}, {"seen": seen}):
-            ours, theirs = run(x=feed(n), **given), plain(x=feed(n), **{"seen": np.ones((2, n), bool), **given})
+            ours, theirs = run({"x": feed(n), **given}), plain({"x": feed(n), "seen": np.ones((2, n), bool), **given})
             for name, value in theirs.items():
                 assert ours[name].shape == value.shape
                 np.testing.assert_allclose(ours[name].numpy(), value.numpy(), rtol=1e-5, atol=1e-6)

@@ -195,10 +195,10 @@ def test_captured_states_advance_once_a_step(name: str, sim: SimBackend) -> None
 
 def test_states_of_capture_and_dispatches(sim: SimBackend) -> None:
     plan = chain(14, (0, 6)).compile(x=(4,), device="sim", executor="capture")
-    space = CaptureExecutable(plan, poison=True)
+    space: Any = CaptureExecutable(plan, poison=True)
     rng, seen = np.random.default_rng(0), []
     oracle = chain(14, (0, 6))
-    addresses = set()
+    addresses: set[Any] = set()
     for k in range(50):
         seen.append(str(space.state))
         x = rng.normal(size=4).astype("f4")
@@ -453,7 +453,7 @@ def test_edit_records_only_touched_regions_again(sim: SimBackend) -> None:
     p = chain(32, (10, 21))
     plan, x = p.compile(x=(4,), device="sim", executor="capture"), np.linspace(-1, 1, 4, dtype=np.float32)
     assert [kind for kind, _ in kinds(plan)] == [CAPTURED, GAP, CAPTURED, GAP, CAPTURED]
-    space = plan.executable()
+    space: Any = plan.executable()
 
     def run() -> int:
         """Regions recorded in a run of the program as it is."""

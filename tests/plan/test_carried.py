@@ -134,7 +134,7 @@ def test_snapshot_of_other_states_raises() -> None:
 @pytest.mark.usefixtures("sim")
 def test_safe_step_is_restored_after_any_fault(kind: str) -> None:
     p = recurrent()
-    plan = p.compile(x=(4,), **({"device": "sim"} if kind == "captured" else {}))
+    plan = p.compile(x=(4,), device="sim" if kind == "captured" else "cpu")
     make: Any = {"plain": Executable, "threads": ParallelExecutable, "captured": CaptureExecutable}[kind]
 
     def faulty(at: int, error: BaseException, safe: bool) -> tuple[Any, gw.State]:

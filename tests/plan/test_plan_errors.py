@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ def net() -> Program:
     return b.build()
 
 
-def compiled(**options: object) -> Callable[[Program], object]:
+def compiled(**options: Any) -> Callable[[Program], object]:
     return lambda p: p.compile(x=(2, 4), **options)
 
 

@@ -40,7 +40,8 @@ def test_planning_runs_nothing_and_reads_no_weight(monkeypatch: pytest.MonkeyPat
     p = gw.open("bundled").program
     monkeypatch.setattr(CpuBackend, "bind", lambda *args: pytest.fail("an op was bound"))
     monkeypatch.setattr(CpuBackend, "to_host", lambda *args: pytest.fail("an array was read"))
-    for options in ({}, {"rewrites": "fast"}, {"executor": "auto"}, {"watch": ("layers.1.out",)}, {"device": "sim"}):
+    choices: Any = ({}, {"rewrites": "fast"}, {"executor": "auto"}, {"watch": ("layers.1.out",)}, {"device": "sim"})
+    for options in choices:
         plan = p.compile(ids=(1, 8), positions=(1, 8), **options)
         assert plan.instrs
         assert plan.hash
@@ -198,7 +199,7 @@ def test_a_rate_that_changes_is_used_inside_a_captured_step() -> None:
             losses[device].append(float(run(X).to(Device("cpu")).numpy()))
         assert run.traces == 1
         if device == "sim":
-            space = run.executable(X)
+            space: Any = run.executable(X)
             assert space.captures == sum(r.kind == "capture" for r in space.regions)
     assert losses["sim"] == losses["cpu"]
 

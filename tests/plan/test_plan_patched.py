@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Thread
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -243,14 +244,16 @@ def test_addresses_stay_while_plans_are_patched() -> None:
     feed = {"x": np.ones((4, 4), np.float32)}
     plan = p.compile(x=(4, 4))
     plan(feed)
-    (arena,) = plan.executable().kernels.arena.chunks
+    kernels: Any = plan.executable().kernels
+    (arena,) = kernels.arena.chunks
     bound = dict(plan.executable().kernels.instruction_calls)
     for k in range(50):
         with p.edit("insert") as e:
             e.insert(p.in_edges(f"h{2 * k}")[0], "relu")
         plan = p.compile(x=(4, 4))
         plan(feed)
-    assert plan.executable().kernels.arena.chunks == [arena]
+    kernels = plan.executable().kernels
+    assert kernels.arena.chunks == [arena]
     kept = sum(bound[q] is calls for q, calls in plan.executable().kernels.instruction_calls.items() if q in bound)
     assert kept >= 140
     assert_bits(plan(feed)["y"], p.run(feed)["y"])
@@ -324,7 +327,8 @@ def test_addresses_never_move_while_the_arena_grows() -> None:
     b.output(b.junction(*made, name="sum"), "y")
     p, feed = b.build(), {"x": np.linspace(-1, 1, 64, dtype=np.float32)}
     plan = p.compile(x=(64,))
-    first, space = plan.arena_bytes, plan.executable()
+    first = plan.arena_bytes
+    space: Any = plan.executable()
     space.kernels.leave_shared()  # in a shared one a larger plan may replace the first chunk
     plan(feed)
     bound: dict[int, tuple[int, int]] = {}

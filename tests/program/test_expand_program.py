@@ -35,7 +35,7 @@ def test_the_expansion_of_a_node_computes_what_the_node_did(name: str) -> None:
         assert all(OPS[op].expand is None for n in p.nodes() if (op := p.op(n)) in OPS)
         assert set(made) <= set(p.nodes())
         assert p.node("block.fused") in made
-        now, planned = p.run(feeds), p.compile(**{n: x.shape for n, x in feeds.items()})(feeds)
+        now, planned = p.run(feeds), p.compile({n: x.shape for n, x in feeds.items()})(feeds)
         for label, then in found.items():
             for values in (now, planned):
                 np.testing.assert_allclose(values[label].to_numpy(), then, rtol=1e-12, atol=1e-12)
@@ -81,7 +81,7 @@ def test_the_statistics_of_a_batch_whose_size_is_a_name(shape: tuple[int | str, 
     found = {label: p.run(feeds)[label].to_numpy().copy() for label in p.output_names()}
     p.expand(p.nodes())
     assert not {p.op(n) for n in p.nodes()} & set(FUSED)
-    now, planned = p.run(feeds), p.compile(**{n: x.shape for n, x in feeds.items()})(feeds)
+    now, planned = p.run(feeds), p.compile({n: x.shape for n, x in feeds.items()})(feeds)
     for label, then in found.items():
         for values in (now, planned):
             np.testing.assert_allclose(values[label].to_numpy(), then, rtol=1e-5, atol=1e-6)

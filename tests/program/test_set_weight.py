@@ -44,9 +44,9 @@ def test_inplace_keeps_the_memory_and_views_see_the_value():
 def test_runs_and_plans_compute_with_it():
     p = tiny()
     step = gw.compile(p)
-    assert step(**X)["y"].numpy().tolist() == [[0, 6]]
+    assert step(X)["y"].numpy().tolist() == [[0, 6]]
     write(p, 2)
-    assert step(**X)["y"].numpy().tolist() == [[6, 6]]
+    assert step(X)["y"].numpy().tolist() == [[6, 6]]
     assert p.run(X)["y"].to_numpy().tolist() == [[6, 6]]
 
 

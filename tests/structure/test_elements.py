@@ -135,7 +135,7 @@ def test_starts_without_a_gradient_are_refused() -> None:
 
 
 @pytest.mark.parametrize("form", ["exponential", "linear", "cosine"])
-def test_temperatures_fall_from_start_to_end(form: str) -> None:
+def test_temperatures_fall_from_start_to_end(form: Any) -> None:
     s = st.TemperatureSchedule(5.0, 0.1, 40, form)
     values = [s.at(t) for t in range(60)]
     assert values[0] == 5.0

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import checkpoints
 import numpy as np
@@ -86,7 +87,7 @@ def test_a_higher_level_can_be_requested(made, tmp_path):
     "options",
     [{"level": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
 )
-def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options):
+def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options: Any):
     with pytest.raises(UsageError):
         gw.open(made("llama").path).export(tmp_path / "out", **{"check": "none", "prompts": PROMPTS, **options})
     assert list(tmp_path.iterdir()) == []

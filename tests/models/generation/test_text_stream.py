@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pydoc_data import topics
+from typing import Any
 
 import pytest
 import tokenizers
@@ -33,7 +34,7 @@ class Pieces:
         return b"".join(self.table[i % len(self.table)] for i in ids).decode("utf-8", "replace")
 
 
-def run(tokenizer: Tokenizer, ids: list[int], stop: tuple[str, ...] = ()) -> tuple[str, list[str], bool, int]:
+def run(tokenizer: Any, ids: list[int], stop: tuple[str, ...] = ()) -> tuple[str, list[str], bool, int]:
     """(text, pieces, stopped, tokens taken)."""
     pieces: list[str] = []
     stream = TextStream(tokenizer, stop, pieces.append)
