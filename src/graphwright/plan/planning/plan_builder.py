@@ -28,8 +28,8 @@ from graphwright.plan.planning.plan_tables import (
 )
 from graphwright.plan.table import CONST, FOLDED, INPUT, PARAM, STATE, TEMP, Instr
 from graphwright.program import kinds
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.op_graph import Value
-from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.plan.planning.fusion import Fusion

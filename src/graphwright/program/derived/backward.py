@@ -15,9 +15,9 @@ from graphwright.autograd import Tensor, pull_back, scoped
 from graphwright.graph import NodeId
 from graphwright.ops import OPS, get
 from graphwright.program.derived.mirror import MirroredProgram
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import ASSIGN, SOURCES
 from graphwright.program.op_graph import Value
-from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program

@@ -13,11 +13,11 @@ from graphwright.autograd import Symbol, Tensor, Variable, active_recorder, no_g
 from graphwright.graph import NodeId
 from graphwright.ops import Op, call, get
 from graphwright.ops.casting import is_cast, target_dtype
+from graphwright.program.incremental import IncrementalWalk
 from graphwright.program.kinds import CONST, INPUT, SOURCES, STORED
 from graphwright.program.op_graph import Value
 from graphwright.program.recorder import TraceRecorder
 from graphwright.program.tombstones import Tombstones
-from graphwright.program.validate import IncrementalWalk
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
