@@ -29,7 +29,7 @@ lint:  ## ruff's rules and format, and the words of docs and code
 	@scripts/environment.sh all,dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python scripts/check_language.py src docs README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md
+	$(BIN)/python scripts/check_language.py
 
 types:  ## pyright
 	@scripts/environment.sh all,dev
