@@ -29,7 +29,7 @@ def compiled(**options: Any) -> Callable[[Program], object]:
     return lambda p: p.compile(x=(2, 4), **options)
 
 
-def planned(use: Callable[[Plan], object], **options: object) -> Callable[[Program], object]:
+def planned(use: Callable[[Plan], object], **options: Any) -> Callable[[Program], object]:
     return lambda p: use(p.compile(x=(2, 4), **options))
 
 

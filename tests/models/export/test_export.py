@@ -88,8 +88,9 @@ def test_a_higher_level_can_be_requested(made, tmp_path):
     [{"level": 6}, {"check": "maybe"}, {"prefer": "nice"}, {"dtype": "int64"}, {"prompts": []}, {"prompts": ["text"]}],
 )
 def test_wrong_options_are_refused_before_anything_is_written(made, tmp_path, options: Any):
+    given: dict[str, Any] = {"check": "none", "prompts": PROMPTS, **options}
     with pytest.raises(UsageError):
-        gw.open(made("llama").path).export(tmp_path / "out", **{"check": "none", "prompts": PROMPTS, **options})
+        gw.open(made("llama").path).export(tmp_path / "out", **given)
     assert list(tmp_path.iterdir()) == []
 
 
