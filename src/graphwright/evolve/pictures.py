@@ -21,10 +21,10 @@ from graphwright.ops import OPS, traits
 from graphwright.program import Program
 from graphwright.program.draw import shapes as draw
 from graphwright.program.draw.layout import Box, Composition, DrawnEdge, compose
-from graphwright.program.draw.output import path_data
 from graphwright.program.draw.scene import SceneNode
 from graphwright.program.draw.shapes import Shape, label, picture, shape
 from graphwright.program.draw.style import LINE, count, name_of, short
+from graphwright.program.draw.svg import path_data
 from graphwright.program.kinds import ASSIGN, CONST, INPUT, PARAM, STATE
 
 if TYPE_CHECKING:

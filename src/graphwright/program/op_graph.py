@@ -171,9 +171,9 @@ class OpGraph:
         """Return the state nodes, in creation order."""
         return self.of_kind(STATE)
 
-    def assigns(self) -> tuple[NodeId, ...]:
-        """Return the nodes that assign the next value of a state or a param."""
-        return self.of_kind(ASSIGN)
+    def assigns(self, ref: Ref | None = None) -> tuple[NodeId, ...]:
+        """Return the nodes that assign the next value of a state or a param; of those only the readers of `ref`."""
+        return self.of_kind(ASSIGN) if ref is None else tuple(n for n in self.consumers(ref) if self.op(n) == ASSIGN)
 
     def junctions(self) -> tuple[NodeId, ...]:
         """Return the junctions, nodes that sum any number of edges, in topological order."""

@@ -16,7 +16,7 @@ from graphwright.array import Spec
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.program import Program, Value
-from graphwright.program.kinds import ASSIGN, INPUT, KINDS
+from graphwright.program.kinds import INPUT, KINDS
 from graphwright.surgery.findings.diagnosis import Diagnosis
 from graphwright.surgery.findings.finding import Limits
 from graphwright.surgery.findings.gradients import learning, trainable
@@ -247,7 +247,7 @@ def _bottleneck(p: Program, rng: np.random.Generator) -> str | None:
     for node in _shuffled(rng, _trunk(p)):
         spec, readers = p.spec(node), p.out_edges(node)
         width = spec.shape[-1] if len(spec.shape) in (1, 2, 3) else 0
-        if not isinstance(width, int) or width < 16 or any(p.op(p.graph.target(e)) == ASSIGN for e in readers):
+        if not isinstance(width, int) or width < 16 or p.assigns(node):
             continue
         base = p.free_name(f"{p.path(node)}.narrow")
         with _edit(p, "bottleneck") as e:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from graphwright.program import Program
 from graphwright.program.draw import layout
-from graphwright.program.draw.output import CELL
+from graphwright.program.draw.svg import CELL
 
 from . import models
 from .random_programs import nested_programs

@@ -17,7 +17,6 @@ from graphwright.nn import functional
 from graphwright.optim import SGD, Adam, Optimizer, clip_grad_norm_
 from graphwright.plan import compile
 from graphwright.program import Program
-from graphwright.program.kinds import ASSIGN
 
 
 def inference(program: Program) -> Program:
@@ -32,7 +31,7 @@ def inference(program: Program) -> Program:
             for node in norms:
                 eps = p.attrs(node)["eps"]
                 rewire_readers(e, node, e.add("batch_norm", *p.operands(node), name=f"{p.path(node)}.still", eps=eps))
-                e.remove([*(w for w in p.consumers(node) if p.op(w) == ASSIGN), node])
+                e.remove([*p.assigns(node), node])
     return p
 
 

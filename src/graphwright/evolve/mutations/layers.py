@@ -12,7 +12,6 @@ from graphwright.evolve.mutations import registry
 from graphwright.evolve.mutations.registry import in_cell, linears, mutation, parts
 from graphwright.graph import NodeId
 from graphwright.program import Program, Transaction
-from graphwright.program.kinds import STORED
 
 ACTIVATIONS = ("relu", "tanh", "gelu", "silu", "sigmoid", "leaky_relu")
 ATTRIBUTES: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -100,10 +99,8 @@ def add_skip(e: Transaction, site: Any, rng: np.random.Generator, source: Any = 
     p = e.program
     node = p.node(site)
     total = output_sum(e, node)
-    before = p.reachable([node]) - {node}
     lead = p.spec(node).shape[:-1]
-    values = [n for n in p.order() if n in before and p.op(n) not in STORED and p.specs(n)[0].shape[:-1] == lead
-              and not in_cell(p, n)]  # fmt: skip
+    values = registry.earlier_values(p, node, lambda shape: shape[:-1] == lead)
     if source is None and not values:
         raise UsageError("no earlier value of this shape", where=p.path(node), expected=f"a value {lead} + units")
     src = p.node(source) if source is not None else values[int(rng.integers(len(values)))]

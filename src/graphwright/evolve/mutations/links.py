@@ -18,7 +18,7 @@ from graphwright.evolve.mutations.registry import cut_readers, mutation, over_ti
 from graphwright.graph import NodeId
 from graphwright.ops import traits
 from graphwright.program import Program, Transaction
-from graphwright.program.kinds import ASSIGN, STORED
+from graphwright.program.kinds import STORED
 
 _NAME = re.compile(r"^(.*)\.l(\d+)$")
 
@@ -221,7 +221,7 @@ def _from_state(e: Transaction, total: NodeId, rng: np.random.Generator, source:
 def _source(p: Program, link: NodeId) -> NodeId:
     """The node with the value that a delay link carries."""
     held = p.operands(link)[0].node
-    (write,) = (w for w in p.consumers(held) if p.op(w) == ASSIGN)
+    (write,) = p.assigns(held)
     return p.operands(write)[1].node
 
 
@@ -235,9 +235,7 @@ def _along_time(
         raise UsageError("the sequence has one step", where=p.path(node), expected="two steps or more", got=got)
     total, old = output_sum(e, node), weight_of(p, node)
     if source is None:
-        before = p.reachable([node]) - {node}
-        values = [n for n in p.order() if n in before and p.op(n) not in STORED and not registry.in_cell(p, n)]
-        values = [n for n in values if len(p.specs(n)[0].shape) == 3 and p.specs(n)[0].shape[:2] == lead]
+        values = registry.earlier_values(p, node, lambda shape: len(shape) == 3 and shape[:2] == lead)
         if not values:
             raise UsageError("no earlier value over time", where=p.path(node), expected=f"a value {lead} + units")
         source = values[int(rng.integers(len(values)))]

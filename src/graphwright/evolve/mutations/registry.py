@@ -11,7 +11,7 @@ import numpy as np
 from graphwright.files import blake2b_128
 from graphwright.graph import NodeId
 from graphwright.program import Program, Transaction
-from graphwright.program.kinds import ASSIGN, STATE, STORED
+from graphwright.program.kinds import STATE, STORED
 
 Site = Any
 """A node, or the name of an axis."""
@@ -110,6 +110,13 @@ def in_cell(p: Program, node: NodeId) -> bool:
     return len(names) > 2 and names[1] in CELLS and names[0] in parts(p)
 
 
+def earlier_values(p: Program, node: NodeId, fits: Callable[[tuple[Any, ...]], bool]) -> list[NodeId]:
+    """Computed values that a node depends on, outside cells, whose first result has a shape that fits."""
+    before = p.reachable([node]) - {node}
+    values = (n for n in p.order() if n in before and p.op(n) not in STORED and not in_cell(p, n))
+    return [n for n in values if fits(p.specs(n)[0].shape)]
+
+
 def free_part(p: Program) -> str:
     """The first unused name of a part."""
     return f"b{max((int(head[1:]) for head in parts(p)), default=0) + 1}"
@@ -157,8 +164,8 @@ def state_of(e: Transaction, name: str, value: Any) -> NodeId:
 def remove_unread_states(e: Transaction, node: NodeId) -> NodeId:
     """Remove a state that only its write uses, and the states before it; return the value that they stored."""
     p = e.program
-    while p.op(node) == STATE and all(p.op(n) == ASSIGN for n in p.consumers(node)):
-        (write,) = p.consumers(node)
+    while p.op(node) == STATE and p.assigns(node) == p.consumers(node):
+        (write,) = p.assigns(node)
         state, node = node, p.operands(write)[1].node
         e.remove([write, state])
     return node

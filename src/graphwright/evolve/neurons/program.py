@@ -23,7 +23,7 @@ from graphwright.evolve.settings import NEAT
 from graphwright.files import blake2b_128
 from graphwright.program import Program
 from graphwright.program.editing.transaction import Transaction
-from graphwright.program.kinds import ASSIGN
+from graphwright.program.kinds import STATE
 
 _RECIPES = {
     "identity": (("out", "copy"),),
@@ -103,8 +103,8 @@ def read(p: Program) -> Genome:
         elif found := _LINK.match(path):
             dst, number = int(found[1]), int(found[2])
             source, delay = p.operands(node)[0].node, 0
-            while p.op(source) == "state":
-                write = next(w for w in p.consumers(source) if p.op(w) == ASSIGN)
+            while p.op(source) == STATE:
+                write = p.assigns(source)[0]
                 source, delay = p.operands(write)[1].node, delay + 1
             src = p.path(source).split(".")[0]
             need(re.match(r"^n\d+$", src), "a link does not start at a neuron", where=path, expected="n<k>....",

@@ -5,9 +5,11 @@ A program becomes a scene, its groups are arranged and laid out, the layout beco
 
 from __future__ import annotations
 
+from graphwright.program.draw.dot import to_dot
+from graphwright.program.draw.html import to_html
 from graphwright.program.draw.layout import Box, DrawnEdge, Group, PictureLayout, PictureOptions, layout
-from graphwright.program.draw.output import notebook, to_dot, to_html, to_svg, written
 from graphwright.program.draw.style import NodeNote
+from graphwright.program.draw.svg import notebook, to_svg, written
 
 __all__ = ["Box", "DrawnEdge", "Group", "NodeNote", "PictureLayout", "PictureOptions", "layout", "notebook", "to_dot",
            "to_html", "to_svg", "written"]  # fmt: skip

@@ -300,7 +300,7 @@ class Transaction:
         """Set the value of a state (or param) in the next step."""
         p = self.program
         target, following = p.value(state), p.value(value)
-        if any(p.op(n) == ASSIGN for n in p.consumers(target)):
+        if p.assigns(target):
             fix = "e.rewire the second edge of its assign node"
             raise PortTaken("the state is assigned already", where=p.path(target), fix=fix)
         node = self.add_node(ASSIGN, {}, p.free_name(f"{p.path(target)}.next"), ())
