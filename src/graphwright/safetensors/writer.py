@@ -158,13 +158,13 @@ def write_checkpoint(
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        what = "the directory holds a checkpoint already" if any(map(known.fullmatch, os.listdir(folder))) else ""
-    except FileExistsError:
-        what = "the destination is a file"
+        taken = any(map(known.fullmatch, os.listdir(folder)))
+    except FileExistsError as error:
+        raise DestinationExists("the destination is a file", where=folder, fix="choose another path") from error
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
-    if what:
-        raise DestinationExists(what, where=folder, fix="choose another path")
+    if taken:
+        raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
