@@ -1,6 +1,6 @@
 """JSON forms of handles, values, specs and attributes in saved programs, read strictly because files are untrusted.
 
-Every reader raises `ProgramFileError` for a value of another type or range, before anything is built from it.
+Every reader raises `ProgramFileError` for a value of a wrong type or range, before anything is built from it.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def flag(data: Any) -> bool:
 def array(data: Any, length: int | None = None) -> list[Any]:
     """Read a list, of a given length if one is given."""
     if not isinstance(data, list) or (length is not None and len(data) != length):
-        raise wrong("a list" if length is None else f"a list of {length}", data)
+        raise wrong("a list" if length is None else f"a list of {length} entries", data)
     return data
 
 
 def table(data: Any, fields: Iterable[str] | None = None) -> dict[str, Any]:
     """Read an object, with exactly the given fields if they are given."""
     if not isinstance(data, dict) or (fields is not None and data.keys() != set(fields)):
-        raise wrong("an object" if fields is None else f"an object of {', '.join(sorted(fields))}", data)
+        raise wrong("an object" if fields is None else f"an object with fields {', '.join(sorted(fields))}", data)
     return data
 
 
@@ -103,12 +103,12 @@ def indices(data: Any) -> tuple[int, ...]:
 
 
 def handle_form(node: NodeId | EdgeId) -> list[int]:
-    """Inverse of `handle`."""
+    """Return [index, generation] of a handle."""
     return [node.index, node.generation]
 
 
 def value_form(v: Value) -> list[int]:
-    """Inverse of `value`."""
+    """Return [index, generation, port] of a value."""
     return [v.node.index, v.node.generation, v.port]
 
 
