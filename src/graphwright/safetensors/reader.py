@@ -1,4 +1,4 @@
-"""Read safetensors files and checkpoints of several: headers at opening, bytes by a memory map on first use.
+"""Read safetensors files and sharded checkpoints: headers on opening, bytes through a memory map on first use.
 
 The mapping is private and writable: writable because torch warns about read-only buffers; private so that a write
 changes a page of this process and never the file. It reserves no memory, so that files larger than RAM can be mapped.
@@ -49,15 +49,15 @@ def conversion_command(path: Path) -> str:
 
 
 def refuse_by_name(path: Path) -> None:
-    """Raises: UnsafeFile if the suffix is one of pickle files."""
+    """Refuse a path with the suffix of a pickle file. Raises: UnsafeFile."""
     if path.suffix.lower() in PICKLE_SUFFIXES:
         raise _unsafe(path, f"a {path.suffix} file")
 
 
 def refuse_by_magic(path: Path, start: bytes) -> None:
-    """Raises: UnsafeFile if `start`, at least the first 9 bytes, begins a pickle or a zip archive.
+    """Refuse a file whose first bytes `start`, at least 9, are those of a pickle or zip archive. Raises: UnsafeFile.
 
-    The length of a 640-byte header begins like a pickle (80 02); the brace after it tells them apart.
+    The length field of a 640-byte header begins like a pickle (80 02); the brace after it shows that it is none.
     """
     if start[8:9] == b"{" and start[4:8] == bytes(4):
         return
@@ -164,9 +164,9 @@ class TensorFile(_KeyedFile):
         return self._read(0, self.identity.size)
 
     def check_unchanged(self) -> None:
-        """Raises: CheckpointChanged if the path is no longer the file that was opened; CheckpointClosed."""
+        """Check that the path still is the file that was opened. Raises: CheckpointChanged; CheckpointClosed."""
         if self._closed:
-            raise CheckpointClosed("the file was closed", where=self.path, fix="open it again")
+            raise CheckpointClosed("the checkpoint was closed before this read", where=self.path, fix="open it again")
         try:
             now = _identity(self.path)
         except OSError as error:
@@ -175,7 +175,7 @@ class TensorFile(_KeyedFile):
             raise self._changed(now)
 
     def check_mapped(self) -> None:
-        """Raises: CheckpointChanged if the mapped file was written to. A file that replaced it does not matter."""
+        """Check that the mapped file was not written to; a new file at its path is fine. Raises: CheckpointChanged."""
         try:
             now = _identity(self.path)
         except OSError:

@@ -55,7 +55,7 @@ def assert_bits(ours: Any, reference: Any, *, what: str = "") -> None:
 def _refuse_form(mine: np.ndarray, theirs: np.ndarray, what: str, same_dtype: bool) -> None:
     if mine.shape != theirs.shape or not same_dtype:
         forms = [f"{x.dtype}{list(x.shape)}" for x in (theirs, mine)]
-        raise ValueMismatch("shape or dtype differs", where=what, expected=forms[0], got=forms[1])
+        raise ValueMismatch("the values have different shapes or dtypes", where=what, expected=forms[0], got=forms[1])
 
 
 def _refuse(off: np.ndarray, mine: np.ndarray, theirs: np.ndarray, what: str) -> None:
@@ -84,6 +84,6 @@ def strided(host: np.ndarray, how: str) -> NDArray:
 
 
 def poisoned(array: NDArray) -> NDArray:
-    """Return the array with all bytes set so that floats read NaN, to reveal elements that are not written."""
+    """Fill the array with bytes that read as NaN in floats, to reveal elements that are never written; return it."""
     fill(array.to_numpy(bits=True).reshape(-1).view(np.uint8))
     return array
