@@ -21,7 +21,7 @@ from graphwright.program.weights import as_array
 
 
 class _Built(Value):
-    """A value with the program that it belongs to, because different programs have equal handles."""
+    """A value with the program that it belongs to, because different programs may have equal handles."""
 
     program: Program
 

@@ -478,7 +478,7 @@ class OpGraph:
             self._keys = None
 
     def insert_edge(self, src: Value, dst: NodeId, port: int | None = None, handle: EdgeId | None = None) -> EdgeId:
-        """Add an edge, by default at the target's next port. Raises: CycleError, and nothing is changed."""
+        """Add an edge, by default at the target's next port. Raises: CycleError; then nothing is changed."""
         if port is None:
             port = int(self.graph.node(dst, "next_port"))
         fits = self._admit_edge(src.node, dst)
@@ -500,7 +500,7 @@ class OpGraph:
         self._touch(dst)
 
     def move_edge(self, edge: EdgeId, src: Value) -> None:
-        """Rewire an edge to another source. Raises: CycleError, and nothing is changed."""
+        """Change the source of an edge. Raises: CycleError; then nothing is changed."""
         dst = self.graph.target(edge)
         fits = self._admit_edge(src.node, dst)
         self.tombstones.rewire(self.graph, edge, src.node)

@@ -54,7 +54,7 @@ class TensorFiles:
         info = checkpoint.info(key)
         kind = BY_TAG.get(info.tag)
         if kind is None:
-            raise forms.wrong("a supported dtype", info.tag)
+            raise forms.wrong(expected="a supported dtype", got=info.tag)
 
         def touch() -> memoryview:
             content = checkpoint.bytes(key)
@@ -156,7 +156,7 @@ def _load_graph(p: Program, body: Mapping[str, Any]) -> None:
     data = forms.table(body["graph"])
     limits = (p.graph.block, p.graph.max_generation)
     if (data["block"], data["max_generation"]) != limits or type(data["block"]) is not int:
-        raise forms.wrong(f"block and max_generation {limits}", (data["block"], data["max_generation"]))
+        raise forms.wrong(expected=f"block and max_generation {limits}", got=(data["block"], data["max_generation"]))
     for side, declared in (("nodes", NODE_COLUMNS), ("edges", EDGE_COLUMNS)):
         forms.table(forms.table(data[side])["columns"], declared)
     strict = {
@@ -248,7 +248,7 @@ def _load_journal(p: Program, folder: Path, body: Mapping[str, Any], files: Tens
     for i, entry in enumerate(p.journal):
         _check_entry(entry, i)
     if len(p.journal) != forms.integer(facts["entries"]):
-        raise forms.wrong(f"{len(p.journal)} entries", facts["entries"])
+        raise forms.wrong(expected=f"{len(p.journal)} journal entries", got=facts["entries"])
     if body["history"] is not None:
         _load_history(p, forms.table(body["history"]), files)
     stacks = forms.table(body["stacks"], ("undoable", "redoable", "marks"))
