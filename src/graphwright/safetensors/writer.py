@@ -158,13 +158,13 @@ def write_checkpoint(
     known = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?\.safetensors(\.index\.json)?")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        what = "the directory holds a checkpoint already" if any(map(known.fullmatch, os.listdir(folder))) else ""
-    except FileExistsError:
-        what = "the destination is a file"
+        taken = any(map(known.fullmatch, os.listdir(folder)))
+    except FileExistsError as error:
+        raise DestinationExists("the destination is a file", where=folder, fix="choose another path") from error
     except OSError as error:
         raise UnwritableTarget("cannot create the directory", where=folder, cause=error) from error
-    if what:
-        raise DestinationExists(what, where=folder, fix="choose another path")
+    if taken:
+        raise DestinationExists("the directory holds a checkpoint already", where=folder, fix="choose another path")
     names = _names(shards, plan, stem)
     written: list[Path] = []
     try:
@@ -193,9 +193,9 @@ def plan_shards(items: Sequence[TensorData], max_bytes: int, metadata: Mapping[s
 def plan_like(
     source: Checkpoint, items: Sequence[TensorData], max_bytes: int, metadata: Mapping[str, str] | None = None
 ) -> list[Shard]:
-    """Plan `items` like `source`: shard by shard, in its order; keys that it lacks come last.
+    """Plan shards for `items` with the layout and order of `source`; keys that it lacks come last.
 
-    A shard with the same unchanged tensors is marked as a copy. One that lost all its tensors is omitted.
+    A shard with the same unchanged tensors is marked as a copy. A shard of which no tensor remains is omitted.
     """
     rest = {item.key: item for item in items}
     shards = []
@@ -246,7 +246,7 @@ def _names(shards: Sequence[Shard], plan: Checkpoint | None, stem: str) -> list[
 
 
 def _index(names: Sequence[str], shards: Sequence[Shard], plan: Checkpoint | None) -> bytes:
-    """Return the index; the planned one unchanged if it is still right, so that its other fields survive."""
+    """Return the index as JSON: that of `plan` if it is still correct, which keeps its other fields; else a new one."""
     weight_map = {item.key: name for name, shard in zip(names, shards, strict=True) for item in shard.items}
     total = sum(shard.nbytes for shard in shards)
     if plan is not None and plan.index is not None:
