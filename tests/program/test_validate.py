@@ -166,7 +166,7 @@ def test_an_assignment_keeps_the_spec():
     program("state", (2,))
     with pytest.raises(SpecMismatch, match=r"f32\[3\]"):
         program("state", (3,))
-    with pytest.raises(UsageError, match="only a param or a state"):
+    with pytest.raises(UsageError, match="not a param or a state"):
         program("input", (2,))
 
 
