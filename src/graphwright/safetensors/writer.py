@@ -138,7 +138,7 @@ def write_checkpoint(
 ) -> tuple[Path, ...]:  # fmt: skip
     """Write a checkpoint into a directory; return the files, the index last if there is one.
 
-    Each file appears complete or not at all; to make the directory atomic, write into one that `atomic_directory` yields.
+    Each file appears complete or not at all; to make the directory atomic, write into that of `atomic_directory`.
 
     Args:
         directory: created if missing; must not hold a checkpoint of this stem, so a source is never overwritten.
