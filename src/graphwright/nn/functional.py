@@ -210,7 +210,9 @@ def _scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         equal_dim(k.shape[at], v.shape[at], f"{name} of v")
     groups = k.shape[1]
     if not groups or q.shape[1] % groups:
-        raise ShapeError("query heads must be a multiple of key heads", expected=f"a multiple of {groups}", got=q.shape[1])
+        raise ShapeError(
+            "query heads must be a multiple of key heads", expected=f"a multiple of {groups}", got=q.shape[1]
+        )
     split = call("unflatten", q, axis=1, sizes=(groups, q.shape[1] // groups))
     scores = call("flatten", split @ k.unsqueeze(2).transpose(3, 4), start=1, end=2)
     return scores.to(float32) if scores.dtype.is_low else scores
