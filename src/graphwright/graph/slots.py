@@ -219,7 +219,7 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                what = f"{self.kind.from_int(int(handles[row]))} is duplicated"
+                what = f"{self.kind.from_int(int(handles[row]))} is given more than once"
                 raise UsageError(what, where=f"row {row}", fix="pass unique ids")
         return slots
 

@@ -301,6 +301,6 @@ def _check_undo(entry: Entry) -> Undo:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "the bytes needed to undo this entry are gone"
+                what = "the values needed to undo this entry are gone"
                 raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo
