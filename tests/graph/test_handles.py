@@ -113,5 +113,5 @@ def test_a_handle_of_another_graph_may_be_what_was_never_issued_here():
     here, there = Graph(), Graph()
     here.add_node()
     far = [there.add_node() for _ in range(3)][-1]
-    with pytest.raises(StaleHandle, match="was never issued by this graph, or is of another program"):
+    with pytest.raises(StaleHandle, match="was never issued by this graph; is it of a different program"):
         here.remove_node(far)

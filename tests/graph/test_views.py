@@ -106,7 +106,7 @@ def test_writing_through_masks_handles_and_whole_columns():
     for bad, error in [("x", DTypeError), ([1, 2], UsageError)]:
         with pytest.raises(error):
             w[...] = bad
-    with pytest.raises(UsageError, match="addressed by handles"):
+    with pytest.raises(UsageError, match="addressed by handle"):
         w[1:3] = 0
     assert g.hash() == state
 

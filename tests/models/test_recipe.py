@@ -90,7 +90,7 @@ def test_a_journal_of_units_replays_from_its_lines_alone(pair, tmp_path):
     ("step", "where", "what"),
     [
         ("cut_units: {layers.9.mlp.neurons: 3}", "step 4", "no axis"),
-        ("cut_units: {layers.1.mlp.neurons: 70}", "step 4", "unit number out of range"),
+        ("cut_units: {layers.1.mlp.neurons: 70}", "step 4", "unit index out of range"),
         ("cut_units: {layers.2.attn.heads: 0}", "step 4", "unequal number"),
         ("cut: layers.1.mlp.down -> layers.2.out", "step 4", ""),
         ("cut: layers.1.act", "step 4", ""),

@@ -121,7 +121,7 @@ def test_regions_outside_graphs_have_reasons(sim: SimBackend) -> None:
     p = chain(14, (0, 6, 13))
     plan = p.compile(x=(4,), device="sim", executor="capture")
     assert kinds(plan) == [(PRE, 1), (CAPTURED, 10), (GAP, 1), (CAPTURED, 12), (POST, 1)]
-    assert {w for r in plan.regions() if r.kind != CAPTURED for w in r.why} == {"the host looks at its result"}
+    assert {w for r in plan.regions() if r.kind != CAPTURED for w in r.why} == {"the host reads its result"}
     assert plan.schedule.dispatches == 5
     short = chain(8, (2,)).compile(x=(4,), device="sim", executor="capture")  # 4 in front are too few
     assert kinds(short) == [(PRE, 5), (CAPTURED, 10)]
@@ -384,7 +384,7 @@ def _uploading(backend: SimBackend) -> Any:
 def test_plan_without_capturable_instructions_reports_it(sim: SimBackend) -> None:
     plan = chain(3, (0, 1, 2)).compile(x=(4,), device="sim", executor="capture")
     space = CaptureExecutable(plan)
-    assert space.state == CaptureState("failed", reason="the host looks at its result")
+    assert space.state == CaptureState("failed", reason="the host reads its result")
     space.run({"x": np.ones(4, np.float32)})
     space.retry_capture()
     assert space.state.name == "failed"

@@ -126,7 +126,7 @@ def test_a_conflict_at_the_end_leaves_nothing_either():
 
 def test_a_slice_with_an_undo_of_an_outside_entry_raises():
     p = scripted(tiny())
-    with pytest.raises(ReplayConflict, match="undoes or redoes one"):
+    with pytest.raises(ReplayConflict, match="undoes or redoes an entry"):
         replay(p.journal[3:], tiny())
 
 

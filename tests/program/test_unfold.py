@@ -97,7 +97,7 @@ def test_cutting_the_edge_of_a_head_masks_it(unit, bias):
         with p.edit("cut") as e:
             e.cut(p.in_edges(total)[unit])
         assert np.abs(logits(p) - want).max() <= 1e-6
-        with pytest.raises(UsageError, match="not all units"), p.edit("fold") as e:
+        with pytest.raises(UsageError, match="does not sum all units"), p.edit("fold") as e:
             e.fold(node)
         p.undo(2)
 
@@ -226,7 +226,7 @@ def test_a_part_without_its_operand_is_not_folded(part):
             e.do(RemoveEdge(p.in_edges(part)[0]))
             e.fold("q")
 
-    with pytest.raises(UsageError, match="not all units"):
+    with pytest.raises(UsageError, match="does not sum all units"):
         cut_and_fold()
     assert fingerprint(p) == before
 
@@ -234,17 +234,17 @@ def test_a_part_without_its_operand_is_not_folded(part):
 def test_only_complete_units_are_folded():
     p = attention()
     for node in ("o", "out", "x", "rows"):
-        with pytest.raises(UsageError, match="not all units"), p.edit("fold") as e:
+        with pytest.raises(UsageError, match="does not sum all units"), p.edit("fold") as e:
             e.fold(node)
     with p.edit("unfold") as e:
         e.unfold("o", "in")
     with p.edit("look at a head") as e:
         e.add("neg", "o.1", name="look")
-    with pytest.raises(UsageError, match="another node reads a unit") as caught, p.edit("fold") as e:
+    with pytest.raises(UsageError, match="outside the unfolded op reads a part") as caught, p.edit("fold") as e:
         e.fold("o")
     assert caught.value.got == "look"
     p.undo()
     with p.edit("another part") as e:
         e.set_attr("o.1.part", start=0)
-    with pytest.raises(UsageError, match="not all units"), p.edit("fold") as e:
+    with pytest.raises(UsageError, match="does not sum all units"), p.edit("fold") as e:
         e.fold("o")

@@ -243,7 +243,7 @@ def test_a_replay_onto_another_size_stops_before_anything_changes():
     p, q = perceptron(), perceptron(hidden=6)
     neurons(p).prune(drop=[1])
     before = q.hash()
-    with pytest.raises(ReplayConflict, match="another size") as caught:
+    with pytest.raises(ReplayConflict, match="recorded size") as caught:
         replay(p, q)
     assert "first.neurons" in str(caught.value)
     assert q.hash() == before

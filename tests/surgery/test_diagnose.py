@@ -393,7 +393,7 @@ def test_the_overlay_colours_named_nodes_and_shows_texts_on_hovering():
     dot = p.to_dot(color=drawn, level=4)
     assert "no gradient passes" in dot
     assert "fillcolor" in dot
-    with pytest.raises(gw.GraphwrightError, match="mixes numbers and notes"):
+    with pytest.raises(gw.GraphwrightError, match="both numbers and notes"):
         p.to_svg(overlay={**drawn, "lm_head": 1.0})
 
 

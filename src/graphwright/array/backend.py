@@ -39,10 +39,10 @@ class MissingKernel(ComputeError):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Host requirements of one use of a kernel; a kernel without any can be captured in a device graph.
+    """What one launch of a kernel requires of the host; if nothing, a device graph can capture the kernel.
 
     Attributes:
-        reads: operand numbers whose values the host must know when the kernel is launched.
+        reads: indices of the operands whose values the host must know when the kernel is launched.
         answers: True if the host reads a result before it continues.
         allocates: True if the kernel allocates memory while it runs.
         fallback: the reason why the kernel runs on the host instead of the device, or an empty string.
@@ -55,8 +55,8 @@ class Needs:
 
     @property
     def why(self) -> str:
-        """The reason why the kernel cannot be captured, whatever its operands, or an empty string."""
-        other = "the host looks at its result" if self.answers else "takes memory as it runs" if self.allocates else ""
+        """The reason why the kernel cannot be captured even if its operands could be, or an empty string."""
+        other = "the host reads its result" if self.answers else "it allocates memory" if self.allocates else ""
         return self.fallback or other
 
 
@@ -71,7 +71,7 @@ class Backend(Protocol):
 
     @property
     def driver(self) -> Driver | None:
-        """The driver of the device's memory and queues; None where calls run synchronously."""
+        """The driver of the device's memory and queues; None if calls run synchronously."""
 
     @property
     def stream(self) -> int:
@@ -79,7 +79,7 @@ class Backend(Protocol):
         ...
 
     def allocate(self, nbytes: int) -> Storage:
-        """Return a block of bytes, aligned to 64."""
+        """Allocate a block whose address is a multiple of 64 bytes."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> NDArray:
@@ -93,7 +93,7 @@ class Backend(Protocol):
         """Write `source` into `target`: same shape, any dtype or layout."""
 
     def to_host(self, array: NDArray) -> np.ndarray:
-        """Return the elements as numpy, shared if possible (unsupported dtypes as bits); waits for their writer."""
+        """Return the elements as numpy, shared if possible (as bits if numpy lacks the dtype), after queued writes."""
         ...
 
     def adopt(self, other: Any) -> NDArray:
@@ -109,7 +109,7 @@ class Backend(Protocol):
         ...
 
     def needs(self, name: str, outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> Needs:
-        """Return the host requirements of one use of a kernel."""
+        """Return what one launch of a kernel requires of the host."""
         ...
 
     def bind(
@@ -119,13 +119,13 @@ class Backend(Protocol):
         ...
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return a call that allocates and computes the result for operands of these layouts, with the bits of `bind`.
+        """Return a function that allocates and computes the result for such operands, bit-identical to `bind`.
 
-        None if separate allocation is as fast, or if there are several results.
+        Return None if separate allocation is as fast, or if there are several results.
         """
 
     def has_kernel(self, name: str) -> bool:
-        """True if the backend has a kernel of this name."""
+        """Return True if the backend has a kernel of this name."""
         ...
 
     def kernels(self) -> frozenset[str]:
@@ -158,14 +158,14 @@ def backend(device: Device) -> Backend:
 
 
 def use(device: Device, made: Backend | None = None) -> Backend:
-    """Set the backend of a device: `made`, or the package's own by default.
+    """Install and return the backend of a device: `made`, by default a new one of the registered kind.
 
     Raises: DeviceUnavailable with the reason.
     """
     if made is None:
         make, home = _MAKERS.get(device.kind), _HOME.get(device.kind)
         if make is None and (home is None or device.index):
-            reason = _UNAVAILABLE.get(device.kind, "there is only one of its kind")
+            reason = _UNAVAILABLE.get(device.kind, "the only index of its kind is 0")
             raise DeviceUnavailable(f"the device is not available: {reason}", got=str(device), fix='device="cpu"')
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read once, when torch loads
         made = make(device) if make is not None else import_module(f"graphwright.array.{home}").make(device)

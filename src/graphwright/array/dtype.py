@@ -1,4 +1,4 @@
-"""DType: one row per element type, with its name in torch, numpy, safetensors, DLPack, Triton and ONNX.
+"""DType: one instance per element type, with its name in torch, numpy, safetensors, DLPack, Triton and ONNX.
 
 Invariant: there is one instance per name, so `is` and `==` agree.
 """
@@ -86,7 +86,7 @@ _BY_NUMPY: dict[np.dtype, DType] = {d.numpy: d for d in DTYPES.values() if not d
 
 
 def decode(bits: np.ndarray, kind: DType) -> np.ndarray:
-    """Convert bit patterns of a float that numpy does not have to float32, exactly."""
+    """Convert bit patterns of a float dtype that numpy lacks to float32, exactly."""
     if kind is bfloat16:  # the upper half of a float32
         return np.asarray(bits.astype(np.uint32) << 16).view(np.float32)  # shifting a 0-d array gives a scalar
     return _float8_values(4 if kind is float8_e4m3fn else 5)[bits]
@@ -127,7 +127,7 @@ def dtype(value: Any) -> DType:
 
 
 def promote(a: DType, b: DType) -> DType:
-    """Return the dtype of `a + b` for two dimensioned operands, by torch's lattice. Raises: DTypeError for float8."""
+    """Return the dtype of `a + b` if neither is 0-d, as in torch. Raises: DTypeError if only one is a float8."""
     if a is b:
         return a
     if "float8" in (a.kind, b.kind):
@@ -144,12 +144,12 @@ def promote(a: DType, b: DType) -> DType:
 
 
 def result_type(operands: list[tuple[DType, str]]) -> DType:
-    """Return the dtype that operands are cast to, by torch's rule.
+    """Return the dtype that operands are cast to, as in torch.
 
     Args:
-        operands: (dtype, category) pairs; category is `array`, `scalar0d` or `python`. A lower category changes the
-            result only if its kind is higher than that of every operand in a higher category.
-    Raises: DTypeError for 8-bit floats beside other dtypes.
+        operands: (dtype, category) pairs; category is, from high to low, `array`, `scalar0d` or `python`. A lower
+            category changes the result only if its kind is higher than that of every operand in a higher category.
+    Raises: DTypeError for an 8-bit float beside a different dtype, or without operands.
     """
     kinds = {"bool": 0, "uint": 1, "int": 1, "float": 2, "float8": 2}
     result: DType | None = None
@@ -165,5 +165,5 @@ def result_type(operands: list[tuple[DType, str]]) -> DType:
         elif kinds[level.kind] > kinds[result.kind]:
             result = promote(result, float32 if category == "python" and level is float64 else level)
     if result is None:
-        raise DTypeError("result_type needs at least one operand")
+        raise DTypeError("result_type got no operands")
     return result

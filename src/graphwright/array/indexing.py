@@ -1,4 +1,4 @@
-"""Indexing `x[...]` by numpy's rules: a view for slices and numbers, a gather for index arrays.
+"""Indexing `x[...]` by numpy's rules: a view for slices and ints, a gather for index arrays.
 
 An `IndexPlan` depends on shape and index alone; arrays execute it here, tensors in `autograd/indexing.py`.
 """
@@ -26,11 +26,11 @@ class IndexPlan:
 
     Attributes:
         slices: start, size and step along each axis of the array.
-        drop: axes of the array that are indexed by a number.
+        drop: axes of the array that are indexed by an int.
         new: positions of new axes of size 1 among the remaining ones.
-        order: permutation after that, indexed axes first; None for no permutation.
-        axis: first of the indexed axes.
-        ids: one index array per indexed axis; empty for a view.
+        order: permutation of the axes that are left, those with index arrays first; None for no permutation.
+        axis: first axis with an index array.
+        ids: the index arrays of consecutive axes; empty for a view.
         shape: shape of the result.
     """
 
@@ -43,7 +43,7 @@ class IndexPlan:
     shape: Shape
 
     def view(self, layout: Layout) -> Layout:
-        """Shape of the view that the index arrays gather from, or of the result."""
+        """Return the layout of the view that the index arrays gather from; without index arrays, of the result."""
         for axis, (start, size, step) in enumerate(self.slices):
             layout = lay.narrow(layout, axis, start, size, step)
         kept = [(n, s) for a, (n, s) in enumerate(zip(layout.shape, layout.strides, strict=True)) if a not in self.drop]
@@ -57,10 +57,10 @@ def index_plan(shape: Sequence[int], index: Any) -> IndexPlan:
     """Return the plan of `x[index]` for an array of a shape.
 
     Args:
-        index: numbers, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
+        index: ints, slices of any step, `...`, None, arrays or lists of ints (negative ones count from the end),
             bool masks; or a tuple of them.
-    Raises: ShapeError for too many indices, a mask of another shape, index arrays that do not broadcast,
-        or a number outside its axis; DTypeError for a float array; UsageError for anything else.
+    Raises: ShapeError for too many indices, a mask of the wrong shape, index arrays that do not broadcast,
+        or an int that is out of range; DTypeError for a float array; UsageError for anything else.
     """
     items = _items(tuple(shape), index if isinstance(index, tuple) else (index,))
     arrays = [i for i, item in enumerate(items) if _is_array(item)]
@@ -103,8 +103,10 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
     given = [_read(item) for item in index]
     used = sum(map(_axes, given))
     dots = [i for i, item in enumerate(given) if item is Ellipsis]
-    if len(dots) > 1 or used > len(shape):
-        raise ShapeError("too many indices", expected=f"at most {len(shape)}, and one ...", got=f"{used} for {shape}")
+    if len(dots) > 1:
+        raise ShapeError("an index contains `...` more than once", got=f"{len(dots)} times")
+    if used > len(shape):
+        raise ShapeError("too many indices", expected=f"at most {len(shape)} for shape {shape}", got=used)
     at = dots[0] if dots else len(given)
     items: list[Any] = []
     axis = 0
@@ -115,7 +117,7 @@ def _items(shape: Shape, index: tuple[Any, ...]) -> list[Any]:
 
 
 def _read(item: Any) -> Any:
-    """Convert numbers to int and lists to arrays. Raises: UsageError, DTypeError for an invalid index."""
+    """Convert integers to int and lists to arrays. Raises: UsageError, DTypeError for an invalid index."""
     if item is None or item is Ellipsis or isinstance(item, slice):
         return item
     if isinstance(item, int | np.integer):
@@ -128,7 +130,7 @@ def _read(item: Any) -> Any:
     if not _is_array(item) or (_is_mask(item) and not item.shape):
         raise UsageError("invalid index", expected="int, slice, ..., None, int array or mask", got=type(item).__name__)
     if not _is_mask(item) and item.dtype.kind not in ("i", "u", "int", "uint"):  # numpy's kinds and ours
-        raise DTypeError("an index array must be integer or bool", got=item.dtype)
+        raise DTypeError("an index array is neither integer nor bool", got=item.dtype)
     return item.astype(np.int64) if item.dtype.kind in ("i", "u") else item
 
 
@@ -166,7 +168,7 @@ def read(x: NDArray, index: Any) -> NDArray:
 def write(x: NDArray, index: Any, value: Any) -> None:
     """Assign `x[index] = value`, with the value broadcast and cast to the dtype of x; duplicates are written in order.
 
-    Raises: the errors of `index_plan`; ShapeError if the value does not broadcast; ReadOnlyArray. x is unchanged.
+    Raises: the errors of `index_plan`; ShapeError if the value does not broadcast; ReadOnlyArray; all before any write.
     """
     plan = index_plan(x.shape, index)
     target = x.view(plan.view(x.layout))
@@ -182,7 +184,7 @@ def write(x: NDArray, index: Any, value: Any) -> None:
 
 
 def _row_major(array: NDArray) -> NDArray:
-    """Return the array, or a copy if its strides do not suit the kernel."""
+    """Return the array itself if it is row-major, else a row-major copy."""
     return array if array.contiguous and min(array.strides, default=0) >= 0 else array.copy()
 
 
@@ -193,7 +195,8 @@ def _run(kernel: str, out: NDArray, ins: Sequence[NDArray], plan: IndexPlan) -> 
         for call in kernels.bind(kernel, [out], ins, attrs, [empty(s.sizes, s.dtype, out.device) for s in scratch]):
             call()
     except IndexError as error:
-        raise IndexOutOfRange("index out of range", expected=plan.view, got=str(error)) from error
+        sizes = ins[0].shape[plan.axis : plan.axis + len(plan.ids)]
+        raise IndexOutOfRange("index out of range", expected=f"indices into axes of {sizes}", got=str(error)) from error
 
 
 def _int64(ids: Any) -> NDArray:

@@ -18,7 +18,7 @@ Shape = Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Position of element (i, j, ...) in a buffer: offset + Σ index · stride, in elements."""
+    """The layout of a view: element (i, j, ...) is at offset + Σ index · stride of its buffer, in elements."""
 
     shape: Shape
     strides: tuple[int, ...]
@@ -40,7 +40,7 @@ def row_major(shape: Shape) -> tuple[int, ...]:
 
 
 def is_row_major(shape: Shape, strides: tuple[int, ...]) -> bool:
-    """Return True if strides differ from row-major only on axes of size 1, or the array is empty."""
+    """Return True if the array is empty, or its strides differ from row-major ones only on axes of size 1."""
     if 0 in shape:
         return True
     step = 1
@@ -53,7 +53,7 @@ def is_row_major(shape: Shape, strides: tuple[int, ...]) -> bool:
 
 
 def reshape(layout: Layout, shape: Shape) -> Layout | None:
-    """Return the same elements under another shape, or None if only a copy can give it (numpy's no-copy rule)."""
+    """Return the layout of the same elements in a new shape, or None if that needs a copy (numpy's no-copy rule)."""
     if is_row_major(layout.shape, layout.strides):
         return Layout(shape, row_major(shape), layout.offset)
     old = [(n, s) for n, s in zip(layout.shape, layout.strides, strict=True) if n != 1]
@@ -125,7 +125,7 @@ def diagonal_size(rows: int, columns: int, offset: int) -> int:
 
 
 def diagonal_entries(columns: int, offset: int) -> tuple[int, int]:
-    """Return first entry and step of a diagonal in the row-major entries of a matrix."""
+    """Return the index of a diagonal's first entry and the step to the next, in the row-major entries of a matrix."""
     return (offset if offset >= 0 else -offset * columns), columns + 1
 
 
@@ -154,10 +154,10 @@ def span(layout: Layout) -> tuple[int, int]:
 
 
 def per_axis(value: int | Sequence[int], rank: int, name: str) -> Sizes:
-    """Return one number for all axes, or one per axis, as a tuple. Raises: ShapeError for another count."""
+    """Return one value per axis as a tuple, an int repeated. Raises: ShapeError for a sequence of the wrong length."""
     sizes = (value,) * rank if isinstance(value, int) else tuple(value)
     if len(sizes) != rank:
-        raise ShapeError("expected one number, or one per spatial axis", where=name, expected=rank, got=value)
+        raise ShapeError("wrong number of spatial values", where=name, expected=f"an int or {rank} ints", got=value)
     return sizes
 
 
@@ -177,7 +177,7 @@ class Window:
 
     @staticmethod
     def of(kernel: Sequence[int], attrs: Mapping[str, Any]) -> Window:
-        """Make a window from the attributes of an op; `stride` None means the kernel. Raises: ShapeError."""
+        """Make a window from the attributes of an op; a `stride` of None is the kernel size. Raises: ShapeError."""
         kernel, rank = tuple(kernel), len(kernel)
         stride, padding, dilation = (
             per_axis(kernel if attrs.get(name, default) is None else attrs.get(name, default), rank, name)
@@ -196,7 +196,7 @@ class Window:
 
     @property
     def extent(self) -> Sizes:
-        """Distance from a window's first entry to one past its last."""
+        """Distance from a window's first entry to one past its last, along each axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
     @property
@@ -210,21 +210,23 @@ class Window:
 
     def counts(self, sizes: Sequence[Any]) -> Sizes:
         """Return the number of windows along each axis. Raises: ShapeError if none fits, or a size is symbolic."""
-        if len(sizes) != len(self.kernel) or any(isinstance(n, str) for n in sizes):
-            raise ShapeError("the spatial sizes must be known", expected=f"{len(self.kernel)} numbers", got=sizes)
+        if len(sizes) != len(self.kernel):
+            raise ShapeError("wrong number of spatial axes", expected=len(self.kernel), got=sizes)
+        if any(isinstance(n, str) for n in sizes):
+            raise ShapeError("a spatial axis has a named size", expected="ints", got=sizes)
         room = [n - e for n, e in zip(self.padded(tuple(sizes)), self.extent, strict=True)]
         if min(room) < 0:
             raise ShapeError("the window is larger than the padded axes", expected=self.padded(tuple(sizes)), got=self)
         return tuple(r // s + 1 for r, s in zip(room, self.stride, strict=True))
 
     def spread(self, counts: Sequence[Any], rest: Sizes) -> Sizes:
-        """Return the input sizes with this many windows and `rest` entries after the last one (fewer than the stride).
+        """Return the input sizes for `counts` windows and `rest` entries (fewer than the stride) after the last one.
 
         Raises: ShapeError.
         """
         if len(counts) != len(self.kernel) or any(isinstance(n, str) for n in counts) or min(counts) < 1:
-            expected = f"{len(self.kernel)} numbers of at least 1"
-            raise ShapeError("invalid number of windows", expected=expected, got=counts)
+            expected = f"{len(self.kernel)} ints of at least 1"
+            raise ShapeError("invalid window counts", expected=expected, got=counts)
         if any(not 0 <= r < s for r, s in zip(rest, self.stride, strict=True)):
             raise ShapeError("output_padding must be >= 0 and below the stride", expected=self.stride, got=rest)
         sizes = tuple(
@@ -236,6 +238,6 @@ class Window:
         return sizes
 
     def rest(self, sizes: Sizes) -> Sizes:
-        """Return the entries after the last window along each axis, which a transposed convolution needs to know."""
+        """Return the count of entries after the last window along each axis: `output_padding` of the transpose."""
         room = zip(self.padded(sizes), self.extent, self.stride, strict=True)
         return tuple((n - e) % s for n, e, s in room)

@@ -1,9 +1,9 @@
 """MemoryPool: a caching allocator for device memory, so that a step makes no driver calls.
 
-Sizes are rounded up to one of eight classes per power of two, so less than an eighth is wasted. Blocks are cut best-fit
-from segments, split and merged with free neighbours; small ones (up to 1 MiB) have segments of their own, blocks above
-1 GiB a segment each. A freed block carries one event per stream that used it, and the stream of the next owner waits
-for them.
+Sizes are rounded up to one of eight classes per power of two, so less than an eighth is wasted. A block is cut from the
+smallest free piece that holds it, and a freed piece is merged with free neighbours. Blocks up to 1 MiB are cut from
+segments of their own; each block above 1 GiB has a segment to itself. A freed piece keeps one event per stream that
+used it, and the stream of the next owner waits for them.
 
 Invariant: the pieces of a segment tile it, and no two neighbours are free.
 """
@@ -80,11 +80,11 @@ class Driver(Protocol):
         ...
 
     def record(self, stream: int) -> int:
-        """Record an event that completes when all work now on the stream has run."""
+        """Record and return an event that completes when all work queued on the stream so far has run."""
         ...
 
     def wait(self, stream: int, event: int) -> None:
-        """Let later work on the stream run after the event."""
+        """Make later work on the stream wait for the event."""
 
     def done(self, event: int) -> bool:
         """Return True if an event has completed."""
@@ -94,7 +94,7 @@ class Driver(Protocol):
         """Wait for a stream, or for all of them."""
 
     def begin_capture(self, stream: int) -> None:
-        """Begin to capture the work queued on the stream instead of running it."""
+        """Begin to capture the work queued on the stream; it is not run."""
 
     def end_capture(self, stream: int) -> int:
         """End the capture and return its graph. The stream no longer captures, even if this raises."""
@@ -109,7 +109,7 @@ class Driver(Protocol):
 
     @property
     def capturing(self) -> bool:
-        """Return True while a stream captures."""
+        """True while a stream captures."""
         ...
 
     def mem_info(self) -> tuple[int, int]:
@@ -126,7 +126,7 @@ _OWNERS = 5  # listed in an error
 
 
 def size_class(nbytes: int) -> int:
-    """Round a request up to one of eight classes per power of two, from 256 bytes on."""
+    """Round a request up to one of eight sizes per power of two, at least 256 bytes."""
     if nbytes <= SMALLEST:
         return SMALLEST
     step = 1 << ((nbytes - 1).bit_length() - 4)
@@ -138,12 +138,12 @@ class Stats(NamedTuple):
 
     Attributes:
         live: bytes allocated and not freed; `peak` is its maximum.
-        waste: bytes lost to size classes.
+        waste: bytes by which sizes were rounded up.
         cached: free bytes held by the pool; reserved = live + waste + cached.
         reserved: bytes taken from the driver.
-        allocs, frees: of blocks.
-        stale: blocks freed twice, or freed after the pool was reset; ignored.
-        failed: finalizers that raised.
+        allocs, frees: number of blocks allocated and freed.
+        stale: number of ignored frees: of blocks freed before, or allocated before the pool was reset.
+        failed: number of finalizers that raised.
     """
 
     live: int
@@ -175,8 +175,8 @@ class Block:
     """Memory in use.
 
     Attributes:
-        streams: streams that used it; each must be recorded before the block is freed.
-        pins: captured graphs that hold its address; a pinned block cannot be freed.
+        streams: streams that used it; freeing records an event on each.
+        pins: number of captured graphs that hold its address; a pinned block cannot be freed.
     """
 
     address: int
@@ -193,8 +193,8 @@ class MemoryPool:
 
     Args:
         driver: the source of memory.
-        limit: maximum bytes to take from it, or a fraction of the device; by default GRAPHWRIGHT_CUDA_LIMIT, or
-            all of it.
+        limit: maximum bytes to take from it, or a fraction of the device memory; by default GRAPHWRIGHT_CUDA_LIMIT
+            if it is set, else all.
     Raises: UsageError for an invalid limit.
     """
 
@@ -214,7 +214,7 @@ class MemoryPool:
         self._reserved = self._live = self._taken = self._peak = 0
 
     def alloc(self, nbytes: int, stream: int = 0, owner: str = "") -> Block:
-        """Allocate for a stream. Raises: OutOfDeviceMemory; the pool then differs only in having dropped its cache."""
+        """Allocate a block for a stream. Raises: OutOfDeviceMemory, after returning the free segments to the driver."""
         size = size_class(nbytes)
         piece = self._fitting(size) or self._segment(size)
         if piece is None:
@@ -261,7 +261,7 @@ class MemoryPool:
         self._list(piece)
 
     def empty_cache(self) -> int:
-        """Return free segments to the driver once the work that used them is done; return the bytes."""
+        """Return free segments to the driver once the work that used them is done; return their bytes."""
         whole = [p for pieces in self._free.values() for _, _, p in pieces if p.before is None and p.after is None]
         if any(not self.driver.done(e) for p in whole for e in p.events.values()):
             self.driver.synchronize()
@@ -272,7 +272,7 @@ class MemoryPool:
         return sum(p.size for p in whole)
 
     def set_limit(self, limit: float) -> None:
-        """Set the maximum to take from the driver: bytes, or a fraction. Raises: UsageError if negative."""
+        """Set the maximum to take from the driver, in bytes or as a float fraction. Raises: UsageError if negative."""
         if not limit >= 0:
             raise _wrong_limit(limit)
         self.limit = int(limit * self.driver.mem_info()[1]) if isinstance(limit, float) and limit <= 1 else int(limit)
@@ -282,7 +282,7 @@ class MemoryPool:
         self._peak = self._live
 
     def reset(self) -> None:
-        """Forget all memory, as after the device was lost; blocks from before that are freed later are ignored.
+        """Forget all memory, for example after the device was lost; later frees of the old blocks are ignored.
 
         Raises: UsageError while a captured graph holds a block.
         """
@@ -351,7 +351,7 @@ class MemoryPool:
         live, reserved = self._live, self._reserved
         top = ", ".join(f"{name or 'unnamed'} {size:,}" for size, name in owners)
         return OutOfDeviceMemory(
-            "no room on the device", asked=nbytes, live=live, reserved=reserved, largest_free=largest,
+            "out of device memory", asked=nbytes, live=live, reserved=reserved, largest_free=largest,
             owners=tuple(owners), where=str(self.driver.device), expected=f"{nbytes:,} bytes",
             got=f"{live:,} live, {reserved:,} reserved, {largest:,} in the largest free piece; {top}",
             fix="smaller batches, or free what is not needed",
@@ -370,16 +370,17 @@ def _environment_limit() -> float | None:
 
 
 def _wrong_limit(got: object, where: str | None = None) -> UsageError:
-    return UsageError("a memory limit must be a fraction or a number of bytes", where=where, got=got)
+    return UsageError("invalid memory limit", where=where, expected="bytes, or a fraction of all memory", got=got)
 
 
 def _pinned(block: Block) -> UsageError:
     where, size = block.owner or None, f"{block.nbytes:,} bytes"
-    return UsageError("a captured graph holds this memory", where=where, got=size, fix="release() it")
+    what = "cannot free memory that a captured graph holds"
+    return UsageError(what, where=where, got=size, fix="release() the graph")
 
 
 def _merged(first: _Piece, second: _Piece) -> _Piece:
-    """Merge two free neighbours; a later event of a stream replaces an earlier one."""
+    """Merge two free neighbours; of two events of a stream the later one is kept."""
     events = {s: max(first.events.get(s, -1), second.events.get(s, -1)) for s in {*first.events, *second.events}}
     first.size, first.after, first.events = first.size + second.size, second.after, events
     if second.after is not None:
@@ -393,7 +394,7 @@ _ALIGN = 64  # bytes, the alignment of single arrays
 
 
 def chunks(sizes: Sequence[int]) -> Iterator[range]:
-    """Return consecutive ranges of at most 4096 arrays and 64 MiB; a larger array is a range of its own.
+    """Yield consecutive ranges of at most 4096 arrays and 64 MiB; a larger array is a range of its own.
 
     Args:
         sizes: bytes of each array.

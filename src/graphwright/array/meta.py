@@ -38,7 +38,7 @@ class MetaBackend:
         return array
 
     def copy(self, target: NDArray, source: NDArray) -> None:
-        """Copy nothing. Raises: NoBytes for a copy from the device."""
+        """Copy nothing. Raises: NoBytes if the target is on a different device."""
         if target.device != self.device:
             self.to_host(source)
 
@@ -46,7 +46,7 @@ class MetaBackend:
         raise NoBytes("an array on the meta device has no data", got=array.spec, fix="pass real arrays")
 
     def adopt(self, other: Any) -> Never:
-        raise NoBytes("the meta device cannot share memory", got=type(other).__name__)
+        raise NoBytes("the meta device has no memory to share", got=type(other).__name__)
 
     def address(self, array: NDArray) -> Never:
         self.to_host(array)
@@ -66,7 +66,7 @@ class MetaBackend:
         return None
 
     def has_kernel(self, name: str) -> bool:
-        """True: every op runs, as nothing is computed."""
+        """Return True: every op runs, because nothing is computed."""
         return True
 
     def kernels(self) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""NDArray: a typed, strided view of a Storage. Its immutable header is the only source of the layout."""
+"""NDArray: a typed, strided view of a Storage, whose shape, strides and offset never change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NDArray:
 
     @staticmethod
     def owning(impl: Any, spec: Spec, strides: tuple[int, ...]) -> NDArray:
-        """Wrap what the CPU backend allocated; the array is its only owner."""
+        """Wrap a tensor that the CPU backend allocated; the array is its only owner."""
         array = _new(NDArray)
         array._impl, array._spec, array._storage = impl, spec, None
         array.device, array.dtype, array.shape, array.strides, array.offset = CPU, spec.dtype, spec.shape, strides, 0
@@ -109,7 +109,7 @@ class NDArray:
 
     # -- views: the same memory ------------------------------------------------------------------------------------
     def view(self, layout: Layout) -> NDArray:
-        """Return another layout over the same memory."""
+        """Return an array of the given layout over the same memory."""
         return NDArray(self.storage, self.dtype, layout.shape, layout.strides, layout.offset)
 
     def permute(self, *axes: int) -> NDArray:
@@ -142,23 +142,23 @@ class NDArray:
         return [self.view(piece) for piece in lay.split(self.layout, axis, sizes)]
 
     def reshape(self, *shape: int, copy: bool | None = None) -> NDArray:
-        """Return the same elements under another shape: a view if strides allow it, else a copy.
+        """Return the same elements in a new shape: a view if the strides allow it, else a copy.
 
         Args:
             copy: False forbids a copy, True forces one.
-        Raises: ShapeError for another number of elements, or if copy=False and a copy is needed.
+        Raises: ShapeError if the number of elements differs, or if copy=False and a copy is needed.
         """
         if prod(shape) != self.size:
-            raise ShapeError("reshape to a different number of elements", expected=self.shape, got=shape)
+            raise ShapeError("cannot reshape to a different number of elements", expected=self.shape, got=shape)
         found = None if copy else lay.reshape(self.layout, shape)
         if found is None and copy is False:
             allowed = f"a shape that strides {self.strides} of {self.shape} allow"
-            raise ShapeError("reshape needs a copy", expected=allowed, got=shape, fix="reshape(...), which copies")
+            raise ShapeError("reshape with copy=False needs a copy", expected=allowed, got=shape, fix="copy=None")
         return self.view(found) if found is not None else NDArray(self.copy().storage, self.dtype, shape)
 
     # -- writing -----------------------------------------------------------------------------------------------------
     def writable(self) -> None:
-        """Count a write. Raises: ReadOnlyArray; AliasError if elements share memory."""
+        """Check that the array may be written; count a write. Raises: ReadOnlyArray; AliasError if elements overlap."""
         storage = self.storage
         if storage.readonly:
             block = f"{self.spec} of a mapped or borrowed block"
@@ -168,7 +168,7 @@ class NDArray:
         storage.written()
 
     def __getitem__(self, index: Any) -> NDArray:
-        """Return a view, or with index arrays and masks a new array; see `array.indexing`."""
+        """Return a view, or a new array if the index contains arrays or masks; see `array.indexing`."""
         from graphwright.array.indexing import read
 
         return read(self, index)
@@ -207,8 +207,9 @@ class NDArray:
         if copy:
             return self.copy().__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
         if self.storage.readonly or min(self.strides, default=0) < 0 or self.device != CPU:
-            what = f"{self.spec} on {self.device}"
-            raise BufferError(f"{what}: read-only, of a negative stride or on no device of DLPack's")
+            off, read = "it is not on the CPU", "it is read-only"
+            why = off if self.device != CPU else read if self.storage.readonly else "it has a negative stride"
+            raise BufferError(f"cannot export {self.spec} on {self.device} by DLPack: {why}")
         return self.impl.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -220,18 +221,19 @@ class NDArray:
 
         Args:
             dtype: numpy dtype to convert to; needed for bfloat16 and 8-bit floats, which numpy does not have.
-            bits: return those as their bit patterns.
-        Raises: DTypeError for such a dtype without either.
+            bits: return such dtypes as their bit patterns.
+        Raises: DTypeError for such a dtype if neither argument is given.
         """
         if self.dtype.as_bits and dtype is None and not bits:
-            raise DTypeError(f"numpy has no {self.dtype.name}", fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
+            what = f"numpy has no dtype {self.dtype.name}"
+            raise DTypeError(what, fix="to_numpy(dtype='float32') or to_numpy(bits=True)")
         host = self._host()
         if self.dtype.as_bits and not bits:
             host = decode(host, self.dtype)
         return host if dtype is None else host.astype(dtype, copy=False)
 
     def _host(self) -> np.ndarray:
-        """Return the elements as numpy, from a host buffer without loading the backend where possible."""
+        """Return the elements as numpy; those of a host buffer without loading the backend."""
         memory = self.storage.memory
         if self.device != CPU or not isinstance(memory, np.ndarray | memoryview | bytearray | bytes):
             return backend(self.device).to_host(self)
@@ -249,8 +251,8 @@ class NDArray:
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Implement numpy's array protocol for host memory.
 
-        Raises: DTypeError; StorageClosed; DeviceMismatch on a device, to avoid a hidden copy; UsageError for copy=False
-            if a copy is needed.
+        Raises: DTypeError; StorageClosed; DeviceMismatch if the memory is not on the CPU, to avoid a hidden copy;
+            UsageError for copy=False if a copy is needed.
         """
         if self.device != CPU:
             facts: Any = {"where": "numpy", "expected": CPU, "got": self.device, "fix": "array.to_numpy()"}
@@ -259,7 +261,7 @@ class NDArray:
         fresh = not np.may_share_memory(host, self.to_numpy(bits=True))
         if copy is False and fresh and host.size:
             facts = {"where": "numpy", "expected": self.spec, "got": host.dtype, "fix": "copy=None"}
-            raise UsageError("numpy needs a copy of this array", **facts)
+            raise UsageError("numpy needs a copy of this array, which copy=False forbids", **facts)
         return host.copy() if copy and not fresh else host
 
     def tobytes(self) -> bytes:
@@ -274,7 +276,7 @@ class NDArray:
         """Return the first and last elements as numpy prints them; None for a mapped array that was not read yet.
 
         Args:
-            prefix: text before it on the first line, for the indent of the others.
+            prefix: text that will precede it on the first line; the other lines are indented by its length.
         """
         if not self.storage.touched:
             return None
@@ -290,7 +292,7 @@ class NDArray:
 
 
 def empty(shape: tuple[int, ...], dtype: DType, device: Device = CPU) -> NDArray:
-    """Return uninitialised memory of a shape; filled with NaN under `array.poison`."""
+    """Return an uninitialised array; filled with NaN under `array.poison`."""
     made = backend(device).empty(shape, dtype)
     if poisoning.get():
         made.copy_from(from_numpy(poisoned(shape, np.dtype(dtype.numpy)), bits=dtype))
@@ -301,9 +303,10 @@ def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy
     """Return an array that shares memory with `host` if its layout allows; `storage.kind` is then `borrowed`.
 
     Args:
-        host: any numeric or bool array; dtypes that numpy lacks come as bits with `bits=bfloat16`.
+        host: any numeric or bool array.
+        bits: the dtype whose bit patterns `host` holds, for dtypes that numpy lacks, such as bfloat16.
         copy: False forbids a copy, True forces one.
-    Raises: DTypeError; ShapeError for copy=False if the strides are not multiples of the element size.
+    Raises: DTypeError; ShapeError for copy=False if the strides or the byte order need a copy.
     """
     host = np.asarray(host)
     if host.flags.c_contiguous and host.dtype.isnative and not copy:  # the usual case: every feed of a step
@@ -311,6 +314,8 @@ def from_numpy(host: np.ndarray | np.generic, *, bits: DType | None = None, copy
     kind = dtype(host.dtype.newbyteorder("=")) if bits is None else bits
     odd = any(s % host.itemsize for s in host.strides) or not host.dtype.isnative
     if odd and copy is False:
+        if not host.dtype.isnative:
+            raise ShapeError("the byte order is not that of this machine", got=host.dtype, fix="copy=True")
         raise ShapeError("strides are not multiples of the element size", got=host.strides, fix="copy=True")
     if odd or copy:
         host = np.array(host, dtype=host.dtype.newbyteorder("="), order="C")
@@ -331,14 +336,14 @@ def _row_by_row(host: np.ndarray, kind: DType, origin: str) -> NDArray:
 
 
 def from_dlpack(other: Any, *, copy: bool | None = None) -> NDArray:
-    """Return an array that shares memory with another library's (torch, numpy, jax) by DLPack, keeping it alive.
+    """Return an array over the memory of an array of torch, numpy or jax, which it keeps alive, by DLPack.
 
     Args:
         copy: True to own the memory.
-    Raises: DeviceUnavailable for memory that is not on the CPU; errors of the other library, as for read-only memory.
+    Raises: DeviceUnavailable for memory that is not on the CPU; the other library's errors, as for read-only memory.
     """
     where = other.__dlpack_device__()
     if where[0] != 1:
-        raise DeviceUnavailable("only CPU memory can be shared", got=f"DLPack device {where[0]}:{where[1]}")
+        raise DeviceUnavailable("cannot share memory that is not on the CPU", got=f"DLPack device {where}")
     array = backend(CPU).adopt(other)
     return array.copy() if copy else array

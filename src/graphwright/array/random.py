@@ -13,18 +13,18 @@ _SHIFT = np.uint64(32)
 
 
 def philox(counter: np.ndarray, key: tuple[int, int]) -> np.ndarray:
-    """Ten rounds over counters uint32 [n, 4] with a key of two 32-bit words: uint32 [n, 4]."""
+    """Apply the ten rounds to counters uint32 [n, 4] with a key of two 32-bit words; return uint32 [n, 4]."""
     words = _rounds(*(counter[:, i].astype(np.uint64) for i in range(4)), *map(np.uint64, key))
     return np.stack(words, axis=1).astype(np.uint32)
 
 
 def stream_of(name: str) -> int:
-    """The random stream of a name: 32 bits of its BLAKE2b, so that adding a layer changes no other layer's numbers."""
+    """Return 32 bits of a name's BLAKE2b as its random stream, so that a new layer changes no other layer's numbers."""
     return int.from_bytes(blake2b(name.encode(), digest_size=4).digest(), "little")
 
 
 def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n random uint32. Counter = (element // 4 low and high, stream, step), key = the 64-bit seed."""
+    """Return n random uint32. The counter is (low and high word of element // 4, stream, step), the key the seed."""
     blocks = np.arange((n + 3) // 4, dtype=np.uint64)
     counter = np.empty((len(blocks), 4), np.uint32)
     counter[:, 0], counter[:, 1] = blocks & LOW, blocks >> _SHIFT
@@ -33,12 +33,12 @@ def bits(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def uniform(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n float32 in [0, 1), multiples of 2⁻²⁴."""
+    """Return n float32 in [0, 1), multiples of 2⁻²⁴."""
     return (bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
 
 
 def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n samples of N(0, 1), float32, by the Box-Muller transform of pairs, computed in float64."""
+    """Return n samples of N(0, 1), float32, by the Box-Muller transform of pairs, computed in float64."""
     words = bits(n + n % 2, seed=seed, stream=stream, step=step) >> np.uint32(8)
     u1, u2 = (words[0::2].astype(np.float64) + 1) * 2.0**-24, words[1::2].astype(np.float64) * 2.0**-24
     radius, angle = np.sqrt(-2 * np.log(u1)), 2 * np.pi * u2
@@ -46,12 +46,12 @@ def normal(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
 
 
 def integers(low: int, high: int, n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n int64 in [low, high), by the high half of a 64-bit product (bias below 2⁻³²·range)."""
+    """Return n int64 in [low, high), from the high half of a 64-bit product (bias below 2⁻³²·(high - low))."""
     words = bits(n, seed=seed, stream=stream, step=step).astype(np.uint64)
     return low + ((words * np.uint64(high - low)) >> _SHIFT).astype(np.int64)
 
 
 def gumbel(n: int, *, seed: int, stream: int = 0, step: int = 0) -> np.ndarray:
-    """n samples of the standard Gumbel distribution, float32: -ln(-ln u), with u on the 24-bit grid, never 0 or 1."""
+    """Return n samples of the standard Gumbel distribution, float32: -ln(-ln u) with u = (k + 1/2)·2⁻²⁴."""
     u = ((bits(n, seed=seed, stream=stream, step=step) >> np.uint32(8)).astype(np.float64) + 0.5) * 2.0**-24
     return -np.log(-np.log(u)).astype(np.float32)

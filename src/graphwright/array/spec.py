@@ -14,7 +14,7 @@ Dim = int | str
 
 
 class UnboundDim(UsageError):
-    """A named dimension is needed as a number before an input has bound it."""
+    """The size of a named dimension was requested before an input bound it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Spec:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The shape as numbers. Raises: UnboundDim if a dimension is a name."""
+        """The shape as ints. Raises: UnboundDim if a dimension is a name."""
         if self.symbolic:
-            raise UnboundDim("the size is symbolic", got=repr(self), fix="compile or run with concrete inputs")
+            raise UnboundDim("a named dimension has no size", got=repr(self), fix="run or compile with concrete inputs")
         return cast("tuple[int, ...]", self.shape)
 
     @property
@@ -51,13 +51,13 @@ class Spec:
         return self.size * self.dtype.itemsize
 
     def bind(self, dims: Mapping[str, int]) -> Spec:
-        """Replace names by numbers; names not in `dims` stay."""
+        """Replace names by their sizes; names that are not in `dims` are kept."""
         if not self.symbolic:
             return self
         return Spec(tuple(dims.get(d, d) if isinstance(d, str) else d for d in self.shape), self.dtype)
 
     def match(self, shape: tuple[int, ...], dims: dict[str, int]) -> bool:
-        """Return True if `shape` matches; new names are entered into `dims`."""
+        """Return True if `shape` matches, and add the sizes of new names to `dims`."""
         if len(shape) != len(self.shape):
             return False
         return all(
@@ -82,7 +82,7 @@ class Spec:
 
 
 def broadcast_shapes(*shapes: tuple[Dim, ...]) -> tuple[Dim, ...]:
-    """Return the broadcast shape of operands; a name broadcasts only with itself and 1.
+    """Return the broadcast shape of operands; a named dimension broadcasts only with itself and 1.
 
     Raises: ShapeError naming the mismatched axis.
     """

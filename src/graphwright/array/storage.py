@@ -24,8 +24,8 @@ class StorageClosed(ComputeError):
 class Changes:
     """A process-wide count of events that can make a plan stale; it only increases.
 
-    A variable gets another array or is frozen, a program is edited, a watched block of memory is written. While the
-    count is unchanged, earlier checks still hold, so a training loop compares one number, not every variable.
+    The events: a variable gets a new array or is frozen, a program is edited, a watched block of memory is written.
+    While the count is unchanged, earlier checks still hold, so a training loop compares one number, not every variable.
 
     Attributes:
         count: changes so far.
@@ -48,11 +48,11 @@ changes = Changes()
 
 
 class WriteCount:
-    """A counter of runs of a plan, which stands for the versions of all blocks that the plan writes.
+    """The number of runs of a plan, which is part of the version of every block that the plan writes.
 
     Attributes:
         address: where native code increments it.
-        retired: True once the plan's memory is gone and the count is final.
+        retired: True once the plan's memory is freed and the count is final.
     """
 
     __slots__ = ("_cell", "address", "retired")
@@ -81,10 +81,10 @@ class Storage:
     Attributes:
         nbytes: length in bytes.
         device: where the memory is.
-        kind: `owned`: freed with the last array; `borrowed`: keeps the owner alive, which sees writes;
+        kind: `owned`: freed with the last array; `borrowed`: the memory of another object, which is kept alive;
             `mapped`: the bytes of a file, never written.
         readonly: True if writes are refused (a mapped file, a borrowed read-only buffer).
-        version: increases with every write; caches of values computed from the block compare it.
+        version: increases with every write, so that values computed from the block can be cached.
         watched: True if a write must raise `changes`, because a plan relies on the content.
         views: typed flat views that a backend made of the block, by DType.
         closed: True once the memory was freed.
@@ -132,14 +132,14 @@ class Storage:
 
     @property
     def counted(self) -> bool:
-        """True if plans write the block."""
+        """True if a plan writes the block."""
         return bool(self._counts)
 
     @classmethod
     def mapped(
         cls, touch: Callable[[], memoryview], nbytes: int, device: Device, check: Callable[[], None] | None = None
     ) -> Storage:
-        """Make a read-only block that is mapped on first use: `touch()` maps it or raises.
+        """Return a read-only block that is mapped on first use: `touch()` maps it or raises.
 
         `check()` raises if the mapped file has changed since.
         """
@@ -154,12 +154,12 @@ class Storage:
 
     @property
     def memory(self) -> Any:
-        """The memory: a buffer, or what the backend allocated. A mapped block is opened on first access.
+        """The memory: a buffer, or an object of the backend. A mapped block is opened on first access.
 
         Raises: StorageClosed.
         """
         if self.closed:
-            raise StorageClosed("the memory was closed", got=f"{self.nbytes} bytes on {self.device}")
+            raise StorageClosed("the memory was freed by close()", got=f"{self.nbytes} bytes on {self.device}")
         if self._open is not None:
             self._memory, self._open = self._open(), None
         return self._memory
@@ -170,7 +170,7 @@ class Storage:
         return self._open is None
 
     def close(self) -> None:
-        """Free the memory now, even if arrays still use it; idempotent. Borrowed memory stays with its owner."""
+        """Free the memory now, even if arrays still use it; idempotent. The owner of borrowed memory keeps it."""
         self._memory = self._open = None
         self.views, self.closed = {}, True
 
@@ -183,7 +183,7 @@ poisoning: ContextVar[bool] = ContextVar("graphwright_poisoning", default=False)
 
 @contextmanager
 def poison() -> Iterator[None]:
-    """Fill uninitialised arrays created inside with NaN (integers: 7FF8 repeated; bools: True)."""
+    """Context manager: fill the arrays that `empty` returns with NaN (integers: 7FF8 repeated; bools: True)."""
     token = poisoning.set(True)
     try:
         yield
@@ -192,13 +192,13 @@ def poison() -> Iterator[None]:
 
 
 def fill(memory: Any) -> None:
-    """Fill bytes with NaN."""
+    """Fill a byte buffer with the bit pattern of NaN."""
     host = np.asarray(memory)
     host[0::2], host[1::2] = _POISON & 0xFF, _POISON >> 8
 
 
 def poisoned(shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-    """Return NaN elements of a dtype (dtypes that numpy lacks: their bits)."""
+    """Return an array of NaN, or of its bits for a dtype that numpy lacks."""
     if kind.itemsize == 1:
         return np.full(shape, 1 if kind.kind == "b" else _POISON >> 8, kind)  # 7F is NaN in both 8-bit floats
     made = np.empty(shape, kind)

@@ -17,11 +17,11 @@ Run = Callable[[Mapping[str, NDArray], Arrays, Sequence[bool]], tuple[Arrays, Ba
 
 
 class _Bridge(torch.autograd.Function):
-    """One call, recorded by torch's autograd."""
+    """One call of the function, as a node of torch's autograd."""
 
     @staticmethod
     def forward(ctx: Any, run: Run, names: Sequence[str], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run forward; operands are the parameters in order of their names, then the inputs."""
+        """Run the function; `tensors` are the parameters in the order of `names`, then the inputs."""
         arrays = [from_dlpack(t.detach().resolve_neg()) for t in tensors]
         count = len(names)
         parameters = dict(zip(names, arrays[:count], strict=True))
@@ -36,7 +36,7 @@ class _Bridge(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # torch's decorator is untyped
         ctx: Any, *grad_outputs: Any
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of the operands."""
+        """Return the gradients of the parameters and inputs."""
         given = [None if g is None else from_dlpack(g.detach().contiguous()) for g in grad_outputs]
         found = ctx.back(given)
         return (None, None, *(None if g is None else torch.from_dlpack(g) for g in found))
@@ -46,13 +46,13 @@ class TorchModule(torch.nn.Module):
     """A module around a function; `forward` takes and returns torch tensors.
 
     Args:
-        run: the function.
+        run: the function; see `Run`.
         parameters: dotted names -> arrays; the module's parameters share their memory. Dots become attributes of
             submodules, as in torch.
-        shape: outputs -> what the module returns.
+        shape: converts the sequence of outputs to the value that the module returns.
         names: names of the inputs, for keyword arguments.
         before: called before each run with the names of parameters that torch has written since the last run; returns
-            arrays that replace others.
+            by name the arrays that replace those of parameters.
         trained: which parameters need a gradient; by default all floating ones.
     """
 
@@ -82,7 +82,8 @@ class TorchModule(torch.nn.Module):
         unknown = named.keys() - set(self._names[len(args) :])
         if unknown or (self._names and len(args) + len(named) != len(self._names)):
             raise TypeError(
-                f"takes {', '.join(self._names)}; got {len(args)} positional, {', '.join(named) or 'no'} keyword inputs"
+                f"expected the inputs {', '.join(self._names)}; got {len(args)} by position, "
+                f"{', '.join(named) or 'none'} by name"
             )
         tensors = [*args, *(named[n] for n in self._names[len(args) :])]
         self.written()
@@ -90,9 +91,9 @@ class TorchModule(torch.nn.Module):
         return self._shape(made)
 
     def written(self) -> None:
-        """Report torch's writes to shared parameters to the caller's side, and take over arrays that it replaced.
+        """Report the parameters that torch has written to `before`, and adopt the arrays that it returns.
 
-        `forward` does this too; call it before the other side runs by itself after a step of a torch optimizer.
+        `forward` calls this. Call it after a step of a torch optimizer if the arrays are next used without this module.
         """
         if self._before is None:
             return

@@ -1,7 +1,7 @@
 """Orders, components, reachability and paths of a graph: pure functions, iterative, never recursive.
 
 Live slots are mapped to 0..n-1 first, so gaps left by deletions are not visible; neighbours are in edge slot order.
-All functions return handles. Raises: StaleHandle for a stale argument.
+All functions return handles and raise StaleHandle for a stale argument.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .handles import EdgeId, NodeId
 from .views import packed
 
 # pyright: reportPrivateUsage=false
-# The files of this folder share what a graph keeps.
+# The files of this folder share private attributes of a graph.
 
 Lists = Sequence[Sequence[int]]  # the successors (or predecessors) of each of 0..n-1
 ENTER, SEEN, LEAVE = range(3)
 
 
 class Dense:
-    """The live nodes as 0..n-1 with successor or predecessor lists."""
+    """The live nodes numbered 0..n-1, each with a list of its successors (or predecessors)."""
 
     def __init__(self, rows: Compressed) -> None:
         self.nodes: list[NodeId] = rows.nodes.tolist()
@@ -38,7 +38,7 @@ class Dense:
         self.next: list[list[int]] = [ends[a:b] for a, b in pairwise(bounds)]
 
     def of(self, nodes: NodeId | Iterable[NodeId], graph: Graph) -> list[int]:
-        """Return the positions of handles. Raises: StaleHandle."""
+        """Return the numbers 0..n-1 of nodes given by handle. Raises: StaleHandle."""
         ids = np.atleast_1d(packed(nodes)).tolist()
         for node in ids:
             if node not in self._of:
@@ -46,7 +46,7 @@ class Dense:
         return [self._of[node] for node in ids]
 
     def handles(self, at: Iterable[int]) -> tuple[NodeId, ...]:
-        """Return the handles at positions."""
+        """Return the handles of the nodes with these numbers."""
         return tuple(self.nodes[i] for i in at)
 
 
@@ -70,7 +70,7 @@ def topological_sort(g: Graph, key: Callable[[NodeId], Any] | None = None) -> li
                 heapq.heappush(ready, (keys[j], j))
     if len(order) < len(forward.nodes):
         path = _cycle(forward.next, waiting)
-        raise CycleError(f"a cycle over {len(path)} nodes", path=forward.handles(path))
+        raise CycleError(f"the graph has a cycle of {len(path)} nodes", path=forward.handles(path))
     return order
 
 
@@ -160,7 +160,7 @@ def all_paths(g: Graph, a: NodeId, b: NodeId, limit: int = 1000) -> list[tuple[N
 
 
 def dominators(g: Graph, roots: NodeId | Iterable[NodeId]) -> dict[NodeId, NodeId | None]:
-    """Return the immediate dominator of each node reachable from `roots`; None if only a virtual root dominates it.
+    """Return the immediate dominator of each node reachable from `roots`; None if no other node dominates it.
 
     O(E · depth), nearly linear in practice.
     Source: Cooper, Harvey and Kennedy 2001, "A Simple, Fast Dominance Algorithm".
@@ -174,12 +174,12 @@ def post_dominators(g: Graph, exits: NodeId | Iterable[NodeId]) -> dict[NodeId, 
 
 
 def articulation_nodes(g: Graph) -> list[NodeId]:
-    """Return the articulation nodes: removing one splits its weak component. In slot order, O(V + E)."""
+    """Return the nodes whose removal splits their weakly connected component, in slot order. O(V + E)."""
     return _cuts(g)[0]
 
 
 def bridges(g: Graph) -> list[EdgeId]:
-    """Return the bridges: removing one splits its weak component. In slot order, O(V + E)."""
+    """Return the edges whose removal splits their weakly connected component, in slot order. O(V + E)."""
     return _cuts(g)[1]
 
 
@@ -205,7 +205,7 @@ def critical_path(g: Graph, cost: Callable[[NodeId], float]) -> tuple[float, tup
 
 # -- on lists of neighbours ----------------------------------------------------------------------------------------
 def kahn_order(after: Lists) -> list[int]:
-    """Sort 0..n-1 along edges, breadth first; what is on a cycle, or after one, is left out."""
+    """Return 0..n-1 in topological order, breadth first, without nodes on a cycle or reachable from one."""
     waiting = _in_degrees(after)
     order = [i for i, count in enumerate(waiting) if not count]
     for i in order:  # order grows during the loop
@@ -226,9 +226,9 @@ def longest_paths(after: Lists, order: Iterable[int]) -> list[int]:
 
 
 def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Walk depth first from each root that is not numbered yet; `number` (-1) receives the order of entering.
+    """Walk depth first from each root that was not visited yet; `number`, -1 at first, receives preorder numbers.
 
-    Yields (ENTER, parent, node), (SEEN, node, neighbour that was entered before) and (LEAVE, parent, node); the parent
+    Yields (ENTER, parent, node), (SEEN, node, neighbour that was visited before) and (LEAVE, parent, node); the parent
     of a root is -1.
     """
     clock = 0
@@ -253,7 +253,7 @@ def depth_first(after: Lists, roots: Iterable[int], number: list[int]) -> Iterat
 
 
 def strong_components(after: Lists) -> list[list[int]]:
-    """Return the strongly connected components, ascending inside, each after the components that it reaches.
+    """Return the strongly connected components, each sorted and after the components that it reaches.
 
     Source: Tarjan 1972, "Depth-First Search and Linear Graph Algorithms".
     """
@@ -297,7 +297,7 @@ def _flood(after: Lists, start: Iterable[int]) -> list[int]:
 
 
 def _cycle(after: Lists, waiting: list[int]) -> list[int]:
-    """Return a cycle among the nodes that Kahn's algorithm could not order, found by walking backwards."""
+    """Return a cycle by walking backwards among the nodes that Kahn's algorithm could not order."""
     before = {j: i for i, ends in enumerate(after) if waiting[i] for j in ends if waiting[j]}
     i = next(iter(before))
     seen: dict[int, None] = {}
@@ -343,7 +343,7 @@ def _meet(a: int, b: int, above: dict[int, int], number: dict[int, int]) -> int:
 
 
 def _cuts(g: Graph) -> tuple[list[NodeId], list[EdgeId]]:
-    """Hopcroft and Tarjan 1973 over the undirected multigraph."""
+    """Return articulation nodes and bridges (Hopcroft and Tarjan 1973, on the undirected multigraph)."""
     rows = g.csr()
     nodes, edges = rows.nodes.tolist(), rows.edges.tolist()
     sides: list[list[int]] = [[] for _ in nodes]

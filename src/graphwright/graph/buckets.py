@@ -4,9 +4,9 @@
 its index in `items`, so a deletion swaps in the last entry: O(1) at any degree. Free blocks form a LIFO list; undoing
 insertions and deletions in reverse order restores the index of every edge.
 
-Each edit is a function stated once: it runs as plain Python for single edits, and compiled for large batches. Its
-`tables` are head, tail, degree, position, items, next, prev, free; `state` is [blocks ever used, top of the free list].
-Room is reserved before an edit runs, so none allocates or fails.
+Each edit is one function, which runs as plain Python for single edits and compiled for large batches. Its argument
+`tables` is (head, tail, degree, position, items, next, prev, free); `state`: [blocks ever used, top of the free list].
+Blocks are reserved before an edit runs, so no edit allocates or fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BULK_MIN = 256  # batches with fewer rows run as a loop of single edits, which i
 
 
 class Buckets:
-    """The out-lists or the in-lists of a graph, over the slots of its node and edge tables."""
+    """The out-lists (or the in-lists) of all nodes of a graph; nodes and edges are given by slot."""
 
     def __init__(self, nodes: SlotTable, edges: SlotTable, block: int, counter: CellCounter | None) -> None:
         if not 1 <= block <= 1 << 16:
@@ -85,49 +85,49 @@ class Buckets:
         self._bind()
 
     def room(self, node: int) -> None:
-        """Make sure that the next `append` or `restore` finds a block. Raises CapacityError before any write."""
+        """Reserve the block that the next `append` or `restore` at a node may need. Raises CapacityError."""
         used, free = self.state
         if not free and used == self.capacity and self.degree[node] % self.block == 0:
             self.reserve(used + 1)
 
     # -- many -------------------------------------------------------------------------------------------------------
     def room_many(self, nodes: Array) -> None:
-        """Reserve room for one more edge at each of `nodes`."""
+        """Reserve the blocks to append one edge at each of `nodes`."""
         needed = self._run(blocks_needed, nodes)
         self.reserve(self.state[0] + max(int(needed) - self.state[1], 0))
 
     def append_many(self, nodes: Array, edges: Array) -> None:
-        """Run `append` for each pair, in order; needs `room_many`."""
+        """Append each edge to its node's list, in order; call `room_many` first."""
         self._run(append_many, nodes, edges)
 
     def remove_many(self, nodes: Array, edges: Array) -> Array:
-        """Run `remove` for each pair, in order; return the indices."""
+        """Remove each edge from its node's list, in order; return their indices in `items`."""
         left = np.empty(len(edges), np.int64)
         self._run(remove_many, nodes, edges, left=left)
         return left
 
     def restore_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> int:
-        """Run `restore` for each row, in order, while it `fits`; return how many did. Needs `room_many`."""
+        """Restore edges in order until one does not fit; return the number restored. Call `room_many` first."""
         return int(self._run(restore_many, nodes, edges, positions, owner=owner))
 
     def move_many(self, old: Array, new: Array, edges: Array) -> Array:
-        """Run `remove` from `old` and `append` to `new` where they differ, in order; return the old indices, or -1."""
+        """Move edges from node `old` to `new` where these differ, in order; return the old indices, else -1."""
         left = np.full(len(edges), NONE)
         self._run(move_many, old, new, edges, left=left)
         return left
 
     def unmove_many(self, nodes: Array, edges: Array, positions: Array, owner: Column) -> tuple[Array, int]:
-        """Undo `move_many` for rows given in reverse: put each edge back to `nodes` at `positions`; set `owner`.
+        """Undo `move_many`, given its edges in reverse: put each back at `positions` of `nodes` and update `owner`.
 
-        Returns the indices that were left, or -1, and how many rows were done before one did not fit.
+        Returns the indices that the edges had before (-1 if not moved), and how many were done before one did not fit.
         """
         left = np.full(len(edges), NONE)
         return left, int(self._run(unmove_many, nodes, edges, positions, left=left, owner=owner))
 
     def drain_many(self, into: Buckets, nodes: Array, ends: tuple[Column, Column]) -> Array:
-        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends` are their sources and targets.
+        """Remove all edges of nodes from these out-lists and the in-lists `into`; `ends` are the endpoint columns.
 
-        Returns: edge slots, indices here and indices there, each in the order of removal.
+        Returns: edge slots, their indices in the out-lists and in the in-lists, in the order of removal.
         """
         bound = int((self.degrees[nodes] + into.degrees[nodes]).sum())
         rows = np.empty((3, bound), np.int64)
@@ -142,7 +142,7 @@ class Buckets:
         return rows[:, :done].copy()
 
     def _run(self, kernel: Callable[..., Any], *rows: Array, left: Any = None, owner: Column | None = None) -> Any:
-        """Run a kernel on rows: as Python if they are few, else compiled."""
+        """Run a kernel on arrays of equal length: as Python if they are short, else compiled."""
         few = len(rows[0]) < BULK_MIN
         extra: list[Any] = [] if left is None else [left]
         if owner is not None:
@@ -174,17 +174,17 @@ class Buckets:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the blocks, slack included; the columns count with their tables."""
+        """Bytes of the blocks, unused capacity included; `SlotTable.nbytes` counts the columns."""
         return sum(b.nbytes for b in self._blocks)
 
     def copy_from(self, other: Buckets) -> None:
-        """Take over blocks and free list; the columns come with the tables."""
+        """Copy the blocks and free list of `other`; `SlotTable.copy_from` copies the columns."""
         self.state[:], self.capacity = other.state, other.capacity
         self._blocks = [aligned_copy(b) for b in other._blocks]
         self._bind()
 
     def load(self, degree: Array, items: Array, blocks: Array, free: Array) -> None:
-        """Rebuild all lists: `items` and `blocks` are list by list in node order, `free` from the bottom."""
+        """Rebuild all lists from `items` and `blocks`, concatenated in node order, and the free list."""
         size, lengths = self.block, -(-degree // self.block)
         first = np.cumsum(lengths) - lengths  # position in `blocks` of each list's head
         self.reserve(len(blocks) + len(free))
@@ -209,7 +209,7 @@ Cells = Any  # a memoryview, or an array in compiled code
 
 @cache
 def compiled() -> dict[str, Any]:
-    """Return the functions of this module compiled, by name; they call each other's compiled forms. Loads numba."""
+    """Return the compiled functions of this module by name; they call each other's compiled forms. Loads numba."""
     from graphwright.native import njit
 
     # _nrt=False: these loops own no array, and reference counts of ten of them cost 20 times the work (measured).
@@ -296,7 +296,7 @@ def restore(tables: Cells, state: Cells, block: int, node: int, edge: int, posit
 
 
 def fits(tables: Cells, state: Cells, block: int, node: int, position: int, owner: Cells) -> bool:
-    """Return True if `restore` at `position` is a valid inverse now: the next index, or one in use."""
+    """Return True if an edge can be restored at `position`: the node's next index, or one of its entries."""
     count = tables[2][node]
     if count % block:
         at = tables[1][node]
@@ -345,7 +345,7 @@ def remove_many(tables: Cells, state: Cells, block: int, nodes: Cells, edges: Ce
 def restore_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, owner: Cells
 ) -> int:
-    """Restore each edge at its index while it fits; return how many did."""
+    """Restore edges at their indices until one does not fit; return the number restored."""
     for i in range(len(edges)):
         if not fits(tables, state, block, nodes[i], positions[i], owner):
             return i
@@ -364,9 +364,9 @@ def move_many(tables: Cells, state: Cells, block: int, old: Cells, new: Cells, e
 def unmove_many(
     tables: Cells, state: Cells, block: int, nodes: Cells, edges: Cells, positions: Cells, left: Cells, owner: Cells
 ) -> int:
-    """Put each edge back to a node and index (-1: it did not move) and set its owner, while it fits.
+    """Put edges back to their nodes and indices (-1: it did not move) until one does not fit; update `owner`.
 
-    Returns the number of rows done.
+    Returns the number of edges done.
     """
     for i in range(len(edges)):
         if positions[i] == -1:

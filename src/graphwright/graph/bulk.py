@@ -1,11 +1,11 @@
-"""Bulk edits, each equal to the loop of single edits in the same order, handles and bucket indices included.
+"""Bulk edits; the result equals that of a loop of single edits, down to handles and bucket indices.
 
 Everything is checked before the first write: handles, duplicates, column types and ranges, capacity. The functions are
 methods of `Graph`. Small batches run in plain Python; only large ones load compiled code.
 """
 
 # pyright: reportPrivateUsage=false
-# The files of this folder share what a graph keeps.
+# The files of this folder share private attributes of a graph.
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -167,7 +167,7 @@ def restore_nodes(self: Graph, record: RemovedNodes) -> NodeArray:
 
 
 def restore_rewires(self: Graph, record: RewiredEdges) -> RewiredEdges:
-    """Undo a bulk rewire, bucket indices included; return the record with which the same call redoes it.
+    """Undo a bulk rewire, bucket indices included; return a record with which this function redoes it.
 
     Raises: NotUndoable if later edits were not undone first; then nothing changes.
     """

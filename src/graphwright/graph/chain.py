@@ -102,7 +102,7 @@ def _line(text: str, own: str, prev: str) -> str:
 
 
 def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str = GENESIS) -> list[Link]:
-    """Read lines that follow `base` and check every hash; `head`, if given, must be the hash of the last one.
+    """Parse lines and check every hash, from `base` (before the first line) to `head` (of the last, if given).
 
     Raises: JournalCorrupt with the first bad line, counted from 1.
     """
@@ -114,8 +114,8 @@ def verify(lines: Iterable[str | bytes], *, head: str | None = None, base: str =
 def read(path: str | os.PathLike[str], *, recover: bool = False, head: str | None = None, base: str = GENESIS) -> Chain:
     """Read and verify a journal file; memory is bounded by its valid lines.
 
-    With `recover`, return the lines before the first invalid one. `head` is the hash that the last entry must have,
-    `base` the one that the first entry follows. Raises: JournalCorrupt, OSError.
+    With `recover`, return the lines before the first invalid one. `head` is the expected hash of the last entry,
+    `base` the hash before the first one. Raises: JournalCorrupt, OSError.
     """
     chain = Chain(base=base)
     with open(path, "rb") as file:
@@ -140,7 +140,7 @@ def _links(lines: Iterable[str | bytes], base: str) -> Iterator[Link]:
         line = text.encode("utf-8", "replace") if isinstance(text, str) else text
         link = _parse(line, number)
         if link.prev != prev:
-            raise JournalCorrupt(number, f"follows {link.prev[:12]}, but the line before it is {prev[:12]}")
+            raise JournalCorrupt(number, f"its `prev` is {link.prev[:12]}, but the line before it has hash {prev[:12]}")
         prev = link.hash
         yield link
 
@@ -149,7 +149,7 @@ def _parse(line: bytes, number: int) -> Link:
     if len(line) >= MAX_LINE:
         raise JournalCorrupt(number, f"the line is longer than {MAX_LINE} bytes")
     if _depth(line) > MAX_DEPTH + 1:
-        raise JournalCorrupt(number, f"nested deeper than {MAX_DEPTH}")
+        raise JournalCorrupt(number, f"the JSON is nested deeper than {MAX_DEPTH} levels")
     try:
         data = json.loads(line)
         link = Link(data["entry"], data["prev"], data["hash"])
@@ -176,7 +176,8 @@ def _bounded(file: IO[bytes]) -> Iterator[bytes]:
 def _check_head(links: list[Link], head: str | None, base: str) -> None:
     last = links[-1].hash if links else base
     if head is not None and last != head:
-        raise JournalCorrupt(len(links), f"ends at {last[:12]}, expected {head[:12]}: lines are missing or were added")
+        what = f"the last hash is {last[:12]}, expected {head[:12]}: lines are missing or were added"
+        raise JournalCorrupt(len(links), what)
 
 
 def _depth(line: bytes) -> int:
@@ -200,7 +201,7 @@ def _check(value: Any) -> None:
         below: list[Any] = []
         for item in level:
             if depth == MAX_DEPTH and isinstance(item, dict | list | tuple):
-                raise UsageError("the value is nested too deeply for a journal", expected=f"<= {MAX_DEPTH}")
+                raise UsageError("the value is nested too deeply for a journal", expected=f"<= {MAX_DEPTH} levels")
             if isinstance(item, dict):
                 fields = cast("dict[Any, Any]", item)
                 if not _TEXT.issuperset(map(type, fields)) and not all(isinstance(key, str) for key in fields):

@@ -38,7 +38,7 @@ class EditBusy(ComputeError):
 
 
 class NotUndoable(UsageError):
-    """Nothing to undo, the bytes for it are gone, or a record does not fit: edits are undone in reverse order."""
+    """There is nothing to undo, the data for it is lost, or edits were not undone in reverse order."""
 
 
 class GraphFileError(UsageError):

@@ -36,8 +36,8 @@ class Graph:
         node_columns: name -> dtype, (dtype, default) or ColumnSpec, one value per node.
         edge_columns: the same per edge.
         block: edges in one bucket block.
-        max_generation: handles that one slot may issue before it is retired, plus one.
-        debug_counters: count the cells that single edits touch in `cells_touched`; slow.
+        max_generation: a slot is retired after it has issued `max_generation - 1` handles.
+        debug_counters: count the array elements that single edits read or write, in `cells_touched`; slow.
         timeout: seconds an edit waits for another thread's edit before `EditBusy`.
     """
 
@@ -121,7 +121,7 @@ class Graph:
             self._release()
 
     def remove_node(self, n: NodeId) -> RemovedNode:
-        """Remove a node and first its edges: the out-list, then the rest of the in-list, each from its end. O(degree).
+        """Remove a node after its edges: the out-list, then the rest of the in-list, each from its end. O(degree).
 
         Raises: StaleHandle.
         """
@@ -174,11 +174,11 @@ class Graph:
         return _removed_edge((edge, *ends, columns, out_position, in_position))
 
     def next_node(self) -> NodeId:
-        """Return the handle that the next `add_node` gives. O(1)."""
+        """Return the handle that the next `add_node` will return. O(1)."""
         return as_node(self._node_table.next_handle())
 
     def next_edge(self) -> EdgeId:
-        """Return the handle that the next `add_edge` gives. O(1)."""
+        """Return the handle that the next `add_edge` will return. O(1)."""
         return as_edge(self._edge_table.next_handle())
 
     # -- restores ----------------------------------------------------------------------------------------------------
@@ -229,7 +229,7 @@ class Graph:
             return as_node(record.node)
 
     def restore_rewire(self, record: RewiredEdge) -> RewiredEdge:
-        """Undo a rewire, bucket indices included; return the record with which `restore_rewire` redoes it. O(1).
+        """Undo a rewire, bucket indices included; return a record with which this method redoes it. O(1).
 
         Raises: NotUndoable if later edits were not undone first; StaleHandle.
         """
@@ -331,7 +331,7 @@ class Graph:
         return isinstance(handle, int) and self.contains(handle)
 
     def endpoints(self, e: EdgeId) -> tuple[NodeId, NodeId]:
-        """Return source and target of an edge. Raises StaleHandle."""
+        """Return the source and target of an edge. Raises StaleHandle."""
         slot = self._edge_table.slot(e)
         return self._handles(self._src[slot], self._dst[slot])
 
@@ -423,14 +423,14 @@ class Graph:
 
     @property
     def cells_touched(self) -> int:
-        """Number of cells that single edits and queries have read or written. Needs `debug_counters=True`."""
+        """Number of array elements that single edits and queries have read or written. Needs `debug_counters=True`."""
         if self._counter is None:
             raise UsageError("this graph does not count cells", fix="Graph(debug_counters=True)")
         return self._counter[0]
 
     @property
     def describe(self) -> Callable[[Any], tuple[str | None, str | None]] | None:
-        """A callback for (was, removed_by) of a stale handle, called when `StaleHandle` is raised."""
+        """A callback: stale handle -> (`was`, `removed_by`), the fields of the `StaleHandle` to raise."""
         return self._node_table.describe
 
     @describe.setter
@@ -485,7 +485,7 @@ class EditLock:
 
 
 def warmup() -> None:
-    """Compile the bulk edits ahead of their first use, by running each on a graph large enough; numba caches them."""
+    """Compile the bulk edits before their first use, by running each on a large graph; numba caches them."""
     graph = Graph(edge_columns={"weight": "f4"})
     nodes = graph.add_nodes(2048)
     edges = graph.add_edges(nodes[:-1], nodes[1:], weight=0.0)

@@ -39,7 +39,7 @@ class Handle(int):
 
     @classmethod
     def from_int(cls, packed: int) -> Self:
-        """Return the handle that `int(handle)` came from. Raises ValueError if `packed` is of another kind."""
+        """Return the handle with this packed integer. Raises ValueError if it is no handle of this kind."""
         packed = int(packed)
         if packed & EDGE_BIT != cls.kind_bit:
             raise ValueError(f"{packed} is not a packed {cls.__name__}")
@@ -52,7 +52,7 @@ class Handle(int):
 
     @property
     def generation(self) -> int:
-        """The number of handles that this slot had issued, this one included."""
+        """The number of handles that the slot had issued, this one included."""
         return (self >> INDEX_BITS) & INDEX
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class HandleArray(Generic[H]):
         return (self.ids >> INDEX_BITS) & INDEX
 
     def tolist(self) -> list[H]:
-        """The handles as a list."""
+        """Return the handles as a list."""
         return list(self)
 
     def __len__(self) -> int:

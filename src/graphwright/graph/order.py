@@ -4,7 +4,7 @@ Pearce and Kelly 2007, "A Dynamic Topological Sort Algorithm for Directed Acycli
 backward edge a search between its two labels. Invariant: key(u) < key(v) for every edge u -> v, where a key is
 (label, creation number); a refused insertion changes no label.
 
-Where a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
+If a gap is used up, the labels around it are spread (Dietz and Sleator 1987, "Two Algorithms for Maintaining Order
 in a List") over the smallest window of j nodes whose labels span more than j². Any n insertions, even all into one
 gap, move O(n log n) labels.
 """
@@ -26,7 +26,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 class Neighbours(Protocol[N]):
-    """What the order needs from a graph; edges that cut cycles (delays) are not reported."""
+    """The neighbours of a node, without the edges that an order may go against (back edges)."""
 
     def successors(self, n: N, /) -> Iterable[N]:
         """Return the nodes that must come after `n`."""
@@ -38,7 +38,7 @@ class Neighbours(Protocol[N]):
 
 
 class Relabelled(NamedTuple, Generic[N]):
-    """Labels before a change: (node, label, creation number); label None for a node that was new."""
+    """Labels before a change: (node, label, creation number); the label is None for a node that was added."""
 
     before: tuple[tuple[N, int | None, int], ...]
 
@@ -70,7 +70,7 @@ class OnlineOrder(Generic[N]):
         order = cls(graph, gap)
         for node, (label, created) in labels.items():
             if not -LIMIT <= label <= LIMIT:
-                raise UsageError("label out of range", where=node, got=label)
+                raise UsageError("a saved label is out of range", where=node, got=label)
             order._put(node, label, created, listed=False)
         order._sort()
         for node in labels:
@@ -145,7 +145,7 @@ class OnlineOrder(Generic[N]):
         return record
 
     def restore(self, record: Relabelled[N]) -> Relabelled[N]:
-        """Undo a change (later ones first); return the record that redoes it. O(changed · log n)."""
+        """Undo a change, after all later ones; return the record that redoes it. O(changed · log n)."""
         inverse = [(n, self._labels.get(n), self._created.get(n, created)) for n, _, created in record.before]
         many = len(inverse) * _ONCE > len(self)
         for node, label, created in record.before:
@@ -202,7 +202,7 @@ class OnlineOrder(Generic[N]):
         return at, label if low < label < high and -LIMIT < label < LIMIT else None
 
     def _around(self, at: int) -> tuple[int, int]:
-        """Return the labels below and above index `at`; beyond the ends of the order there is room for one gap."""
+        """Return the labels below and above index `at`; at an end of the order, a bound that leaves a gap."""
         nodes, labels, gap = self._sorted, self._labels, self._gap
         if not nodes:
             return -gap, gap
@@ -223,7 +223,7 @@ class OnlineOrder(Generic[N]):
             reach *= 2
 
     def _space(self, low: int, high: int, floor: int, ceiling: int) -> list[tuple[N, int | None, int]]:
-        """Spread the labels of indices low..high-1 evenly between two others; return the old labels."""
+        """Spread the labels of indices low..high-1 evenly between `floor` and `ceiling`; return the old labels."""
         step = (ceiling - floor) // (high - low + 1)
         moved: list[tuple[N, int | None, int]] = []
         for i, node in enumerate(self._sorted[low:high], 1):
@@ -262,7 +262,7 @@ class OnlineOrder(Generic[N]):
     def _reach(
         self, start: N, neighbours: Callable[[N], Iterable[N]], low: tuple[int, int], high: tuple[int, int]
     ) -> dict[N, N | None]:
-        """Return the nodes reached from `start` with keys above `low` up to `high`, each with the one before it."""
+        """Return node -> node before it on a path from `start`, for all reached through keys in (low, high]."""
         parent: dict[N, N | None] = {start: None}
         pending = [start]
         while pending:

@@ -90,6 +90,6 @@ class RewiredEdges:
 
 
 def check_record(record: object, kind: type) -> None:
-    """Raises: UsageError if `record` is not a record of this kind."""
+    """Raise UsageError if `record` is not a record of this kind."""
     if not isinstance(record, kind):
-        raise UsageError(f"not a {kind.__name__}, which the edit returned", got=repr(record)[:80])
+        raise UsageError(f"not the {kind.__name__} that the edit returned", got=repr(record)[:80])

@@ -1,8 +1,8 @@
-"""Slots: which indices are occupied, with which generation, and their columns.
+"""Slot tables: occupied indices, their generations and their columns.
 
 `ids[i]` is the packed handle of the element in slot i, or -1; a handle is alive iff `ids[handle.index] == handle`,
 one comparison that checks kind, generation and liveness. `high[i]` is the next generation to issue. Invariants: `high`
-never falls, not even on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
+never decreases, not even on undo, so no handle is issued twice; the free list is LIFO, so undo finds its slot on top; a
 slot whose `high` reaches `max_generation` is retired: it is never issued again, but undo can revive it.
 """
 
@@ -25,7 +25,7 @@ RESERVED = {"self", "src", "dst"}  # parameters of add_edge
 
 
 class SlotTable:
-    """One kind of element: its slots, free list and columns. Single methods are plain Python, `*_many` numpy."""
+    """The slots, free list and columns of all nodes, or of all edges; methods `*_many` use numpy."""
 
     def __init__(
         self,
@@ -55,9 +55,12 @@ class SlotTable:
 
     # -- columns ----------------------------------------------------------------------------------------------------
     def add_column(self, name: str, declared: Any) -> None:
-        """Declare a column; existing rows get its default. Raises: UsageError if the name is taken."""
-        if not name.isidentifier() or name in self.columns or name in RESERVED:
-            raise UsageError("a column name must be an unused identifier", got=name, expected=list(self.columns))
+        """Declare a column; existing rows get its default. Raises: UsageError if the name is taken or invalid."""
+        if not name.isidentifier() or name in RESERVED:
+            expected = f"an identifier other than {', '.join(sorted(RESERVED))}"
+            raise UsageError("invalid column name", got=name, expected=expected)
+        if name in self.columns:
+            raise UsageError("another column has this name", got=name)
         column = Column(name, declared, self._counter)
         column.grow(self.capacity)
         self.columns[name] = column
@@ -82,7 +85,7 @@ class SlotTable:
         return UsageError("no such column", where=name, expected=sorted(self.columns) or "none declared")
 
     def fill(self, slot: int, given: Mapping[str, Any]) -> None:
-        """Write all columns of a slot that is not live yet; a refused value changes no live row."""
+        """Write all columns of a slot that is not live yet. Raises: DTypeError, UsageError."""
         get, name = given.get, ""
         try:
             for name, cells, default in self.fields:
@@ -93,7 +96,7 @@ class SlotTable:
             raise self.no_column(next(n for n in given if n not in self.columns))
 
     def update(self, slot: int, given: Mapping[str, Any]) -> None:
-        """Write some columns of a live slot, all or none."""
+        """Write some columns of a live slot, all of them or none."""
         name, old = "", {each: self.column(each).cells[slot] for each in given}
         try:
             for name, value in given.items():
@@ -108,7 +111,7 @@ class SlotTable:
         return {name: cells[slot] for name, cells, _ in self.fields}
 
     def _refused(self, name: str, value: Any) -> DTypeError:
-        return DTypeError("value of the wrong kind or range", where=name, expected=self.columns[name].dtype, got=value)
+        return DTypeError("the column cannot hold this value", where=name, expected=self.columns[name].dtype, got=value)
 
     # -- single -----------------------------------------------------------------------------------------------------
     def slot(self, handle: int) -> int:
@@ -137,7 +140,7 @@ class SlotTable:
         return self.size
 
     def next_handle(self) -> int:
-        """Return the packed handle that the next `issue` gives."""
+        """Return the packed handle that the next `issue` will return."""
         slot = self.peek()
         return self.kind_bit | self.high_cells[slot] << INDEX_BITS | slot
 
@@ -153,7 +156,7 @@ class SlotTable:
         return packed
 
     def release(self, slot: int) -> None:
-        """Remove the element of a slot; the slot goes on top of the free list, or is retired."""
+        """Remove the element of a slot; push the slot onto the free list unless it is retired."""
         self.id_cells[slot] = DEAD
         self.live -= 1
         high = self.high_cells[slot] + 1
@@ -168,7 +171,7 @@ class SlotTable:
             cells[slot] = None  # a dead row must not keep objects alive
 
     def check_revive(self, handle: int) -> int:
-        """Return the slot of a dead handle that `revive` would accept. Raises: NotUndoable."""
+        """Return the slot of a dead handle that can be revived now. Raises: NotUndoable."""
         slot = handle & INDEX
         if handle & EDGE_BIT == self.kind_bit and slot < self.size and self.id_cells[slot] == DEAD:
             high = self.high_cells[slot]
@@ -176,17 +179,17 @@ class SlotTable:
             on_top = self.free_top and self.free_cells[self.free_top - 1] == slot
             if 0 < ((handle >> INDEX_BITS) & INDEX) < high and (retired or on_top):
                 return slot
-        raise NotUndoable(f"{self.kind.from_int(handle)} is not the element that was removed last")
+        raise NotUndoable(f"cannot restore {self.kind.from_int(handle)}: it was not the last to be removed")
 
     def revive(self, slot: int, handle: int) -> None:
-        """Give a slot back to the handle that `check_revive` accepted; `high` does not change."""
+        """Make a dead handle that `check_revive` accepted live again; `high` does not change."""
         self.id_cells[slot] = handle
         self.live += 1
         if self.high_cells[slot] < self.max_generation:
             self.free_top -= 1
 
     def stale(self, handle: object, where: object = None) -> UsageError:
-        """Return the error for a stale handle, with the facts about it."""
+        """Return the error for a stale handle, with what it named and what removed it."""
         if isinstance(handle, np.integer):
             handle = int(cast("int", handle))
         index = generation = 0
@@ -195,14 +198,14 @@ class SlotTable:
         if not generation:
             return UsageError(f"not a {self.kind.__name__}", where=where, got=repr(handle))
         if index >= self.size or generation >= self._high.data[index]:  # `high` is the next one to issue
-            what = f"{self.kind(index, generation)} was never issued by this graph, or is of another program"
+            what = f"{self.kind(index, generation)} was never issued by this graph; is it of a different program?"
             return StaleHandle(index, generation, what=what, where=where)
         was, by = self.describe(self.kind(index, generation)) if self.describe else (None, None)
         return StaleHandle(index, generation, was, by, what=f"{self.kind(index, generation)} is gone", where=where)
 
     # -- many -------------------------------------------------------------------------------------------------------
     def slots_of(self, handles: Ids, *, distinct: bool) -> Array:
-        """Return the slots of live handles. Raises: StaleHandle with the first bad row, UsageError for a duplicate."""
+        """Return the slots of live handles. Raises: StaleHandle for the first stale one, UsageError for a duplicate."""
         slots = handles & INDEX
         known = slots < self.size
         alive = np.zeros(len(slots), bool)
@@ -216,12 +219,12 @@ class SlotTable:
             if np.count_nonzero(seen) != len(slots):
                 _, first, counts = np.unique(slots, return_index=True, return_counts=True)
                 row = int(first[np.argmax(counts > 1)])
-                what = f"{self.kind.from_int(int(handles[row]))} is duplicated"
+                what = f"{self.kind.from_int(int(handles[row]))} is given more than once"
                 raise UsageError(what, where=f"row {row}", fix="pass unique ids")
         return slots
 
     def issue_many(self, count: int) -> Array:
-        """Occupy `count` slots in the order of `count` single issues; return the slots."""
+        """Occupy and return the slots that `count` calls of `issue` would occupy, in the same order."""
         reused = min(count, self.free_top)
         self.reserve(self.size + count - reused)
         top = self._free[self.free_top - reused : self.free_top][::-1]
@@ -233,7 +236,7 @@ class SlotTable:
         return slots
 
     def release_many(self, slots: Array) -> None:
-        """Run `release` for distinct live slots, in order."""
+        """Release distinct live slots, in order."""
         self.ids[slots] = DEAD
         self.live -= len(slots)
         high = np.minimum(self._high.data[slots].astype(np.int64) + 1, self.max_generation)
@@ -248,20 +251,20 @@ class SlotTable:
                     cells[slot] = None
 
     def check_revive_many(self, handles: Ids) -> Array:
-        """Return the slots of dead handles to revive in this order. Raises: NotUndoable."""
+        """Return the slots of dead handles that can be revived in this order. Raises: NotUndoable."""
         slots = handles & INDEX
         if len(slots) and (slots.max() >= self.size or (handles & EDGE_BIT != self.kind_bit).any()):
-            raise NotUndoable("the record belongs to another graph")
+            raise NotUndoable("cannot restore: the record belongs to a different graph")
         high = self._high.data[slots]
         stacked = slots[high < self.max_generation]
         top = self._free[max(self.free_top - len(stacked), 0) : self.free_top][::-1]
         old = ((handles >> INDEX_BITS) & INDEX) < high
         if not (old.all() and (self.ids[slots] == DEAD).all() and np.array_equal(top, stacked)):
-            raise NotUndoable("the record does not hold the elements that were removed last")
+            raise NotUndoable("cannot restore: the elements of the record are not the last that were removed")
         return slots
 
     def revive_many(self, slots: Array, handles: Ids) -> None:
-        """Give slots back to the handles that `check_revive_many` accepted."""
+        """Make dead handles that `check_revive_many` accepted live again."""
         self.free_top -= int(np.count_nonzero(self._high.data[slots] < self.max_generation))
         self.ids[slots] = handles
         self.live += len(slots)
@@ -286,7 +289,7 @@ class SlotTable:
             rebind()
 
     def copy_from(self, other: SlotTable) -> None:
-        """Take over slots, free list and columns of a table with the same declarations."""
+        """Copy the slots, free list and columns of a table with the same column declarations."""
         self.size, self.live, self.free_top, self.capacity = other.size, other.live, other.free_top, other.capacity
         for mine, theirs in zip(self._inner, other._inner, strict=True):
             mine.copy_from(theirs)
@@ -309,7 +312,7 @@ class SlotTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, slack included, without the values of object columns."""
+        """Bytes of memory, unused capacity included; values of object columns are not counted."""
         inner = sum(c.data.nbytes for c in self._inner) + self._free.nbytes
         return inner + sum(8 * len(c.data) if is_list(c.data) else c.data.nbytes for c in self.columns.values())
 
@@ -344,7 +347,7 @@ class ColumnSpec:
 
     @staticmethod
     def of(declared: Any) -> ColumnSpec:
-        """Return the full form of a declaration."""
+        """Return a column declaration in its full form."""
         if isinstance(declared, ColumnSpec):
             return declared
         return ColumnSpec(*cast("tuple[Any, ...]", declared)) if isinstance(declared, tuple) else ColumnSpec(declared)
@@ -354,7 +357,7 @@ CellCounter = list[int]  # one number: the cells that single edits read or wrote
 
 
 class CountedCells:
-    """Cells that report each access to a counter; slices count their length."""
+    """A buffer that counts the elements read and written."""
 
     __slots__ = ("_cells", "_counter")
 
@@ -404,7 +407,7 @@ class Column:
             self._bind(data)
 
     def copy_from(self, other: Column) -> None:
-        """Take over the rows of `other`."""
+        """Copy the rows of `other`."""
         self._bind(list(other.data) if is_list(other.data) else aligned_copy(other.data))
 
     def take(self, slots: Array) -> Array:
@@ -417,7 +420,7 @@ class Column:
         return self.data[slots]
 
     def put(self, slots: Array, rows: Any) -> None:
-        """Write rows that `cast` has checked."""
+        """Write rows that `cast` returned."""
         if is_list(self.data):
             for i, value in zip(slots.tolist(), rows, strict=True):
                 self.data[i] = value
@@ -427,7 +430,7 @@ class Column:
     def cast(self, values: Any, count: int) -> Any:
         """Return `values` (one value or `count` of them) as `count` rows of this column's dtype.
 
-        Raises: DTypeError for a type or range that a single write would refuse too, UsageError for a wrong length.
+        Raises: DTypeError for a type or range that a single write would refuse, UsageError for a wrong length.
         """
         if self.dtype == object:
             # only lists and object arrays are rows; a str, dict or tuple is one value for all rows
@@ -474,7 +477,7 @@ def is_array(value: object) -> TypeGuard[Array]:
 
 
 def cells_of(data: Any, counter: CellCounter | None = None) -> Any:
-    """Return the scalar-access view of a buffer, wrapped if a counter is active."""
+    """Return a view of a buffer with fast access to single elements, which it counts if a counter is given."""
     cells: Any = data
     if is_array(data) and data.dtype != np.float16:  # memoryview does not support half floats before Python 3.12
         cells = memoryview(cast(Any, data))

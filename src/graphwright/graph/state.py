@@ -1,4 +1,4 @@
-"""A graph as a whole: its hash, saved form, copy, snapshot, and compressed rows. The functions are methods of `Graph`.
+"""Functions of a whole graph: hash, saved form, copy, snapshot, sparse matrices. They are methods of `Graph`.
 
 The saved form carries slots, generations, free lists and bucket indices, so that a loaded graph continues with the same
 handles and undo records. It is plain JSON, or numpy arrays with `arrays=True`.
@@ -58,8 +58,8 @@ def structure_hash(self: Graph, positions: bool = False) -> str:
     """Return the sha256 over live handles, endpoints and columns; with `positions` also over bucket indices.
 
     Generations of free slots, free lists and the version are left out, so an edit and its inverse give the same hash.
-    Values of object columns enter as their `encode`d form, as JSON, or as their repr.
-    Raises: UsageError for an object value that has none of these.
+    Values of object columns, encoded if the column has `encode`, are hashed as JSON, or if they are not JSON by
+    their repr. Raises: UsageError for a value with neither JSON nor a repr of its own.
     """
     with self._lock:
         digest = hashlib.sha256()
@@ -98,7 +98,7 @@ def copy(self: Graph) -> Graph:
 
 
 def memory(self: Graph) -> dict[str, float]:
-    """Return the bytes held, slack included: in total, per node and per edge (blocks count with the edges)."""
+    """Return the bytes of memory, unused capacity included: total, per node, and per edge with bucket blocks."""
     nodes, edges = self._node_table.nbytes, self._edge_table.nbytes + self._out.nbytes + self._in.nbytes
     per_node, per_edge = nodes / max(self.node_count, 1), edges / max(self.edge_count, 1)
     return {"total": nodes + edges, "per_node": per_node, "per_edge": per_edge}
@@ -107,7 +107,7 @@ def memory(self: Graph) -> dict[str, float]:
 def to_dict(self: Graph, *, arrays: bool = False) -> dict[str, Any]:
     """Return the saved form: JSON values, or numpy arrays for the large parts with `arrays=True`.
 
-    Values of object columns are saved as `ColumnSpec.encode` returns them, or unchanged.
+    Values of object columns are saved as `ColumnSpec.encode` returns them; without `encode`, unchanged.
     """
     with self._lock:
         nodes, edges = self._node_table, self._edge_table
@@ -138,7 +138,7 @@ def from_dict(
     """
     try:
         if data["schema"] != SCHEMA:
-            raise GraphFileError("unknown schema", expected=SCHEMA, got=data["schema"])
+            raise GraphFileError("the saved graph has an unknown schema", expected=SCHEMA, got=data["schema"])
         graph = cls({}, {}, int(data["block"]), int(data["max_generation"]))
         nodes, edges = graph._node_table, graph._edge_table
         _load_table(nodes, data["nodes"], node_columns or {})
@@ -146,8 +146,8 @@ def from_dict(
         live = edges.live_slots()
         for column, name in ((graph._source, "source"), (graph._target, "target")):
             ends = _ints(data["edges"][name], name)
-            _require(len(ends) == len(live) and _in_range(ends, nodes.size), f"{name} of edges")
-            _require(bool((nodes.ids[ends] != DEAD).all()), f"{name} of an edge is a dead node")
+            _require(len(ends) == len(live) and _in_range(ends, nodes.size), f"wrong number or range of edge {name}s")
+            _require(bool((nodes.ids[ends] != DEAD).all()), f"the {name} of an edge is a removed node")
             column.data[live] = ends
         _load_lists(graph._out, data["out"], nodes, live, graph._source.data)
         _load_lists(graph._in, data["in"], nodes, live, graph._target.data)
@@ -184,7 +184,7 @@ def _table_dict(table: SlotTable) -> dict[str, Any]:
 
 
 def _lists_dict(side: Buckets, nodes: SlotTable, slots: Array, owner: Array) -> dict[str, Any]:
-    """Return the edge slots and blocks of all lists, one list after the other by node slot, each in chain order."""
+    """Return the saved form of all edge lists: edge slots and blocks, concatenated by node slot."""
     head, after = side.tables()[0], side.tables()[5]
     blocks: list[int] = []
     for block in head[: nodes.size][head[: nodes.size] >= 0].tolist():
@@ -203,14 +203,14 @@ def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str
     generation, high, free = (_ints(data[name], name) for name in ("generation", "high", "free"))
     size, top = len(high), table.max_generation
     alive = generation > 0
-    _require(len(generation) == size and size < INDEX, "as many generations as high-water marks")
-    _require(bool(((high >= 1) & (high <= top) & (generation >= 0)).all()), "generations in range")
-    _require(bool((generation <= np.minimum(high, top - 1)).all()), "no generation above its high-water mark")
+    _require(len(generation) == size and size < INDEX, "`generation` and `high` differ in length, or are too long")
+    _require(bool(((high >= 1) & (high <= top) & (generation >= 0)).all()), "a generation is out of range")
+    _require(bool((generation <= np.minimum(high, top - 1)).all()), "a generation exceeds the `high` of its slot")
     listed = np.zeros(size, bool)
-    _require(_in_range(free, size), "free slots in range")
+    _require(_in_range(free, size), "a free slot is out of range")
     listed[free] = True
-    _require(len(free) == np.count_nonzero(listed), "no slot free twice")
-    _require(bool((listed == (~alive & (high < top))).all()), "the free list holds the dead slots that are not retired")
+    _require(len(free) == np.count_nonzero(listed), "a slot is listed as free twice")
+    _require(bool((listed == (~alive & (high < top))).all()), "the free list does not hold the dead slots")
     table.reserve(size)
     slots = np.arange(size)
     table.ids[:size] = np.where(alive, table.kind_bit | generation << INDEX_BITS | slots, DEAD)
@@ -224,7 +224,7 @@ def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str
         spec: ColumnSpec = table.columns[name].spec
         rows = column["rows"]
         if table.columns[name].dtype == object:
-            _require(isinstance(rows, list), f"rows of {name}")
+            _require(isinstance(rows, list), f"the rows of column {name} are not a list")
             rows = [spec.decode(v) for v in rows] if spec.decode else list(rows)
         elif is_list(rows):
             rows = np.array([float(v) if isinstance(v, str) else v for v in rows] or [], None if rows else np.int8)
@@ -236,14 +236,14 @@ def _load_table(table: SlotTable, data: Mapping[str, Any], declared: Mapping[str
 def _load_lists(side: Buckets, data: Mapping[str, Any], nodes: SlotTable, live: Array, owner: Array) -> None:
     items, blocks, free = (_ints(data[name], name) for name in ("items", "blocks", "free"))
     size = side.block
-    _require(len(items) == len(live) and np.array_equal(np.sort(items), live), "each live edge once in the lists")
+    _require(len(items) == len(live) and np.array_equal(np.sort(items), live), "not every live edge is once in a list")
     degree = np.bincount(owner[live], minlength=nodes.size).astype(np.int64)
     lengths = -(-degree // size)
-    _require(np.array_equal(owner[items], np.repeat(np.arange(nodes.size), degree)), "edges in the lists of their ends")
+    _require(np.array_equal(owner[items], np.repeat(np.arange(nodes.size), degree)), "an edge is in a wrong list")
     used = len(blocks) + len(free)
     together = np.concatenate([blocks, free])
-    _require(len(blocks) == lengths.sum() and _in_range(together, used), "blocks of the lists")
-    _require(len(np.unique(together)) == used, "no block in two lists")
+    _require(len(blocks) == lengths.sum() and _in_range(together, used), "wrong number or range of bucket blocks")
+    _require(len(np.unique(together)) == used, "a bucket block is in two lists")
     side.load(degree, items, blocks, free)
 
 
@@ -262,7 +262,7 @@ def _plain(value: Any) -> Any:
 def _ints(values: Any, name: str) -> Ids:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise GraphFileError("expected a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
+        raise GraphFileError("not a list of integers", where=name, got=f"{array.dtype} of shape {array.shape}")
     return array.astype(np.int64)
 
 
@@ -272,11 +272,11 @@ def _in_range(values: Ids, end: int) -> bool:
 
 def _require(holds: bool | np.bool_, what: str) -> None:
     if not holds:
-        raise GraphFileError(f"the saved tables contradict each other: expected {what}")
+        raise GraphFileError(f"the saved tables contradict each other: {what}")
 
 
 class Compressed(NamedTuple):
-    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` are those of `nodes[i]`, `nodes[indices]` their ends."""
+    """Adjacency in CSR form: `edges[indptr[i]:indptr[i + 1]]` leave (or enter) node i, `indices` are the far ends."""
 
     indptr: Array
     indices: Array
@@ -285,7 +285,7 @@ class Compressed(NamedTuple):
 
 
 class Adjacency(NamedTuple):
-    """A sparse matrix over `nodes`: row i has `values[indptr[i]:indptr[i + 1]]` at `indices[...]`, ascending.
+    """A sparse matrix over `nodes` in CSR form: row i is `values[indptr[i]:indptr[i + 1]]` in columns `indices[...]`.
 
     `scipy.sparse.csr_matrix((values, indices, indptr))` accepts it directly.
     """
@@ -319,8 +319,8 @@ def normalized_adjacency(self: Graph, weights: str | None = None) -> Adjacency:
         values = np.append(values, np.ones(len(loops)))
         sums = np.bincount(near, values, len(loops))
         if not (sums > 0).all():
-            node = rows.nodes[int(np.argmin(sums > 0))]
-            raise UsageError("a row sum must be positive", where=repr(node), got=float(sums.min()))
+            i = int(np.argmin(sums > 0))
+            raise UsageError("a row sum of A + I is not positive", where=repr(rows.nodes[i]), got=float(sums[i]))
         return _matrix(rows, near, far, values / np.sqrt(sums[near] * sums[far]))
 
 
@@ -344,10 +344,15 @@ def from_coo(
     ends = [np.atleast_1d(np.asarray(end)) for end in (rows, columns)]
     least = max((int(end.max()) + 1 for end in ends if end.size), default=0)
     count = least if nodes is None else nodes
-    if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends) or len(ends[0]) != len(ends[1]):
-        raise UsageError("rows and columns must be integers of equal count", got=f"{ends[0].shape} and {ends[1].shape}")
-    if any(end.size and end.min() < 0 for end in ends) or least > count:
-        raise UsageError("node index out of range", expected=f"0 to {count - 1}", got=least - 1)
+    if any(end.ndim != 1 or (end.size and end.dtype.kind not in "iu") for end in ends):
+        got = " and ".join(f"{end.dtype} of shape {end.shape}" for end in ends)
+        raise UsageError("rows and columns must be lists of integers", got=got)
+    if len(ends[0]) != len(ends[1]):
+        raise UsageError("rows and columns differ in length", got=f"{len(ends[0])} and {len(ends[1])}")
+    lowest = min((int(end.min()) for end in ends if end.size), default=0)
+    if lowest < 0 or least > count:
+        got = lowest if lowest < 0 else least - 1
+        raise UsageError("node index out of range", expected=f"0 to {count - 1}", got=got)
     g = cls(edge_columns=edge_columns)
     made = g.add_nodes(count)
     g.add_edges(*(made.ids[end.astype(np.int64)] for end in ends), **values)
@@ -360,12 +365,12 @@ def _entries(self: Graph, rows: Compressed, weights: str | None) -> tuple[Array,
         return near, rows.indices, np.ones(len(near))
     column = self._edge_table.column(weights)
     if column.dtype.kind not in "iufb":
-        raise DTypeError("a weight column must be numeric", where=weights, got=column.dtype)
+        raise DTypeError("the column of edge weights is not numeric", where=weights, got=column.dtype)
     return near, rows.indices, column.take(rows.edges.ids & INDEX).astype(np.float64)
 
 
 def _matrix(rows: Compressed, near: Array, far: Array, values: Array) -> Adjacency:
-    """Sum duplicate entries, in order."""
+    """Return the matrix with these entries; duplicates are summed in order."""
     n = len(rows.nodes)
     positions, of = np.unique(near * n + far, return_inverse=True)
     indptr = np.zeros(n + 1, np.int64)
@@ -374,12 +379,12 @@ def _matrix(rows: Compressed, near: Array, far: Array, values: Array) -> Adjacen
 
 
 def csr(self: Graph) -> Compressed:
-    """Return the out-edges by node, each row in slot order. O(V + E log E)."""
+    """Return the out-edges of all nodes in CSR form, each row in edge slot order. O(V + E log E)."""
     return _compress(self, self._source.data, self._target.data)
 
 
 def csc(self: Graph) -> Compressed:
-    """Return the in-edges by node, each row in slot order. O(V + E log E)."""
+    """Return the in-edges of all nodes in CSR form, each row in edge slot order. O(V + E log E)."""
     return _compress(self, self._target.data, self._source.data)
 
 

@@ -1,7 +1,7 @@
 """Nodes and edges as tables: iterate over handles, read and write columns of the live rows, compare to get masks.
 
 `g.edges()` gives handles, `g.edges["w"]` the live rows of a column in slot order, `g.edges["w"] < t` a `Mask` for bulk
-edits. Invariant: a mask holds handles, so a row deleted after it was made is a `StaleHandle`, never another row.
+edits. Invariant: a mask holds handles, so using it after one of its rows was deleted raises `StaleHandle`.
 """
 
 # pyright: reportPrivateUsage=false
@@ -26,7 +26,7 @@ A = TypeVar("A", bound=HandleArray[Any])
 
 
 class Mask:
-    """Flags over the rows that were live when it was made; `& | ^ ~` combine masks of the same rows."""
+    """One flag for each row that was live when the mask was made; `& | ^ ~` combine masks of the same rows."""
 
     __slots__ = ("flags", "rows")
 
@@ -48,7 +48,8 @@ class Mask:
             raise UsageError("the masks belong to different states of the graph", fix="compare the columns again")
         flags = np.asarray(other)
         if flags.shape != self.flags.shape or flags.dtype != bool:
-            raise UsageError("wrong number of mask flags", expected=self.flags.shape, got=flags.shape)
+            expected, got = f"bool of shape {self.flags.shape}", f"{flags.dtype} of shape {flags.shape}"
+            raise UsageError("cannot combine a mask with this array", expected=expected, got=got)
         return Mask(self.rows, combine(self.flags, flags))
 
     def __and__(self, other: Mask | Array) -> Mask:
@@ -133,7 +134,7 @@ class ColumnView(NDArrayOperatorsMixin):
         if key is Ellipsis or (isinstance(key, slice) and key == slice(None)):
             return self._table.live_slots()
         if isinstance(key, slice):
-            raise UsageError("rows are addressed by handles", got="a slice", fix="np.asarray(view)[...] for positions")
+            raise UsageError("a column cannot be sliced: its rows are addressed by handle", fix="np.asarray(view)[a:b]")
         return self._table.slots_of(selected(self._table, key), distinct=False)
 
     def __repr__(self) -> str:
@@ -141,7 +142,7 @@ class ColumnView(NDArrayOperatorsMixin):
 
 
 def packed(handles: Any) -> Ids:
-    """Return handles in any form as packed int64. Raises: UsageError."""
+    """Return handles, given in any form, as packed int64. Raises: UsageError."""
     if not isinstance(handles, np.ndarray | HandleArray | int | np.integer):
         handles = list(handles)
     ids = np.asarray(handles)
@@ -151,7 +152,7 @@ def packed(handles: Any) -> Ids:
 
 
 def selected(table: SlotTable, which: Any) -> Ids:
-    """Return the packed handles that ids or a mask select."""
+    """Return packed handles from handles or from a mask over the live rows."""
     if isinstance(which, Mask):
         return which.ids
     if is_array(which) and which.dtype == bool:
@@ -190,7 +191,7 @@ class TableView(Generic[A]):
         return tuple(self._table.columns)
 
     def add_column(self, name: str, dtype: Any, default: Any = None) -> None:
-        """Declare a column later; existing rows get the default. `dtype` may be a ColumnSpec.
+        """Declare another column; existing rows get the default. `dtype` may be a ColumnSpec.
 
         Raises: UsageError if the name is taken or not an identifier, DTypeError.
         """

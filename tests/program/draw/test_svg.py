@@ -193,7 +193,7 @@ def test_a_closed_group_shows_its_own_value_else_the_largest_inside() -> None:
 def test_unknown_keys_and_scales_are_refused() -> None:
     with pytest.raises(UnknownNode):
         models.skip().to_svg(overlay={"layer9": 1})
-    with pytest.raises(UsageError, match="no such scale"):
+    with pytest.raises(UsageError, match="unknown scale"):
         models.skip().to_svg(overlay={}, scale="cubic")
 
 

@@ -27,7 +27,7 @@ for _family in _FAMILIES.split():
     import_module(f"{__name__}.{_family}")  # enters its kernels
 
 _MANY, _LARGE = 1 << 20, 4 << 20
-"""Elements from which on large pages may pay; bytes from which on they are requested, as in numpy."""
+"""Least number of elements, then of bytes, for which large pages are requested; the latter as in numpy."""
 _PAGE = 4096
 _HUGEPAGE = 14  # MADV_HUGEPAGE
 
@@ -131,12 +131,12 @@ class CpuBackend:
     ) -> list[Call]:
         row = kernel_of(name)
         if row is None:
-            raise MissingKernel("the CPU backend has no such kernel", where=name)
+            raise MissingKernel("the CPU backend has no kernel of this name", where=name)
         calls = row.bind([o.impl for o in outs], [i.impl for i in ins], attrs, [w.impl for w in work])
         return calls if isinstance(calls, list) else [calls]
 
     def fresh(self, name: str, ins: Sequence[NDArray], attrs: Attrs) -> Fresh | None:
-        """Return the ATen call that allocates and computes in one: half the time of two calls for small results."""
+        """Return the ATen call that allocates and computes at once: half the time of two calls for small results."""
         row = kernel_of(name)
         return None if row is None or row.fresh is None else row.fresh([i.impl for i in ins], attrs)
 
@@ -152,7 +152,7 @@ def _backwards(array: NDArray) -> bool:
 
 
 def _of_host(storage: Storage, kind: DType) -> torch.Tensor:
-    """Return a tensor of bytes over a host buffer; a copy if its address suits no vector loads."""
+    """Return a tensor of bytes over a host buffer; over a copy if its address is no multiple of the element size."""
     memory = storage.memory
     if storage.nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
@@ -184,7 +184,7 @@ def kernel_place(name: str) -> str:
     """Return file and line of a kernel, or the torch function that it calls. Raises: MissingKernel."""
     row = kernel_of(name)
     if row is None:
-        raise MissingKernel("the CPU backend has no such kernel", where=name)
+        raise MissingKernel("the CPU backend has no kernel of this name", where=name)
     return row.where if row.where.startswith("torch.") else f"array/cpu/{row.where}"
 
 

@@ -34,7 +34,7 @@ def rope_table(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
 
 @kernel("rope_dynamic")
 def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Frequencies for the longest position; reads it on the host and allocates a few scalars per run."""
+    """Compute frequencies for the largest position, which the host reads; each run allocates a few scalars."""
     positions, base = ins
     dim, theta, factor, original = 2 * base.shape[0], attrs["theta"], attrs["factor"], attrs["original"]
     exponent = torch.arange(0, dim, 2, dtype=base.dtype) / dim
@@ -52,7 +52,7 @@ def rope_dynamic(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Ca
 
 @kernel("rope_longer")
 def rope_longer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Select one of two tables by the longest position; reads it on the host."""
+    """Copy `long` if the largest position, which the host reads, is at least `original`, else `short`."""
     positions, short, long = ins
     return lambda: outs[0].copy_(long if int(positions.max()) + 1 > attrs["original"] else short)
 
@@ -77,9 +77,9 @@ def rope(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 
 class _Attention:
-    """Probabilities of one batch element at a time, in scratch.
+    """Attention probabilities, computed in scratch for one batch element at a time.
 
-    Query i sees key j iff j <= start + i, with a window w also j > start + i - w, and the key is not padding.
+    Query i sees key j iff the key is not padding, with `causal` j <= start + i, with a window w also j > start + i - w.
     """
 
     def __init__(self, ins: Tensors, attrs: Attrs, work: Tensors) -> None:
@@ -115,7 +115,7 @@ class _Attention:
             self._bounded(self.base)
 
     def _bounded(self, mask: torch.Tensor) -> None:
-        """Write the upper bound of each score, -infinity where the key is masked, and the queries without a key."""
+        """Write the upper bounds of the scores, -inf where `mask` is true, else inf, and mark queries without a key."""
         self.bound.fill_(inf).masked_fill_(mask, -inf)
         if self.some_blind:
             torch.all(mask, 1, True, out=self.blind)
@@ -181,7 +181,7 @@ def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> l
 
 @kernel("sdpa_backward", work=_backward_work)
 def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """dq, dk, dv from q, k, v, extras, the output and its gradient; recomputes the probabilities.
+    """Compute dq, dk, dv from q, k, v, optional operands, the output and its gradient; recompute the probabilities.
 
     Dm = rowsum(dO ⊙ O); dV = Pᵀ dO; dS = P ⊙ (dO Vᵀ - Dm); dQ = scale · dS K; dK = scale · dSᵀ Q.
     """
@@ -214,7 +214,7 @@ def sdpa_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
 
 @kernel("kv_append", work=lambda o, i, a: [Spec((i[1].shape[2],), int64)] * 2)
 def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write rows [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises IndexError past the end."""
+    """Write entries [B, G, T, D] into the cache [B, G, M, D] from `start` on. Raises: IndexError past the end."""
     cache, rows, start = ins
     positions, room = torch.arange(rows.shape[2]), torch.arange(cache.shape[2])
     return [
@@ -225,22 +225,22 @@ def kv_append(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
     ]
 
 
-_TILE = 256  # keys per tile, in whole blocks
+_TILE = 256  # keys per tile, rounded down to whole blocks
 
 
 def _pages(table: torch.Tensor, first: int, stop: int, block: int, blocks: int) -> torch.Tensor:
-    """Return the blocks of the positions from `first` on of one sequence. Raises: IndexError if one is missing."""
+    """Return the block ids of positions first..stop - 1 of one sequence. Raises: IndexError if one is missing."""
     if stop > first and (stop - 1) // block >= len(table):
-        raise IndexError("a position is past the last block of the table")
+        raise IndexError(f"position {stop - 1} is past the end of the block table")
     pages = table[first // block : -(-stop // block)]
     if len(pages) and (int(pages.min()) < 0 or int(pages.max()) >= blocks):
-        raise IndexError("a position has no block in the block table")
+        raise IndexError(f"the block table has no block for a position in {first}..{stop - 1}")
     return pages
 
 
 @kernel("kv_append_paged")
 def kv_append_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Raises: IndexError for a position without a block, before any write."""
+    """Write new entries into the blocks of each sequence. Raises: IndexError for a missing block, before any write."""
     pool, rows, table, lengths = ins
     out, count, block = outs[0], rows.shape[2], pool.shape[2]
 
@@ -279,7 +279,7 @@ def _scratch(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Sp
 
 @kernel("sdpa_paged", work=_scratch)
 def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Attend sequence by sequence, tile by tile in the order of the block table."""
+    """Compute attention with an online softmax: one sequence after the other, over tiles of its keys in order."""
     q, k, v, table, lengths = ins
     held_k, held_v, tile_k, tile_v, asked, products, best, top, kept, whole, part, mixed, more, hidden, far = work
     out, window, softcap = outs[0], attrs["window"], attrs["softcap"]
@@ -292,7 +292,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
         n, width = len(pages), pool.shape[3]
         torch.index_select(pool, 0, pages, out=held[:n])
         tile_view = flat.view(-1)[: groups * n * block * width].view(groups, n, block, width)
-        tile_view.copy_(held[:n].transpose(0, 1))  # one head's rows together, in the dtype that is computed in
+        tile_view.copy_(held[:n].transpose(0, 1))  # the rows of a head are contiguous, in the dtype of the computation
         return tile_view.view(groups, n * block, width)
 
     def look(b: int, start: int, low: int, high: int) -> None:
@@ -310,7 +310,7 @@ def sdpa_paged(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call
                 mask |= torch.le(ahead[:, :n], start - low - window, out=away)
             s.view(groups, -1, queries, n).masked_fill_(mask, -inf)
         torch.amax(s, -1, True, out=top)
-        torch.maximum(best, top, out=top).clamp_(min=lowest)  # of a fully masked tile not -inf
+        torch.maximum(best, top, out=top).clamp_(min=lowest)  # not -inf if the whole tile is masked
         torch.sub(best, top, out=kept).exp_()
         s.sub_(top).exp_()
         torch.sum(s, -1, True, out=part)

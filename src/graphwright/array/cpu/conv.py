@@ -1,8 +1,8 @@
 """Convolution as unfold, matrix product and fold in planned scratch: ATen's own overloads allocate despite `out=`.
 
-A convolution with one group and short rows of positions is one product over all samples; others are one product per
-sample over columns made here. Samples are processed in chunks whose columns stay in cache. 16-bit operands are widened
-once, and the result is rounded once.
+Samples are processed in chunks whose columns stay in cache. With one group and short rows of positions, a chunk is one
+matrix product; else there is one product per sample and group, in batches. 16-bit operands are widened to float32 once,
+and the result is rounded once.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from graphwright.array.layout import Window
 from graphwright.array.spec import Spec
 
 COLUMN_BYTES = 1 << 20
-"""Bytes of the windows of a chunk; about half of a core's second-level cache."""
+"""Bytes of the columns of a chunk; about half of a core's second-level cache."""
 
 
 class Columns:
     """The windows of x [N, C, sizes...] as columns [n, C · entries, positions], a chunk of n samples at a time.
 
     Args:
-        x: the shape of the samples.
+        x: shape of the input.
     """
 
     def __init__(self, window: Window, x: Sequence[int], itemsize: int) -> None:
@@ -42,7 +42,7 @@ class Columns:
         self.chunk = max(1, min(self.samples, COLUMN_BYTES // max(nbytes, 1)))
 
     def chunks(self) -> Iterator[slice]:
-        """Return the slices of the samples."""
+        """Return the slices of samples that form the chunks."""
         return (slice(at, min(at + self.chunk, self.samples)) for at in range(0, self.samples, self.chunk))
 
     def inner(self, block: torch.Tensor) -> torch.Tensor:
@@ -60,7 +60,7 @@ class Columns:
         return samples.as_strided(shape, (*lead, *steps), samples.storage_offset())
 
     def unfold(self, x: torch.Tensor, columns: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that write the columns of a chunk of samples; a padded block is zero around its samples."""
+        """Return calls that write a chunk's columns; `block` is empty, or scratch of zeros for the padded samples."""
         calls: list[Call] = []
         for padded in block:
             calls.append(partial(self.inner(padded[: len(x)]).copy_, x))
@@ -69,14 +69,14 @@ class Columns:
         return [*calls, partial(columns.view(views.shape).copy_, views)]
 
     def of_samples(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return the columns [n, C · entries, positions] of a chunk, and the calls that write them into the scratch."""
+        """Return calls that write the columns of a chunk into scratch, and the columns [n, C · entries, positions]."""
         if not work:
             return [], x.flatten(2)
         columns = work[0][: len(x)]
         return self.unfold(x, columns, work[1:]), columns
 
     def fold(self, columns: torch.Tensor, out: torch.Tensor, block: Tensors) -> list[Call]:
-        """Return calls that add a chunk's columns at their positions; one addition per entry of the kernel."""
+        """Return calls that add a chunk's columns to the entries that `unfold` reads, one call per kernel entry."""
         target = block[0][: len(out)] if block else out
         views = self.windows(target)
         parts = columns.view(views.shape)
@@ -85,7 +85,7 @@ class Columns:
         return [target.zero_, *added, *(partial(out.copy_, self.inner(b[: len(out)])) for b in block)]
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return scratch for the columns of a chunk and its padded samples; none if samples are their own columns."""
+        """Return scratch for the columns and the padded samples of a chunk; none if the columns are the samples."""
         if self.window.plain:
             return []
         columns = Spec((self.chunk, self.rows, prod(self.positions)), dtype)
@@ -94,29 +94,29 @@ class Columns:
 
 
 class MatrixView(NamedTuple):
-    """Scratch as a matrix and as [n, channels, ...]."""
+    """Two views of one scratch: as a matrix and as [n, channels, ...]."""
 
     matrix: torch.Tensor
     samples: torch.Tensor
 
 
 class Gathered(Columns):
-    """Windows over x [N, C, sizes...] with `filters` channels of results or gradients at their positions."""
+    """Columns of a whole chunk as one matrix, for products with `filters` channels of results or gradients."""
 
     def __init__(self, window: Window, x: Sequence[int], itemsize: int, filters: int) -> None:
         super().__init__(window, x, itemsize)
         self.filters = filters
-        self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # longer runs with channels innermost
+        self.last = window.kernel[-1] * self.channels >= self.positions[-1]  # channels innermost: longer copies
 
     def scratch(self, dtype: DType) -> list[Spec]:
-        """Return scratch: matrix, product, weights, and a block of padded samples if they are copied into one."""
+        """Return scratch: columns, product, weights, and samples if those are padded or permuted."""
         columns, blocks = self.chunk * prod(self.positions), self.last or any(self.window.padding)
         sizes = [self.rows * columns, self.filters * columns, self.filters * self.rows]
         sizes += [self.chunk * self.channels * prod(self.padded)] if blocks else []
         return [Spec((n,), dtype) for n in sizes]
 
     def _view(self, flat: torch.Tensor, n: int, channels: int, kernel: tuple[int, ...]) -> MatrixView:
-        """View as [channels · entries, n · positions] and as [n, channels, kernel..., positions...]."""
+        """View scratch as [channels · entries, n · positions] and as [n, channels, kernel..., positions...]."""
         rank, rows, columns = len(self.positions), channels * prod(kernel), n * prod(self.positions)
         flat, k = flat[: rows * columns], len(kernel)
         if self.last:
@@ -128,22 +128,22 @@ class Gathered(Columns):
         return MatrixView(flat.view(rows, columns), shaped.permute(order))
 
     def product(self, work: Tensors, n: int) -> MatrixView:
-        """Return scratch for [filters, n · positions], and as [n, filters, positions...]."""
+        """View the scratch of products as [filters, n · positions] and as [n, filters, positions...]."""
         return self._view(work[1], n, self.filters, ())
 
     def weights(self, work: Tensors) -> MatrixView:
-        """Return scratch for [filters, C · entries], and as [filters, C, kernel...]."""
+        """View the scratch of weights as [filters, C · entries] and as [filters, C, kernel...]."""
         kernel, matrix = self.window.kernel, work[2].view(self.filters, self.rows)
         if not self.last:
             return MatrixView(matrix, matrix.view(self.filters, self.channels, *kernel))
         return MatrixView(matrix, matrix.view(self.filters, *kernel, self.channels).movedim(-1, 1))
 
     def start(self, work: Tensors) -> list[Call]:
-        """Zero the padding around the samples of a block."""
+        """Return the call that zeroes the block of padded samples, if there is padding."""
         return [work[3].zero_] if any(self.window.padding) else []
 
     def gather(self, x: torch.Tensor, work: Tensors) -> tuple[list[Call], torch.Tensor]:
-        """Return the matrix of a chunk of samples, and the calls that fill it."""
+        """Return calls that fill the matrix of columns of a chunk, and the matrix."""
         calls: list[Call] = []
         n = len(x)
         for block in work[3:4]:
@@ -156,7 +156,7 @@ class Gathered(Columns):
         return [*calls, partial(view.samples.copy_, self.windows(x))], view.matrix
 
     def forward(self, x: torch.Tensor, w: torch.Tensor, bias: Tensors, out: torch.Tensor, work: Tensors) -> list[Call]:
-        """Multiply weights [filters, C, kernel...] by the windows of x (, + bias [filters])."""
+        """Return calls that multiply weights [filters, C, kernel...] by the windows of x and add the bias, if any."""
         weights = self.weights(work)
         calls: list[Call] = [partial(weights.samples.copy_, w), *self.start(work)]
         for part in self.chunks():
@@ -168,7 +168,7 @@ class Gathered(Columns):
         return calls
 
     def weight_gradient(self, x: torch.Tensor, upstream: torch.Tensor, out: torch.Tensor, work: Tensors) -> list[Call]:
-        """Sum upstream gradients [n, filters, positions...] times the windows of x over all samples."""
+        """Return calls that sum upstream gradients [n, filters, positions...] times windows of x over all samples."""
         if not self.samples:
             return [out.zero_]
         total = self.weights(work)
@@ -188,7 +188,7 @@ def _grouped(t: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> list[Call]:
-    """out[n, group] = a[group] @ b[n, group]: one batched product over samples, or over groups."""
+    """Return calls for out[n, group] = a[group] @ b[n, group]: one if there is one group, else one per sample."""
     if len(a) == 1:
         return [partial(torch.bmm, a.expand(len(b), *a.shape[1:]), b[:, 0], out=out[:, 0])]
     return [partial(torch.bmm, a, b[n], out=out[n]) for n in range(len(b))]
@@ -203,20 +203,21 @@ def _columns(weight: Sequence[int], x: Spec | torch.Tensor, attrs: Attrs) -> Col
 
 
 SHORT = 16
-"""Positions per row below which one product for all samples is faster: copies run along rows (measured)."""
+"""Positions per row below which one product per chunk is faster, because copies run along rows (measured)."""
 
 
 def _gathered(
-    kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, turns: bool = False
+    kernel: Sequence[int], x: Spec | torch.Tensor, filters: int, attrs: Attrs, *, transposed: bool = False
 ) -> Gathered | None:
-    """Return gathered windows for one group with short rows of positions, else None.
+    """Return the columns for one product per chunk, or None unless there is one group and rows of positions are short.
 
-    With `turns`, for the transpose of the convolution, unless it would gather far more than that scatters.
+    With `transposed`, for a transposed convolution, which with stride 1 convolves with the flipped kernel; None also if
+    x has more than twice as many channels as the result.
     """
     window = Window.of(kernel, attrs)
     if attrs["groups"] > 1 or window.plain:
         return None
-    if turns:  # with stride 1 a convolution with the flipped kernel
+    if transposed:
         padding = tuple(e - 1 - p for e, p in zip(window.extent, window.padding, strict=True))
         if set(window.stride) != {1} or min(padding) < 0 or _shape(x)[1] > 2 * filters:
             return None
@@ -247,15 +248,15 @@ def conv(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]
 
 def _transpose_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
     (x, w), kernel = ins[:2], ins[1].sizes[2:]
-    gathered = _gathered(kernel, x, w.sizes[1], attrs, turns=True)
+    gathered = _gathered(kernel, x, w.sizes[1], attrs, transposed=True)
     return [*gathered.scratch(x.dtype), w] if gathered else _columns(kernel, outs[0], attrs).scratch(x.dtype)
 
 
 @kernel("conv_transpose", _transpose_work, widen=True)
 def conv_transpose(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Multiply transposed weights by x into columns of the result; with stride 1, convolve with flipped weights."""
+    """Convolve with the flipped kernel, or else fold the columns of the product of transposed weights and x."""
     (x, w), out, groups = ins[:2], outs[0], attrs["groups"]
-    gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, turns=True)
+    gathered = _gathered(w.shape[2:], x, w.shape[1], attrs, transposed=True)
     if gathered is not None:
         flat, backwards = w.flatten(2), torch.arange(prod(w.shape[2:]) - 1, -1, -1)
         flip = partial(torch.index_select, flat, 2, backwards, out=work[-1].view(flat.shape))

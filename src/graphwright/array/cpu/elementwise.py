@@ -1,4 +1,4 @@
-"""Elementwise kernels that take attributes or more than one torch call (others are `aten` cells of `ops/`)."""
+"""Elementwise kernels that take attributes or more than one torch call (other ops name theirs in the field `aten`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _linear_from(x: torch.Tensor) -> float:
-    """From here on softplus(x) equals x to the last digit and eˣ is finite; ATen's 20 costs float64 seven digits."""
+    """Return an x above which softplus(x) rounds to x, with eˣ finite; ATen's default 20 costs float64 seven digits."""
     return 700.0 if x.dtype == torch.float64 else 80.0
 
 
@@ -75,7 +75,7 @@ def sech(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("junction", work=lambda o, i, a: [Spec(o[0].shape, float32)] if o[0].dtype.is_low and len(i) > 2 else [])
 def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Sum in port order; three or more 16-bit operands are summed in float32 and rounded once."""
+    """Sum the operands in port order; three or more 16-bit ones are summed in float32 and rounded once."""
     out = outs[0]
     if not ins:
         return [out.zero_]
@@ -88,7 +88,7 @@ def junction(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 
 _WIDE = 2048
-"""Elements from which on `where` is arithmetic on bits: ATen branches, and a misprediction costs 3 ns (measured)."""
+"""Least number of elements for bit arithmetic in `where`: ATen branches, and a misprediction costs 3 ns (measured)."""
 _INTEGERS = {1: uint8, 2: int16, 4: int32, 8: int64}
 
 
@@ -104,7 +104,7 @@ def _chosen(ins: Tensors, attrs: Attrs) -> Fresh | None:
 
 @kernel("where", _bits, fresh=_chosen)
 def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """a or b; for many elements b ^ ((a ^ b) · c), which does not branch."""
+    """a where c, else b; for many elements b ^ ((a ^ b) · c) on the bits, which does not branch."""
     if not work:
         return partial(torch.where, *ins, out=outs[0])
     mask = work[0]
@@ -118,7 +118,7 @@ def where(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 
 def _against_infinity(name: str, compare: Callable[..., object], whole: bool) -> None:
-    """Compare |x| with infinity; `whole` is the result for integers."""
+    """Register a kernel that compares |x| with infinity; `whole` is its result for integers."""
 
     @kernel(name, work=lambda o, i, a: [i[0]] if i[0].dtype.is_float else [])
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
@@ -136,7 +136,7 @@ _against_infinity("isfinite", torch.lt, True)
     "assert_finite", work=lambda o, i, a: [i[0], Spec(i[0].shape, bool_), Spec((), bool_)], needs=Needs(answers=True)
 )
 def assert_finite(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Copy after checking the values on the host."""
+    """Copy x after the host read whether all values are finite. Raises: NonFinite if not."""
     size, fine, whole = work
     answer, limit = whole.numpy(), number(inf, size)
 

@@ -24,7 +24,7 @@ def embedding(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("embedding_backward")
 def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Sum the gradient rows per id, in index order, so that duplicates always add up in the same order."""
+    """Sum the gradient rows of each id in the order in which the id occurs, so that results are reproducible."""
     grad, ids = ins
     rows = grad.view(ids.numel(), grad.shape[-1])
     return [outs[0].zero_, partial(outs[0].index_add_, 0, ids.view(-1), rows)]
@@ -32,7 +32,7 @@ def embedding_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors)
 
 @kernel("pad_slice")
 def pad_slice(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Zeros with the input at `start::step` of one axis: the transpose of a slice."""
+    """Write zeros, with the input at `start::step` of one axis: the transpose of a slice."""
     axis, start, step = attrs["axis"] % ins[0].dim(), attrs["start"], attrs["step"]
     stop = start + step * ins[0].shape[axis]
     window = outs[0][(slice(None),) * axis + (slice(start, stop, step),)]
@@ -50,9 +50,9 @@ kernel("size")(lambda o, i, a, w: partial(o[0].fill_, i[0].shape[a["axis"]]))
 
 
 class FlatIndices:
-    """Index arrays for consecutive axes of an array [lead, n·m.., rest], as one flat index into its middle axis.
+    """Index arrays for consecutive axes, as one flat index into the middle axis of the array [lead, n·m.., rest].
 
-    Bounds check, wrap-around of negative indices and multiplication by the stride are one look-up in a table of 2n.
+    One look-up in a table of 2n checks the bounds, wraps negative indices and multiplies by the stride.
     """
 
     def __init__(self, shape: Sequence[int], ids: Tensors, axis: int, work: Tensors) -> None:
@@ -84,13 +84,13 @@ class FlatIndices:
         return t.view(middle) if lead == rest == 1 else t.view(lead, middle, rest)
 
     def entries(self, t: torch.Tensor) -> torch.Tensor:
-        """View values with one entry per index."""
+        """View values as [lead, index, rest], without axes of size 1."""
         lead, _, rest = self.block
         return t.view(-1) if lead == rest == 1 else t.view(lead, len(self.flat), rest)
 
     @property
     def axis(self) -> int:
-        """The middle axis."""
+        """Index of the middle axis in the views that `array` and `entries` return."""
         return 0 if self.block[0] == self.block[2] == 1 else 1
 
 
@@ -107,7 +107,7 @@ def index_sum(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[
 
 
 def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: indices, and the values broadcast to them if they are fewer."""
+    """Return scratch: indices, and the broadcast values if they need broadcasting."""
     x, values, *ids = ins
     work, start = FlatIndices.scratch(ids), attrs["axis"] % len(x.shape)
     full = (*x.shape[:start], *work[0].shape, *x.shape[start + len(ids) :])
@@ -115,7 +115,7 @@ def _update_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> lis
 
 
 def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[FlatIndices, torch.Tensor, list[Call]]:
-    """Return indices, a value for each, and the calls before; an index out of range raises before a write."""
+    """Return indices, one value per index, and the calls before the write, which raise for an index out of range."""
     x, values, *ids = ins
     at, full = FlatIndices(x.shape, ids, attrs["axis"], work), work[2 if len(ids) == 1 else 3 :]
     spread: list[Call] = [partial(wide.copy_, values) for wide in full]
@@ -124,7 +124,7 @@ def _update(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> tuple[F
 
 @kernel("index_put", _update_work)
 def index_put(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Write values at flat indices in order: ATen's index_copy leaves the order of duplicates open."""
+    """Write values at flat indices in order: the order of duplicates in ATen's index_copy is undefined."""
     at, values, calls = _update(outs, ins, attrs, work)
     return [*calls, _write(outs[0], at, host(values))]
 
@@ -162,7 +162,7 @@ def _ranks(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec
 
 @kernel("nonzero", _ranks)
 def nonzero(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
-    """Write the flat index of each nonzero entry at its rank; others, and those past `size`, at one spare end."""
+    """Scatter the flat indices of nonzero entries by rank, all others and ranks past `size` to a spare last element."""
     (x,), (out,), (hit, rank, flat, found, absent), size = ins, outs, work, attrs["size"]
     flat_indices, truths, zero = found[:-1] if size else found[:0], hit.view(x.shape), number(0, x)
     none, one, end = (number(n, rank) for n in (0, 1, size))
@@ -187,11 +187,11 @@ out_kernel("gather", lambda i, a: partial(torch.gather, i[0], a["axis"], i[1]))
 
 
 def _before(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Return calls before a write: an index out of range raises, then the array is copied."""
+    """Return the calls before a write: the first raises if an index is out of range, the second copies the array."""
     return [partial(torch.gather, ins[0], attrs["axis"], ins[1], out=work[0]), *carry(outs, ins[:1])]
 
 
-# written and added in the order of the entries
+# entries are written and added in order
 kernel("scatter_sum", widen=True)(lambda o, i, a, w: [o[0].zero_, partial(o[0].scatter_add_, a["axis"], i[1], i[0])])
 kernel("scatter", lambda o, i, a: [i[2]])(
     lambda o, i, a, w: [*_before(o, i, a, w), partial(o[0].scatter_, a["axis"], *i[1:])]
@@ -210,7 +210,7 @@ def flip(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 @kernel("roll")
 def roll(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Exchange two pieces along each axis."""
+    """Swap two pieces along each axis."""
     x, out = ins[0], outs[0]
     if not x.numel():
         return []
@@ -249,7 +249,7 @@ def repeat_interleave(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
 
 
 def _widths(attrs: Attrs, rank: int) -> list[tuple[int, int, int]]:
-    """Return the padded axes with their widths before and after."""
+    """Return (axis, width before, width after) of each axis with padding."""
     lead = rank - len(attrs["widths"])
     return [(lead + i, *pair) for i, pair in enumerate(attrs["widths"]) if any(pair)]
 
@@ -267,7 +267,7 @@ def _inner(t: torch.Tensor, widths: Sequence[tuple[int, int, int]]) -> torch.Ten
 
 
 def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
-    """Return the part inside the padding, axis by axis."""
+    """Return the specs of the intermediate results of padding axis by axis; none for a constant."""
     if attrs["mode"] == "constant":
         return []
     shape, made = list(start.sizes), []
@@ -279,7 +279,7 @@ def _between(start: Spec, end: Spec, attrs: Attrs) -> list[Spec]:
 
 @kernel("pad", lambda o, i, a: _between(i[0], o[0], a))
 def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Pad with a value around a copy, or index by index along each axis."""
+    """Fill with a constant and copy x inside, or gather the entries of each axis by their source indices."""
     x, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant":
         return [partial(outs[0].fill_, attrs["value"]), partial(_inner(outs[0], widths).copy_, x)]
@@ -295,7 +295,7 @@ def pad(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
 
 @kernel("pad_backward", lambda o, i, a: _between(i[0], o[0], a), widen=True)
 def pad_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Return the inner part, or add every padded entry to its source along each axis."""
+    """Copy the part inside the padding, or add every padded entry to its source along each axis."""
     g, widths = ins[0], _widths(attrs, ins[0].dim())
     if attrs["mode"] == "constant" or not widths:
         return [partial(outs[0].copy_, _inner(g, widths))]

@@ -1,4 +1,4 @@
-"""The kernel table: name, function that binds operands to calls, scratch specs.
+"""The table of kernels: by name, a function that binds operands to calls, and the specs of its scratch.
 
 Invariant: the calls of `bind` touch only the bound tensors and allocate no tensor memory.
 """
@@ -26,7 +26,7 @@ Asks = Callable[[Sequence[Spec], Attrs], Needs]
 
 
 class Kernel(NamedTuple):
-    """One kernel.
+    """One kernel of the table.
 
     Attributes:
         bind: (outs, ins, attrs, work) -> calls.
@@ -34,7 +34,7 @@ class Kernel(NamedTuple):
         where: file and line.
         fresh: (ins, attrs) -> a call that allocates the single result itself, or None; see `Backend.fresh`. It may
             depend on shapes, strides and dtypes, but not on the tensors.
-        needs: (in specs, attrs) -> host requirements when the operands are on another device.
+        needs: (in specs, attrs) -> what the kernel requires of the host when its operands are on another device.
     """
 
     bind: Bind
@@ -52,7 +52,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def statistic(dtype: DType) -> DType:
-    """Return the dtype of sums over an axis: float32 for 16-bit floats, else the dtype itself."""
+    """Return the dtype in which to sum over an axis: float32 for 16-bit floats, else the dtype itself."""
     return float32 if dtype.is_low else dtype
 
 
@@ -67,12 +67,12 @@ def number(value: float, like: torch.Tensor) -> torch.Tensor:
 
 
 def carry(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Return copies for the outputs that do not share memory with their operand."""
+    """Return calls that copy operands to the outputs that do not share memory with them."""
     return [partial(o.copy_, i) for o, i in zip(outs, ins, strict=True) if o.data_ptr() != i.data_ptr()]
 
 
 def host(t: torch.Tensor) -> np.ndarray:
-    """Return the bits of a tensor as numpy, for moves without an ATen call."""
+    """Return the bits of a tensor as numpy integers, so that numpy can move elements of any dtype."""
     return t.view(_BITS[t.element_size()]).numpy()
 
 
@@ -84,7 +84,7 @@ def kernel(
 
     Args:
         work, fresh: see `Kernel`.
-        needs: host requirements, or a function that returns those of one use.
+        needs: the requirements of the host, or a function that returns those of one launch.
         widen: 16-bit operands are converted to float32, and 16-bit results are computed in float32 and rounded once.
     """
 
@@ -101,7 +101,7 @@ def kernel(
 
 
 def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh: Choose | None = None) -> None:
-    """Register a kernel that is one call with `out=`; `call(ins, attrs)` returns it without its output."""
+    """Register a kernel that is one call; `call(ins, attrs)` returns that call, to which `out=` is added."""
 
     @wraps(call)
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
@@ -111,12 +111,12 @@ def out_kernel(name: str, call: Callable[[Tensors, Attrs], partial[Any]], fresh:
 
 
 def row_major(call: Fresh) -> Choose:
-    """Return `call` for row-major operands; for other strides its result would not be row-major."""
+    """Return a `fresh` that allows `call` for row-major operands only; else its result would not be row-major."""
     return lambda ins, attrs: call if all(t.is_contiguous() for t in ins) else None
 
 
 def kernel_of(name: str) -> Kernel | None:
-    """Return the kernel of an op, created on first use if it is one torch function of all operands with `out=`."""
+    """Return the kernel of an op, None if missing; if it is one torch function with `out=`, create it on first use."""
     found = KERNELS.get(name)
     if found is None and (function := torch_functions.get(name)) is not None:
         call = getattr(torch, function)

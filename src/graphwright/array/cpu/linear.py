@@ -73,7 +73,7 @@ def _linear(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: Tensors) 
 
 @kernel("linear_int8", work=lambda o, i, a: [Spec(i[1].shape, i[0].dtype)])
 def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Like `linear`, on weights that are first converted and scaled in scratch."""
+    """Convert and scale the weights in scratch, then compute `linear` with them."""
     x, q, scales, *bias = ins
     wide, group = work[0], attrs["group"]
     whole = q.shape[1] // group
@@ -87,10 +87,10 @@ def linear_int8(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> lis
 
 
 def _runs(offsets: torch.Tensor, rows: int) -> list[int]:
-    """Return the ends of the groups. Raises: IndexError unless offsets rise from 0 to at most `rows`."""
+    """Return the offsets as ints. Raises: IndexError unless they are sorted from 0 to at most `rows`."""
     ends: list[int] = offsets.tolist()
     if ends[0] != 0 or ends[-1] > rows or any(a > b for a, b in pairwise(ends)):
-        raise IndexError(f"offsets must rise from 0 to at most {rows}, got {ends[:8]}")
+        raise IndexError(f"group offsets are not sorted from 0 to at most {rows}: {ends[:8]}")
     return ends
 
 
@@ -124,7 +124,7 @@ def grouped_outer(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> C
 
 @kernel("solve", lambda o, i, a: [i[0], Spec(i[0].shape[:1], int32), Spec((), int32), o[0]], widen=True)
 def solve(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Solve in column-major buffers, as LAPACK does; a singular matrix gives infinities and NaN."""
+    """Solve by LU in column-major buffers, as LAPACK requires; a singular matrix gives infinities and NaN."""
     lu, pivots, info, solution = work
     if ins[1].numel() == 0:
         return []

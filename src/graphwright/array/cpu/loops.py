@@ -36,10 +36,10 @@ MARGIN = 1e-6
 
 @_compiled
 def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> None:
-    """Fill `out` with the random words of a key and a stream, shifted right: four per counter, in order.
+    """Fill `out` with the random words of a key and a stream, shifted right: four words per counter, in order.
 
     Args:
-        out: int32 or int64 [n]; words that are not shifted need int64.
+        out: int32 or int64 [n]; a shift of 0 needs int64.
         key: int64 [2]: the bits of the seed, and the step.
     """
     shift_by, seed, step = np.uint64(shift), np.uint64(key[0]), np.uint64(key[1]) & LOW
@@ -55,7 +55,7 @@ def fill_words(out: np.ndarray, key: np.ndarray, stream: int, shift: int) -> Non
 
 @_inlined
 def _noise(run: Any, table: Any, i: Any) -> Any:
-    """The uniform number of one element in one step: the middle of its 24-bit cell."""
+    """Return the uniform noise of one gate element in one step: (k + 1/2)·2⁻²⁴ for 24 random bits k, clipped."""
     seed, element, slot = np.uint64(run[0]), np.uint64(table[i, ELEMENT]), np.uint64(table[i, SLOT])
     generation, step = np.uint64(table[i, GENERATION]) & LOW, np.uint64(run[1]) & LOW
     word = _philox(
@@ -66,7 +66,7 @@ def _noise(run: Any, table: Any, i: Any) -> Any:
 
 @_inlined
 def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
-    """Value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of one gate; u is 1/2 where there is no noise.
+    """Return value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of a gate; without noise, u is 1/2.
 
     A hard gate has the slope of the soft gate that it thresholds.
     """
@@ -93,7 +93,7 @@ def _gate(kind: Any, mode: Any, z: Any, t: Any, u: Any) -> Any:
 def _choice(
     values: Any, slope: Any, factor: Any, logits: Any, table: Any, t: Any, run: Any, start: Any, end: Any
 ) -> None:
-    """Softmax over the open options of one slot; in hard mode 1 for the first of the largest."""
+    """Write the softmax over the options that are not closed into values and slope; a hard choice has one value 1."""
     mode = run[2]
     train = mode == TRAIN
     heat = t if train else 1.0
@@ -125,15 +125,16 @@ def fill_gates(
 ) -> None:  # fmt: skip
     """Write the value, slope dg/dz and temperature factor (dg/dT)/(dg/dz) of every gate.
 
-    The slope of a choice, whose options depend on one another, is their softmax.
+    The value of an option of a choice depends on all its logits: `slope` is then the softmax, from which `pull_back`
+    computes the gradient.
 
     Args:
         values, slope, factor: floating [N], written.
         logits: floating [N].
         table: int64 [N, 7], with the columns `formulas.gates.COLUMNS`.
-        temperature: floating [G].
+        temperature: floating [G], one per group.
         run: int64 [3]: seed, step, mode.
-        ends: int64; the end of each part.
+        ends: int64; index one past the last gate of each part.
     """
     mode = run[2]
     start = 0
@@ -164,7 +165,10 @@ def pull_back(
     out: np.ndarray, out_temperature: np.ndarray, slope: np.ndarray, factor: np.ndarray, grads: np.ndarray,
     table: np.ndarray, temperature: np.ndarray, run: np.ndarray, ends: np.ndarray,
 ) -> None:  # fmt: skip
-    """Write dL/dz from dL/dg, by the slope (of a choice y·(g - Σ g·y)/T), and dL/dT = Σ dL/dz·factor."""
+    """Write dL/dz from `grads` dL/dg, and dL/dT = Σ dL/dz·factor per group, with the results of `fill_gates`.
+
+    dL/dz = slope · dL/dg; for a choice with softmax y, which is its slope, dL/dz = y·(dL/dg - Σ y·dL/dg)/T.
+    """
     out_temperature[:] = 0.0
     start = 0
     for end in ends:

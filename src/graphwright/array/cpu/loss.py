@@ -20,9 +20,9 @@ def _work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]
 
 
 class _Targets:
-    """Targets of [N, K] scores in scratch: the class of each row, ignored rows, and class weights.
+    """Targets of [N, K] scores in scratch: the class of each row, ignored rows, and class weights w.
 
-    Σ_k q_k of a row is (1 - s)·w[target] + s·mean(w).
+    With smoothing s, the weighted target distribution of a row sums to (1 - s)·w[target] + s·mean(w).
     """
 
     def __init__(self, targets: torch.Tensor, weight: Tensors, attrs: Attrs, work: Tensors) -> None:
@@ -32,7 +32,7 @@ class _Targets:
         self.count, self.rest = self.number(self.weight.shape[0]), self.number(1.0 - self.smoothing)
 
     def number(self, value: float) -> torch.Tensor:
-        """Return a constant of the statistics' dtype."""
+        """Return a constant in the dtype of the class weights."""
         return number(value, self.weight)
 
     def prepare(self) -> None:
@@ -46,7 +46,7 @@ class _Targets:
             self.mean.fill_(1.0)
 
     def times_own(self, row: torch.Tensor, spare: torch.Tensor) -> None:
-        """Multiply a row by (1 - s)·w[target], in place."""
+        """Multiply `row` [N] by (1 - s)·w[target], in place."""
         if self.given:
             row.mul_(torch.index_select(self.weight, 0, self.index, out=spare))
         if self.smoothing:

@@ -51,7 +51,7 @@ def rms_norm(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> Call:
 
 
 def _affine(out: torch.Tensor, scale: Tensors) -> Call:
-    """Return a call for out·w + b, for those of w and b that are given."""
+    """Return a call that multiplies `out` by w, if any, and adds b, if any."""
     changes = list(zip((out.mul_, out.add_), scale, strict=False))
 
     def run() -> None:
@@ -62,7 +62,7 @@ def _affine(out: torch.Tensor, scale: Tensors) -> Call:
 
 
 def _standard(x: torch.Tensor, axes: list[int], eps: float, out: torch.Tensor, work: Tensors) -> Call:
-    """Return a call for (x - mean) / sqrt(var + eps) into `out`; `work` is scratch of its shape, mean and root."""
+    """Return a call that writes (x - mean) / √(var + eps); `work` is scratch for squares, mean and 1 / √(var + eps)."""
     square, mean, root = work
     count, least = number(prod(x.shape[a] for a in axes), x), number(eps, x)
 

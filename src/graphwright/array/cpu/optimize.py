@@ -1,7 +1,7 @@
-"""Kernels of optimizer steps: one call for all parameters, in place where the results are the operands themselves.
+"""Kernels of optimizer steps: one call for all parameters, in place where results share memory with operands.
 
 Where ATen has a fused kernel (Adam, AdamW, SGD) it is called; the others are sequences of ATen calls in scratch. A step
-whose `found_inf` is set changes nothing.
+whose `found_inf` is true changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOUND = Needs(reads=(1,))
 
 
 def _first_steps(ins: Sequence[Spec], attrs: Attrs) -> Needs:
-    """`found_inf`, and the step counts, which tell first steps apart."""
+    """Return that the host reads `found_inf` and the step counts; a parameter with count 0 takes its first step."""
     count = (len(ins) - 2) // (4 if attrs["momentum"] else 3)
     return Needs(reads=(1, *range(len(ins) - count, len(ins))))
 
@@ -32,12 +32,12 @@ def _columns(tensors: Tensors, width: int) -> list[list[torch.Tensor]]:
 
 
 def _carried(outs: Tensors, ins: Tensors) -> list[Call]:
-    """Copies for results whose memory is not that of the operands that they update."""
+    """Return calls that copy operands to the results that update them, where they do not share memory."""
     return carry(outs, ins[len(ins) - len(outs) :])
 
 
 def _unless(found: torch.Tensor, *calls: Call) -> Call:
-    """Run the calls unless `found` is set at that time."""
+    """Return a call that runs `calls` unless `found` is true at that time."""
 
     def run() -> None:
         if not found.item():
@@ -52,19 +52,19 @@ def _counted(steps: Sequence[torch.Tensor]) -> list[Call]:
 
 
 def _each(outs: Tensors, ins: Tensors, width: int, step: Callable[..., None]) -> list[Call]:
-    """Return calls of `step(parameter, gradient, *moments)` for each parameter, then those that count."""
+    """Return calls of `step(parameter, gradient, *moments)` for each parameter, then calls that count the step."""
     params, *moments, steps = _columns(outs, width)
     calls = [partial(step, *member) for member in zip(params, ins[2 : 2 + len(params)], *moments, strict=True)]
     return [*_carried(outs, ins), _unless(ins[1], *calls, *_counted(steps))]
 
 
 def _signed(grad: torch.Tensor, attrs: Attrs, out: torch.Tensor) -> None:
-    """Write the gradient of what is minimised."""
+    """Write the gradient of the minimised quantity: `grad`, negated with `maximize`."""
     torch.neg(grad, out=out) if attrs["maximize"] else out.copy_(grad)
 
 
 def _adam(fused: Callable[..., Any]) -> Callable[[Tensors, Tensors, Attrs, Tensors], list[Call]]:
-    """A binding of ATen's fused kernel over all parameters, which has no public name."""
+    """Return a `bind` of ATen's fused kernel for all parameters, which has no public name."""
 
     def bind(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
         params, m, v, *largest, steps = _columns(outs, 5 if attrs["amsgrad"] else 4)
@@ -82,7 +82,7 @@ kernel("adamw_step", needs=_FOUND)(_adam(torch._fused_adamw_))  # pyright: ignor
 
 @kernel("sgd_step", needs=_first_steps)
 def sgd_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Gradient descent; in the first step of a parameter the momentum is the gradient itself."""
+    """Update by gradient descent; the first step of a parameter sets its momentum to the gradient."""
     params, *momentum, steps = _columns(outs, 3 if attrs["momentum"] else 2)
     grads = list(ins[2 : 2 + len(params)])
     numbers = {name: attrs[name] for name in ("weight_decay", "momentum", "dampening", "nesterov", "maximize")}
@@ -104,7 +104,7 @@ def _two_of_the_largest(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs)
 
 @kernel("rmsprop_step", work=_two_of_the_largest, needs=Needs(reads=(0, 1)))
 def rmsprop_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Parameter by parameter, in scratch of the size of the largest."""
+    """Update one parameter after the other, in scratch of the size of the largest."""
     lr, decay = ins[0], attrs["weight_decay"]
     alpha, momentum, eps = (number(attrs[name], outs[0]) for name in ("alpha", "momentum", "eps"))
 
@@ -150,7 +150,7 @@ def _matrices(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("muon_step", work=_matrices, needs=Needs(reads=(0, 1)))
 def muon_step(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Matrix by matrix, in scratch of the size of the largest; one with more rows than columns as its transpose."""
+    """Update one matrix after the other in shared scratch; transpose those with more rows than columns."""
     lr, momentum, eps = ins[0], attrs["momentum"], number(attrs["eps"], outs[0])
     a, b, c = QUINTIC
 

@@ -1,4 +1,4 @@
-"""Pooling by ATen's plane kernels, and resampling axis by axis as weighted sums of a few entries."""
+"""Pooling by ATen's plane kernels, and resampling axis by axis as weighted sums of a few entries, the taps."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _planes(t: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _pairs(attrs: Attrs) -> list[list[int]]:
-    """Return kernel, stride, padding and dilation of a plane."""
+    """Return kernel, stride, padding and dilation as pairs, for planes."""
     w = Window.of(attrs["kernel"], attrs)
     facts = ((1, w.kernel), (1, w.stride), (0, w.padding), (1, w.dilation))
     return [[alone] * (2 - len(sizes)) + list(sizes) for alone, sizes in facts]
 
 
 def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
-    """Yield slices of planes with the number side by side in each, as many as a transposing copy keeps in cache."""
+    """Yield slices of planes whose transposed copy stays in cache, each with the number of planes to interleave."""
     abreast = min(max(8192 // size, 16), 64)  # measured: 64 planes of 8 x 8, 16 of 32 x 32
     step = max((1 << 18) // size // abreast, 1) * abreast
     at = 0
@@ -45,7 +45,7 @@ def _blocks(planes: int, size: int) -> Iterator[tuple[slice, int]]:
 
 
 def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch for the planes of a block of the operand and of each result."""
+    """Return scratch for the interleaved planes of one slice, of the operand and of each result."""
     arrays, rank = [ins[0], *outs], len(attrs["kernel"])
     if not outs[0].size:
         return []
@@ -56,7 +56,7 @@ def _max_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[S
 
 @kernel("max_pool", _max_work)
 def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[Call]:
-    """Largest entry of each window and its index in the plane, over planes side by side: single planes are slow."""
+    """Compute the maximum of each window and its index in the plane, on interleaved planes: single ones are slow."""
     if not outs[0].numel():
         return []
     x, best, place = (_planes(t, len(attrs["kernel"])) for t in (ins[0], *outs))
@@ -74,7 +74,7 @@ def max_pool(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) -> list[C
 
 
 def _average(attrs: Attrs) -> tuple[Any, ...]:
-    """Return kernel, stride, padding, ceil_mode, count_include_pad and divisor_override."""
+    """Return ATen's kernel, stride, padding, ceil_mode, count_include_pad and divisor_override."""
     return (*_pairs(attrs)[:3], False, attrs["count_include_pad"], None)
 
 
@@ -93,7 +93,10 @@ def avg_pool_backward(outs: Tensors, ins: Tensors, attrs: Attrs, work: Tensors) 
 
 
 def _means(n: int, m: int) -> tuple[np.ndarray, np.ndarray]:
-    """Means over floor(i·n/m) .. ceil((i+1)·n/m); shorter windows repeat their last entry and split its weight."""
+    """Return indices and weights of means over floor(i·n/m) to ceil((i+1)·n/m), exclusive, of equal numbers of taps.
+
+    Shorter windows repeat their last entry and split its weight.
+    """
     i = np.arange(m)
     start, end = i * n // m, -(-(i + 1) * n // m)
     count, longest = end - start, int((end - start).max())
@@ -111,9 +114,9 @@ def _between(n: int, m: int, align_corners: bool) -> tuple[np.ndarray, np.ndarra
 
 
 def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the resampling of an axis from n to m entries: entry i is Σ over t of weight[t, i] · x[index[t, i]].
+    """Return the taps that resample an axis from n to m entries: entry i is Σ over t of weight[t, i] · x[index[t, i]].
 
-    One pair (index, weight) for each t, the weights shaped along the axis.
+    There is one pair (index, weight) per tap t; weights are shaped to broadcast along the axis.
     """
     mode = attrs.get("mode", "mean")
     if mode == "nearest":
@@ -126,7 +129,7 @@ def _taps(n: int, m: int, attrs: Attrs, like: torch.Tensor, axis: int) -> list[t
 
 
 def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Yield each resampled axis with the shape after it."""
+    """Return each resampled axis with the shape of the result of this step."""
     shape, stages = list(start), []
     for axis in range(len(start) - rank, len(start)):
         shape[axis] = end[axis]
@@ -135,13 +138,13 @@ def _stages(start: Sequence[int], end: Sequence[int], rank: int) -> list[tuple[i
 
 
 def _forward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch: per axis the entries of one tap, and the intermediate results."""
+    """Return scratch: for each axis the entries of one tap, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for _, s in (*stages, *stages[:-1])]
 
 
 def _backward_work(outs: Sequence[Spec], ins: Sequence[Spec], attrs: Attrs) -> list[Spec]:
-    """Return scratch as in the forward pass, with the inputs of each axis."""
+    """Return scratch: for each axis the gradients of one tap, then the intermediate results."""
     stages = _stages(ins[0].sizes, outs[0].sizes, len(attrs["sizes"]))
     return [Spec(s, outs[0].dtype) for s in (ins[0].shape, *(s for _, s in stages[:-1]), *(s for _, s in stages[:-1]))]
 

@@ -1,7 +1,8 @@
 """Axes: groups of dimensions that must be resized together; their units are heads, neurons, channels or experts.
 
-`program.axes()` maps names to groups. A group is valid for one state of the program; `Units` name their group, so that
-an edit can find it again.
+`program.axes()` maps names to groups. Each dimension is described by a term: an atom (a size that is not split any
+further), a product of terms (heads × head_dim) or a concatenation of terms (q + k + v). A group is valid for one state
+of the program; `Units` store the name of their group, so that a later edit can find it.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ class AxisMember(NamedTuple):
     """One dimension of a group."""
 
     value: Value
-    dim: int  # number of the dimension
-    path: str  # of the node, followed by the result number if that is not 0
-    key: str | None  # of the weight, if the value is one
+    dim: int  # index of the dimension
+    path: str  # of the node, followed by the index of the result if that is not 0
+    key: str | None  # checkpoint key, if the value is a weight
 
     def __str__(self) -> str:
         return f"{self.path}[{self.dim}]"
@@ -60,15 +61,15 @@ class AxisGroup:
 
     Attributes:
         axes: all groups of the program.
-        name: `layers.1.attn.heads`; or first weight and dimension, `0.weight:0`.
+        name: module and kind, as `layers.1.attn.heads`; or path and dimension of a weight, as `0.weight:0`.
         kind: one of `KINDS`, or `units`.
-        kinds: all its kinds; heads without grouped queries are also kv groups.
-        atoms: its independent sizes: one, or two for heads with grouped queries (kv groups, queries of each) and
-            channels of a grouped convolution (groups, channels of each).
+        kinds: all kinds of its units; heads without grouped queries are also kv groups.
+        atoms: its independent sizes. There are two for heads with grouped queries (kv groups, queries of each) and for
+            channels of a grouped convolution (groups, channels of each), else one.
         size: number of units.
         frozen: reasons why it cannot be resized; empty if it can.
-        ends: those reasons that are inputs and outputs of the program, which `allow_io=True` resizes too.
-        mixed: reasons why setting a unit to zero does not remove it.
+        ends: the reasons in `frozen` that are inputs and outputs of the program; `allow_io=True` overrides them.
+        mixed: reasons why setting a unit to zero differs from removing it.
         corrected: True if all reasons in `mixed` are norms that can be corrected.
     """
 
@@ -85,12 +86,12 @@ class AxisGroup:
 
     @property
     def exact(self) -> bool:
-        """True if setting a unit to zero is the same as removing it."""
+        """True if setting a unit to zero gives the same results as removing it."""
         return not self.mixed
 
     @property
     def members(self) -> tuple[AxisMember, ...]:
-        """All dimensions of weights and results, in topological order."""
+        """All dimensions in the group, of weights and of results, in topological order."""
         found = dict.fromkeys(m for atom in self.atoms for m in self.axes.members_of(atom))
         return tuple(sorted(found, key=lambda m: (self.axes.rank[m.value.node], m.value.port, m.dim)))
 
@@ -99,12 +100,12 @@ class AxisGroup:
         return [m for m in self.members if m.key is not None]
 
     def units(self, ids: Any = None) -> Units:
-        """Return units by an int, several, a slice or a mask; all by default. Raises: UnitRange."""
+        """Return the units at an int, several ints, a slice or a mask; all by default. Raises: UnitRange."""
         whole = Units.of(self.axes.program, [self])
         return whole if ids is None else whole[ids]
 
     def slices(self, unit: int) -> dict[str, dict[int, np.ndarray]]:
-        """Return weight -> dimension -> indices of a unit along it. Raises: UnitRange."""
+        """Return key of a weight -> dimension -> the unit's indices along that dimension. Raises: UnitRange."""
         shape = [int(a.size) for a in self.atoms]
         coordinates = np.unravel_index(numbers(unit, self.size, self.name)[0], shape)
         chosen = dict(zip(self.atoms, coordinates, strict=True))
@@ -118,7 +119,7 @@ class AxisGroup:
         return found
 
     def details(self) -> str:
-        """Describe why its weights belong together: the ops that connect each with the first one."""
+        """Describe why the weights of the axis belong together: list the ops that connect each with the first one."""
         names, weights = self.axes.names, self._stored
         lines = [f"{self.name}: {self.size} {self.kind}"]
         lines += [f"  cannot be resized: {reason}" for reason in self.frozen]
@@ -162,13 +163,13 @@ class Axes(Mapping[str, AxisGroup]):
     """The axes of a program by name; `print` lists them.
 
     Attributes:
-        program, version: the state they are valid for.
+        program, version: the program, and the version for which the axes are valid.
         solution: terms of all dimensions.
-        weights: key -> terms of its dimensions.
+        weights: key of a weight -> terms of its dimensions.
         rank: position of each node in topological order.
-        names: of the atoms that are groups.
-        summed: (node of a weight, dimension, atom) for weights read by a sum over the atom -> True if only such sums
-            read it.
+        names: atom -> name of the group of that atom alone.
+        summed: (node of a weight, dimension, atom) -> True if all readers of the weight sum over the atom. Weights
+            without such a reader are missing.
     """
 
     program: Program
@@ -182,7 +183,7 @@ class Axes(Mapping[str, AxisGroup]):
     _groups: dict[str, AxisGroup] = field(default_factory=dict)
 
     def members_of(self, atom: Atom) -> list[AxisMember]:
-        """Return the dimensions that contain an atom."""
+        """Return the dimensions whose terms contain an atom."""
         return self._members.get(atom, [])
 
     def readers(self, weight: NodeId) -> int:
@@ -193,17 +194,17 @@ class Axes(Mapping[str, AxisGroup]):
         return len(targets) - len(casts) + sum(map(self.readers, casts))
 
     def name(self, old: str, new: str) -> AxisGroup:
-        """Name an axis, by an edit that is saved, undone and replayed like others; returns the axis.
+        """Rename an axis by an edit, which is saved, undone and replayed like others; return the axis.
 
-        The first weight along the axis stores the name. Raises: UnknownAxis; BadName unless it is a dotted path;
+        The first weight along the axis stores the name. Raises: UnknownAxis; BadName if the new name is no dotted path;
         NameTaken if another axis has it.
         """
         p = self.program
         group = p.axes()[old]
         if not is_name(new):
-            raise BadName("invalid name of an axis", where=old, expected="a dotted path", got=repr(new)[:80])
+            raise BadName("invalid new name for the axis", where=old, expected="a dotted path", got=repr(new)[:80])
         if new in p.axes() and new != old:
-            raise NameTaken("another axis has this name", where=old, got=new)
+            raise NameTaken("another axis already has the new name", where=old, got=new)
         node, position = _position(group)
         names = {**dict(p.attrs(node).get("axes", ())), position: new}
         with p.edit(f"name the axis {old} {new}") as e:
@@ -225,12 +226,12 @@ class Axes(Mapping[str, AxisGroup]):
         return len(self._groups)
 
     def of(self, weight: str, dim: int) -> tuple[AxisGroup, ...]:
-        """Return the axes that a dimension of a weight consists of, outermost first.
+        """Return the axes that make up one dimension of a weight, outermost first.
 
         Args:
             weight: path of its node, or its checkpoint key.
-            dim: negative counts from the end.
-        Raises: UnknownNode; UsageError for a dimension out of range.
+            dim: index of the dimension; a negative one counts from the end.
+        Raises: UnknownNode; UsageError if `dim` is out of range.
         """
         p = self.program
         terms = self.weights.get(weight) or self.weights[p.key(p.node(weight))]
@@ -252,13 +253,13 @@ class Axes(Mapping[str, AxisGroup]):
 
 
 def axes(p: Program) -> Axes:
-    """Return the axes of the program's present state by name, changes of an open edit included.
+    """Return the axes of the program's present state by name, including changes of an open edit.
 
-    Raises: InvalidProgram if the program was left broken; SpecMismatch if the open edit has broken it so far.
+    Raises: InvalidProgram if an earlier edit left the program broken; SpecMismatch if the open edit has broken it.
     """
     if (e := p.history.open) is None:
         refuse_broken(p)
-    changed = e is not None and (bool(e.done) or not p.valid)  # an edit without changes so far
+    changed = e is not None and (bool(e.done) or not p.valid)  # False for an open edit without changes so far
     if e is not None and changed:
         infer(p, [n for n in e.touched if n in p.graph], e.specs_before)
         if not p.valid:  # broken before the edit, and perhaps repaired by it
@@ -334,13 +335,13 @@ def _group(made: Axes, parts: tuple[Atom, ...], kind: str | None = None) -> Axis
 
 
 def _made(group: AxisGroup) -> list[AxisMember]:
-    """Weights that produce the axis, oldest first: those read by more than sums over it."""
+    """Return the weights that produce the axis, oldest first: weights with a reader that does not sum over it."""
     summed = group.axes.summed
     return [m for m in _weights(group) if not any(summed.get((m.value.node, m.dim, a)) for a in group.atoms)]
 
 
 def _weights(group: AxisGroup) -> list[AxisMember]:
-    """Its weights, oldest first; only those with all its atoms, and only trained ones, if there are any."""
+    """Return the axis's weights, oldest first; if possible only those with all its atoms, and only trained ones."""
     p, dims = group.axes.program, group.axes.solution.dims
     weights = group._stored
     weights = [m for m in weights if m.key not in GATE_KEYS] or weights  # gates must not rename an axis
@@ -350,7 +351,7 @@ def _weights(group: AxisGroup) -> list[AxisMember]:
 
 
 def _position(group: AxisGroup) -> tuple[NodeId, str]:
-    """The weight that stores a given name of the axis, and the position of the axis in it."""
+    """Return the node of the weight that stores a given name of the axis, and the key under which it is stored."""
     first = _weights(group)[0]
     inside = list(dict.fromkeys(atoms(group.axes.solution.dims[first.value][first.dim])))
     return first.value.node, f"{first.dim}.{inside.index(group.atoms[0])}.{group.kind}"
@@ -362,9 +363,9 @@ def _rank(group: AxisGroup) -> tuple[int, int, int]:
 
 
 def _wanted(group: AxisGroup) -> str:
-    """The common module of its weights, or that of the first one, followed by the kind of its units.
+    """Return the default name: the common module of the axis's weights (else the first one's), and the kind of units.
 
-    Units that no weight produces, such as those of an input, are named after the weight that reads them.
+    If no weight produces the units, as for those of an input, return `<path of the reading weight>:<dimension>`.
     """
     made = _made(group)
     modules = [m.path.split(".")[:-1] for m in _weights(group)]

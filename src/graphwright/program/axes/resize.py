@@ -1,7 +1,7 @@
 """ResizeAxis: the primitive edit that re-indexes every weight along some axes and updates the sizes in attributes.
 
-Cutting, growing and permuting units are all this edit: each axis lists, for each new index, the old index or -1.
-Weights are sliced, not computed, so their entries keep all bits; the inverse holds the arrays from before.
+Cutting, growing and permuting units all use this edit: for each new index along an axis it lists the old index, or -1
+for a new unit. Weights are sliced, so entries that are kept keep all bits; the inverse edit holds the old arrays.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 Numbers = tuple[int, ...]
 Maps = Mapping[int, np.ndarray]  # dimension -> for each new index the old one, or -1
 New = Callable[[str, NDArray, Maps], np.ndarray]
-"""(key, old array, dimension -> old indices) -> an array of the new shape; its entries at new indices are used."""
+"""(key, old array, dimension -> old indices) -> an array of the new shape; only its entries of new units are used."""
 _DIM = f.plain(forms.integer, 0, forms.MAX_RANK)
 
 
 class ResizedAxis(NamedTuple):
-    """One axis: its name, its size before, and for each new index the old one or -1."""
+    """One axis: its name, its old size `of`, and for each new index the old index, or -1 for a new unit."""
 
     axis: str
     of: int
@@ -55,7 +55,7 @@ class ResizedAxis(NamedTuple):
 
 
 class ResizedWeight(NamedTuple):
-    """One weight: its key, its value after, and for each changed dimension the old index of each new one or -1."""
+    """One weight: its key, its new value, and for each changed dimension the old index, or -1, of each new index."""
 
     key: str
     array: NDArray
@@ -64,7 +64,7 @@ class ResizedWeight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ResizeAxis(Edit):
-    """Resize axes: set new values of all weights along them, and attributes that are sizes of them."""
+    """Resize axes: set new values of all weights along them, and of the attributes that hold their sizes."""
 
     packed = {
         "axes": each(f.row(f.TEXT, f.INTEGER, f.INDICES, make=ResizedAxis)),
@@ -74,8 +74,8 @@ class ResizeAxis(Edit):
         "inputs": each(f.row(f.NODE, f.SPECS)),
     }
     axes: tuple[ResizedAxis, ...]
-    weights: tuple[ResizedWeight, ...]  # the values after
-    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # nodes and all their attributes after
+    weights: tuple[ResizedWeight, ...]  # the new values
+    attrs: tuple[tuple[NodeId, Mapping[str, Any]], ...]  # (node, all its new attributes)
     correct: bool = True  # whether norms over a resized axis are corrected
     inputs: tuple[tuple[NodeId, tuple[Spec, ...]], ...] = ()  # inputs of the program whose specs change, with new ones
 
@@ -97,10 +97,10 @@ class ResizeAxis(Edit):
             for dim, old in dims:
                 after[dim] = len(old)
                 if old and not -1 <= min(old) <= max(old) < before[dim]:
-                    raise ShapeError("index out of range", where=f"{key}, dimension {dim}",
+                    raise ShapeError("old index out of range", where=f"{key}, dimension {dim}",
                                      expected=f"-1 to {before[dim] - 1}", got=f"{min(old)} to {max(old)}")  # fmt: skip
             if tuple(after) != array.shape:
-                raise ShapeError("wrong shape of the new value", where=key, expected=tuple(after), got=array.spec)
+                raise ShapeError("the new value has the wrong shape", where=key, expected=tuple(after), got=array.spec)
         for _, attrs in self.attrs:
             encode_attrs(attrs)
         for node, _ in (*self.attrs, *self.inputs):
@@ -119,7 +119,7 @@ class ResizeAxis(Edit):
         return ResizeAxis(axes, weights, attrs, self.correct, inputs)
 
     def apply(self, p: Program) -> None:
-        """Set weights and attributes; the lineage of a variable tells optimizers how its entries moved."""
+        """Set weights and attributes; each variable records how its entries moved, so that optimizers can follow."""
         back = p.tombstones.mode in ("undo", "roll back")
         readers = self._readers(p)
         for key, array, dims in self.weights:
@@ -137,7 +137,7 @@ class ResizeAxis(Edit):
         return (*(n for found in self._readers(p).values() for n in found), *own)
 
     def _readers(self, p: Program) -> dict[str, list[NodeId]]:
-        """Return key -> nodes that read the weight, for all weights in one walk."""
+        """Return key -> param, const and state nodes with that weight, for all weights in one walk."""
         readers: dict[str, list[NodeId]] = {w.key: [] for w in self.weights}
         for kind in sorted(STORED):
             for node in p.of_kind(kind):
@@ -159,21 +159,24 @@ class ResizeAxis(Edit):
 
     @classmethod
     def read(cls, r: RecordReader, record: Mapping[str, Any]) -> Edit:
-        """Solve for the axes of this program; only values at new indices come from the record."""
+        """Read the edit: compute its arrays from this program's axes; the record gives only the values of new units."""
         found, brought, old = r.program.axes(), forms.table(record["payloads"]), {}
         for row in forms.array(record["axes"]):
             group = found[row["axis"]]
-            if group.size != row["of"] or len(group.atoms) != 1:
-                raise UsageError("the axis has another size here", where=group.name, expected=row["of"], got=group.size)
+            if group.size != row["of"]:
+                what = "the axis does not have the recorded size"
+                raise UsageError(what, where=group.name, expected=row["of"], got=group.size)
+            _check_single(group)
             old[group.name] = parsed(row["indices"])
             if any(not -1 <= i < group.size for i in old[group.name]):
-                raise UsageError("index outside the axis", where=group.name, expected=f"-1 to {group.size - 1}")
+                what = "recorded index out of range"
+                raise UsageError(what, where=group.name, expected=f"-1 to {group.size - 1}", got=row["indices"][:80])
 
         def new(key: str, array: NDArray, dims: Maps) -> np.ndarray:
             value = r.payload(brought[key]).to_numpy("float64")
             wanted = _new_shape(array, dims)
             if value.shape != wanted:
-                raise ReplayConflict("shape of the new entries differs", where=key, expected=wanted, got=value.shape)
+                raise ReplayConflict("recorded value has the wrong shape", where=key, expected=wanted, got=value.shape)
             return value
 
         return resize(found, old, correct=forms.flag(record["correct"]), new=new)
@@ -185,10 +188,12 @@ def resize(
     """Return the edit that re-indexes axes of the present state of a program.
 
     Args:
-        indices: name of an axis of one atom -> for each new index the old one, or -1.
-        correct: keep norms over a resized axis exact where the removed units are zero: scale · √(D/d), eps · D/d.
-        new: returns the values at new indices; zeros by default.
-    Raises: FrozenAxis where a norm's scale is not a weight, or is read elsewhere.
+        indices: name of an axis of one atom -> the old index, or -1, of each new index.
+        correct: for norms over an axis resized from D to d, multiply the scale by √(D/d) and eps by D/d. Results are
+            then unchanged if the removed units are always zero.
+        new: returns the values of new units; by default they are zeros.
+    Raises: FrozenAxis if a norm cannot be corrected, or a table that indexes an axis cannot be resized; EmptyAxis if
+        such a table would become empty.
     """
     p, solution = found.program, found.solution
     maps: dict[Atom, np.ndarray] = {found[n].atoms[0]: np.asarray(old, np.int64) for n, old in indices.items()}
@@ -231,7 +236,7 @@ def _along(terms: Iterable[Term], maps: IndexMap) -> bool:
 
 
 def _large(p: Program, keys: Sequence[str]) -> bool:
-    """Return True if slicing these arrays on threads pays; then their files are mapped here, before threads read."""
+    """Return True if slicing these arrays on threads pays; their files are then already mapped, before threads read."""
     arrays = [a for a in map(p.weights.array, keys) if not is_abstract(a)]
     if sum(a.nbytes for a in arrays) < LARGE or any(a.device != CPU for a in arrays):
         return False
@@ -271,9 +276,10 @@ def _numbers(changed: Maps) -> tuple[tuple[int, Numbers], ...]:
 
 
 def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the tables that index a resized axis, with new numbers; entries of removed units are removed.
+    """Return key -> new value of each table that indexes a resized axis; entries of removed units are removed.
 
-    Adds the axes of the tables themselves to `maps`. Raises: FrozenAxis, EmptyAxis where entries cannot be removed.
+    Adds the axes of the tables themselves to `maps`. Raises: FrozenAxis if a table cannot be resized, EmptyAxis if it
+    would become empty.
     """
     tables: dict[str, np.ndarray] = {}
     for key, axis, entries in ((t.key, resolve(t.axis), resolve(t.entries)) for t in found.solution.lookups):
@@ -285,17 +291,17 @@ def _renumbered(found: Axes, maps: dict[Atom, np.ndarray]) -> dict[str, np.ndarr
         stays = stays[(stays >= 0) & (number[table[stays]] >= 0)]
         group = found[found.names[entries]] if entries in found.names else None
         if len(stays) < known(entries) and (group is None or group.frozen):
-            why = group.frozen[0] if group is not None else "its dimension is no axis"
-            raise FrozenAxis("the table that indexes the removed units cannot be resized", where=key, got=why)
+            why = group.frozen[0] if group is not None else "the dimension of the table is not an axis"
+            raise FrozenAxis("cannot remove the table entries that index the removed units", where=key, got=why)
         if not len(stays):
-            raise EmptyAxis("all entries of the table that indexes the units would be removed", where=key)
+            raise EmptyAxis("the table that indexes the removed units would become empty", where=key)
         maps[entries] = stays
         tables[key] = number[table[stays]]
     return tables
 
 
 def kept(shape: Iterable[int], changed: Maps) -> np.ndarray:
-    """Return a mask of the entries of a new shape that come from old ones."""
+    """Return a mask of the entries of an array of a new shape that come from old entries."""
     stays = np.ones(tuple(shape), bool)
     for dim, old in changed.items():
         stays[(slice(None),) * dim + (old < 0,)] = False
@@ -307,12 +313,13 @@ def _ratio(term: Term, maps: IndexMap) -> float:
 
 
 def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
-    """Return scale of a norm over a resized axis -> (factor, offset that the norm adds to the scale)."""
+    """Return key of a norm's scale -> (factor, offset that the norm adds to the scale), for norms over resized axes."""
     p, factors = found.program, dict[str, tuple[float, float]]()
     readers: Counter[NodeId] = Counter()
 
     def refused(why: str, where: str) -> FrozenAxis:
-        return FrozenAxis(f"cannot correct {why}", where=where, fix="cut_units(correct=False)")
+        what = f"cannot correct a norm for the removed units: {why}"
+        return FrozenAxis(what, where=where, fix="cut_units(correct=False)")
 
     for node, c in found.solution.corrections:
         ratio = _ratio(resolve(c.term), maps)
@@ -321,32 +328,33 @@ def _corrections(found: Axes, maps: IndexMap) -> dict[str, tuple[float, float]]:
         scale = origin(p, p.operands(node)[c.port])
         where = f"{p.path(node)} ({p.op(node)})"
         if scale is None:
-            raise refused("a norm whose scale is computed", where)
+            raise refused("its scale is computed, not a weight", where)
         factor = ratio**0.5, c.offset
         if factors.setdefault(p.key(scale), factor) != factor:
-            raise refused("two norms of unequal size that share a scale", where)
+            raise refused("a norm of a different size shares its scale", where)
         readers[scale] += 1
     for scale, count in readers.items():
         if count != found.readers(scale):
-            raise refused("a norm whose scale other nodes read too", p.path(scale))
+            raise refused("other nodes also read its scale", p.path(scale))
     return factors
 
 
 def cut_units(
     e: Transaction, units: Units, *, ragged: bool = False, correct: bool = True, allow_io: bool = False
 ) -> None:
-    """Remove units of axes from every weight along them; all other entries keep their bits.
+    """Remove units of axes from every weight along them, and remove layers; all other entries keep their bits.
 
     Args:
         units: `program.axes()["layers.1.attn.heads"].units([3])`, or `program.select("layers.1.attn").heads[3]`.
         ragged: allow key heads with unequal numbers of query heads; a table then maps query heads to key heads.
-        correct: keep RMSNorms over a cut axis exact where the removed units are zero.
+        correct: adjust RMSNorms over a cut axis, so that results are unchanged if the removed units are always zero.
         allow_io: also resize inputs and outputs of the program.
-    Raises: EmptySelection, FrozenAxis with the reason, RaggedUnit, EmptyAxis for all units, StaleSelection if an axis
-        was resized since.
+    Raises: EmptySelection; FrozenAxis with the reason; RaggedUnit; EmptyAxis if no unit of an axis would be left;
+        StaleSelection if an axis was resized since the units were selected.
     """
     if not isinstance(units, Units) or units.program is not e.program:
-        raise UsageError("not units of this program", got=repr(units)[:80], expected="program.axes()[name].units(ids)")
+        what = "`units` is not a selection of units of this program"
+        raise UsageError(what, got=repr(units)[:80], expected="program.axes()[name].units(ids)")
     units.check_nonempty()
     found = e.program.axes()
     keeps: dict[str, np.ndarray] = {}
@@ -358,7 +366,8 @@ def cut_units(
             continue
         group = _resizable(found, name, allow_io)
         if group.size != units.sizes[name]:
-            raise StaleSelection("the axis was resized since", where=name, expected=units.sizes[name], got=group.size)
+            what = "the axis was resized since the units were selected"
+            raise StaleSelection(what, where=name, expected=units.sizes[name], got=group.size)
         keep = ~np.isin(np.arange(group.size), ids)
         if not keep.any():
             raise EmptyAxis("cannot remove all units of an axis", where=name, got=runs(ids),
@@ -380,41 +389,48 @@ def cut_units(
 
 
 def permute(e: Transaction, axis: str, order: Sequence[int], *, allow_io: bool = False) -> None:
-    """Reorder the units of an axis: new unit i is the old `order[i]`. The function stays the same.
+    """Reorder the units of an axis: new unit i is the old unit `order[i]`. The results of the program are unchanged.
 
-    With `allow_io`, also reorder inputs and outputs of the program, which changes its function accordingly.
-    Raises: FrozenAxis; UsageError unless `order` is a permutation.
+    With `allow_io`, inputs and outputs of the program are reordered too.
+    Raises: FrozenAxis; UsageError if `order` is not a permutation.
     """
     found = e.program.axes()
     group = _resizable(found, axis, allow_io)
     indices = [int(i) for i in order]
-    if len(group.atoms) != 1 or sorted(indices) != list(range(group.size)):
-        of = "one axis" if len(group.atoms) == 1 else f"one of {', '.join(found.names[a] for a in group.atoms)}"
-        expected = f"0 to {group.size - 1} once each, of {of}"
-        raise UsageError("not a permutation of the units", where=axis, expected=expected)
+    _check_single(group)
+    if sorted(indices) != list(range(group.size)):
+        expected = f"0 to {group.size - 1} once each"
+        raise UsageError("order is not a permutation of the units", where=axis, expected=expected, got=indices[:20])
     e.do(resize(found, {axis: indices}))
 
 
 def grow(e: Transaction, axis: str, n: int, init: str = "zero_out", *, seed: int = 0, allow_io: bool = False) -> None:
-    """Add `n` units at the end of an axis; the function stays the same.
+    """Add `n` units at the end of an axis; the results of the program are unchanged.
 
     Args:
         axis: name in `program.axes()`.
-        init: "zero_out": new rows are random and the weights that read them 0; where a norm runs over the axis the
-            reverse. "duplicate": copies of random units; the weights that read a unit are split at random (a quarter to
-            three quarters) among it and its copies.
+        init: "zero_out": weights that produce the new units are random and weights that read them zero, or the reverse
+            if a norm runs over the axis. "duplicate": new units are copies of random units; the weights that read a
+            unit are split at random (a quarter to three quarters) among the unit and its copies.
         seed: of the random numbers.
         allow_io: also resize inputs and outputs of the program.
-    Raises: FrozenAxis; UsageError where no weight reads only the axis.
+    Raises: FrozenAxis; UsageError for invalid arguments, or if new units would change the results.
     """
     found = e.program.axes()
     group = _resizable(found, axis, allow_io)
-    if init not in ("zero_out", "duplicate") or type(n) is not int or n < 1 or len(group.atoms) != 1:
-        expected = "n >= 1, and zero_out or duplicate"
-        if len(group.atoms) != 1:
-            expected = f"one of the axes {', '.join(found.names[a] for a in group.atoms)}"
-        raise UsageError("cannot grow the axis this way", where=axis, expected=expected, got=f"n={n}, init={init!r}")
+    _check_single(group)
+    if init not in ("zero_out", "duplicate"):
+        raise UsageError("unknown value of init", where=axis, expected="zero_out or duplicate", got=init)
+    if type(n) is not int or n < 1:
+        raise UsageError("the number of new units must be an integer >= 1", where=axis, got=n)
     _Growth(e, found, group, n, seed).make(init)
+
+
+def _check_single(group: AxisGroup) -> None:
+    if len(group.atoms) != 1:
+        parts = ", ".join(group.axes.names[a] for a in group.atoms)
+        raise UsageError("the axis combines two axes and cannot be edited as one", where=group.name,
+                         expected=f"one of {parts}")  # fmt: skip
 
 
 def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
@@ -427,9 +443,10 @@ def _resizable(found: Axes, name: str, allow_io: bool) -> AxisGroup:
 
 
 def _apart(group: AxisGroup, keep: np.ndarray) -> list[np.ndarray] | None:
-    """Return masks of the kept units per atom of the group; None if the kept units are not their outer product.
+    """Return a mask of kept indices per atom of the group; None if the kept units are not the product of such masks.
 
-    A group of channels also produces other channels, so it can be removed only as a unit of its own axis.
+    Also None if a whole group of a grouped convolution would be removed by its channels: a group also produces other
+    channels, so it can be removed only as a unit of its own axis.
     """
     grid = keep.reshape([int(a.size) for a in group.atoms])
     dims = range(grid.ndim)
@@ -451,12 +468,13 @@ def _unequal(group: AxisGroup, ids: Sequence[int]) -> RaggedUnit:
 
 
 def _tabulate(e: Transaction, group: AxisGroup) -> str:
-    """Map query heads to key heads by a table, without changing the function; returns the axis of the query heads."""
+    """Map query heads to key heads by a table, without changing results; return the axis of the query heads."""
     p, each = e.program, int(group.atoms[1].size)
     here = [n for n, kind, term in group.axes.solution.composites
             if kind == "heads" and tuple(atoms(term)) == group.atoms]  # fmt: skip
     if any(not traits(p.op(n)).attention for n in here):
-        raise RaggedUnit("ragged=True needs an axis that only sdpa reads", where=group.name)
+        what = "ragged=True is impossible: an op other than attention splits this dimension into heads"
+        raise RaggedUnit(what, where=group.name)
     dims = group.axes.solution.dims
     weight = next(m for m in group.members if m.key and set(group.atoms) <= set(atoms(dims[m.value][m.dim])))
     for node in here:
@@ -470,7 +488,7 @@ def _tabulate(e: Transaction, group: AxisGroup) -> str:
 
 
 class _Growth:
-    """Values of the new units of one axis: zero, random or copies."""
+    """Adds new units to one axis: zero, random or copies of others."""
 
     def __init__(self, e: Transaction, found: Axes, group: AxisGroup, n: int, seed: int) -> None:
         self.e, self.found, self.group, self.n = e, found, group, n
@@ -480,14 +498,17 @@ class _Growth:
         self.consumers = self._consumers()
 
     def _consumers(self) -> dict[str, set[int]]:
-        """Return weight -> its dimensions read by a sum over the axis. Raises: UsageError where a sum reads none."""
+        """Return key of a weight -> its dimensions that only sums over the axis read.
+
+        Raises: UsageError if a sum over the axis reads no such weight: new units would then change its result.
+        """
         p, found = self.e.program, {}
         for node, ends in self.found.solution.notes.get(self.atom, AtomNotes()).summed:
             operands = p.operands(node)
             weights = [(w, dim) for port, dim in ends if (w := origin(p, operands[port])) is not None]
             alone = [(w, dim) for w, dim in weights if self.found.summed[w, dim, self.atom]]
             if not alone and not (weights and self.group.mixed):
-                raise UsageError("new units would change the function: no weight reads only this axis",
+                raise UsageError("new units would change the result of an op: no weight that it reads can cancel them",
                                  where=f"{self.group.name}, {p.path(node)} ({p.op(node)})")  # fmt: skip
             for w, dim in alone:
                 found.setdefault(p.key(w), set()).add(dim)
@@ -496,12 +517,13 @@ class _Growth:
     def make(self, init: str) -> None:
         group = self.group
         if init == "duplicate" and group.mixed:
-            raise UsageError("duplicates would change the result of a norm", where=group.name, got=group.mixed[0],
+            raise UsageError("duplicated units would change the result of an op", where=group.name, got=group.mixed[0],
                              fix='grow(init="zero_out")')  # fmt: skip
         if group.mixed and not group.corrected:
-            raise UsageError("new units would change the function", where=group.name, got="; ".join(group.mixed[:3]))
+            what = "new units would change the result of an op, even if they are zero"
+            raise UsageError(what, where=group.name, got="; ".join(group.mixed[:3]))
         if group.mixed and (path := self._changes_zero()) is not None:
-            raise UsageError("new zero units would change the function: an op before a norm makes them nonzero",
+            raise UsageError("new units would change the result of a norm: an op before it maps zero to nonzero values",
                              where=group.name, got=path)  # fmt: skip
         fill = self._copies if init == "duplicate" else self._zero_out
         self.e.do(resize(self.found, {group.name: [*range(group.size), *[-1] * self.n]}, new=fill))
@@ -509,7 +531,7 @@ class _Growth:
             self._share()
 
     def _zero_out(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return random entries where units are produced and zeros where they are read; the reverse under a norm."""
+        """Return random values if a weight produces new units, zeros if it reads them; the reverse under a norm."""
         shape = _new_shape(array, indices)
         old = array.to_numpy("float64")
         if len(shape) < 2:
@@ -523,7 +545,7 @@ class _Growth:
         return np.where(kept(shape, zero), self.rng.normal(0.0, old.std() or 1.0, shape), 0.0)
 
     def _changes_zero(self) -> str | None:
-        """Return the path of an elementwise op that maps zero units to nonzero values, if there is one."""
+        """Return the path of an elementwise op that maps zero units to nonzero values, or None."""
         p, inside = self.e.program, {m.value for m in self.group.members}
         for member in self.group.members:
             node = member.value.node
@@ -536,7 +558,7 @@ class _Growth:
         return None
 
     def _copies(self, key: str, array: NDArray, indices: Maps) -> np.ndarray:
-        """Return the old entries, and at new indices those of the copied units."""
+        """Return the old entries, followed by copies of the entries of the units `self.chosen`."""
         units = {self.atom: np.concatenate([np.arange(self.group.size), self.chosen])}
         old = {dim: spread(self.found.weights[key][dim], units) for dim in indices}
         return remapped(array.to_numpy("float64"), old)
@@ -563,9 +585,9 @@ class _Growth:
 
 
 def by_place(term: Term, group: Sequence[Atom], part: np.ndarray) -> np.ndarray:
-    """Return numbers `part` of an axis's units spread over a dimension; 1 where it has no unit of the axis.
+    """Repeat the factors `part`, one per unit of an axis, along a dimension; 1 at indices without a unit of the axis.
 
-    `group` are the atoms of the axis; several are adjacent in the dimension.
+    `term` describes the dimension; `group` are the atoms of the axis, which are adjacent in a product.
     """
     if isinstance(term, Atom):
         return part if (term,) == tuple(group) else np.ones(known(term))

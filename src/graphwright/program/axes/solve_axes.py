@@ -1,6 +1,7 @@
-"""Solving for axes: one walk over a program in order, joining dimensions by the equations of each op's axes row.
+"""Solving for axes: one walk over a program in order, joining dimensions by the `axes` rule of each op.
 
-The result has the terms of every dimension of every value, and notes on the atoms that the terms consist of.
+The result has a term for every dimension of every value (see `graphwright.ops.axes`), and notes on the atoms of the
+terms. An atom is a size that is not split further.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class AtomNotes:
-    """Notes of ops on one atom, as (node, text); sums over the atom as (node, (operand, dimension) pairs)."""
+    """Facts that ops state about one atom: (node, text) pairs; for sums (node, summed (operand, dimension) pairs)."""
 
     frozen: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why it cannot be resized
     ends: list[tuple[NodeId, str]] = field(default_factory=list)  # inputs and outputs of the program with the atom
-    mixed: list[tuple[NodeId, str]] = field(default_factory=list)  # reasons why a zero unit is not a removed one
+    mixed: list[tuple[NodeId, str]] = field(default_factory=list)  # why zeroing a unit differs from removing it
     summed: list[tuple[NodeId, tuple[tuple[int, int], ...]]] = field(default_factory=list)
     kinds: dict[str, None] = field(default_factory=dict)  # names for its units
 
@@ -42,8 +43,8 @@ class Lookup(NamedTuple):
 class AxisSolution:
     """The dimensions of one state of a program, as terms of atoms.
 
-    `sizes` are (node, attribute, term or terms) of attributes that are sizes, `composites` (node, kind, term) of named
-    dimensions of several atoms.
+    `sizes` are (node, attribute, term or terms) of attributes that hold sizes of dimensions, `composites` (node, kind
+    of unit, term) of dimensions that consist of several atoms and whose units have a kind.
     """
 
     dims: dict[Value, Dims] = field(default_factory=dict)  # value -> terms of its dimensions, resolved
@@ -55,7 +56,7 @@ class AxisSolution:
 
 
 def solve(p: Program) -> AxisSolution:
-    """Solve for the axes of a program whose specs are up to date."""
+    """Solve for the axes of a program; its specs must be up to date."""
     found = AxisSolution()
     dims = found.dims
     ranges: dict[Value, Term | None] = {}
@@ -131,7 +132,7 @@ def _collected(notes: Iterable[tuple[NodeId, AxisFact]]) -> dict[Atom, AtomNotes
 
 
 def origin(p: Program, value: Value) -> NodeId | None:
-    """Return the param, const or state that a value is, or is a cast or copy of; else None."""
+    """Return the param, const or state whose value this is, directly or through casts and copies; else None."""
     node = value.node
     while p.op(node) not in STORED:
         if p.op(node) in SOURCES or p.op(node) == ASSIGN or not get(p.op(node)).traits.convert:

@@ -1,4 +1,4 @@
-"""Units: a selection of heads, neurons, channels, experts or layers, to be counted and shown before it is cut."""
+"""Units: a selection of heads, neurons, channels, experts or layers, to count, show, cut or gate."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Units:
-    """Units of axes, by the name of the axis, or layers, by the path of their list."""
+    """A selection of units of axes, by the name of the axis, and of layers, by the path of their list (`layers`)."""
 
     program: Program
-    chosen: Mapping[str, tuple[int, ...]]  # axis -> unit numbers, ascending
-    sizes: Mapping[str, int]  # axis -> number of all its units
+    chosen: Mapping[str, tuple[int, ...]]  # axis or list of layers -> indices of the chosen units, ascending
+    sizes: Mapping[str, int]  # axis or list of layers -> number of all its units
 
     @staticmethod
     def of(p: Program, groups: Iterable[AxisGroup]) -> Units:
@@ -42,9 +42,9 @@ class Units:
 
     @staticmethod
     def within(selection: Selection, kind: str) -> Units:
-        """Return the units of one kind that a selection produces, or if it produces none those that it reads.
+        """Return the units of one kind that selected nodes produce, or if they produce none, the units that they read.
 
-        A selection produces an axis if one of its weights has a dimension of it that is not summed over.
+        Nodes produce the units of an axis if one of their weights has a dimension of it that is not summed over.
         """
         selection.names()  # raises StaleSelection
         p, inside = selection.program, set(selection.nodes)
@@ -66,12 +66,12 @@ class Units:
         return [f"{name}[{i}]" for name, ids in self.chosen.items() for i in ids]
 
     def show(self) -> Units:
-        """Print the units, a line per axis; returns itself."""
+        """Print the units, a line per axis; return self."""
         print(self)  # the one method whose job is to print
         return self
 
     def assert_count(self, n: int) -> Units:
-        """Return itself. Raises: CountMismatch unless it has `n` units."""
+        """Return self. Raises: CountMismatch if the number of units is not `n`."""
         if self.count != n:
             raise errors.CountMismatch(
                 "unexpected number of units", expected=n, got=f"{self.count}: {self.names()[:10]}"
@@ -98,7 +98,7 @@ class Units:
 
     # -- choosing ----------------------------------------------------------------------------------------------------
     def __getitem__(self, index: Any) -> Units:
-        """Index the chosen units of each axis by an int, several, a slice or a mask. Raises: UnitRange."""
+        """Index the chosen units of each axis by an int, several ints, a slice or a mask. Raises: UnitRange."""
         chosen = {name: tuple(ids[i] for i in numbers(index, len(ids), name)) for name, ids in self.chosen.items()}
         return Units(self.program, chosen, self.sizes)
 
@@ -112,13 +112,14 @@ class Units:
         return self._with(other, lambda a, b: a - b)
 
     def __invert__(self) -> Units:
-        """Return the other units of the same axes."""
+        """Return the units of the same axes that are not in this selection."""
         whole = {name: tuple(range(n)) for name, n in self.sizes.items()}
         return Units(self.program, whole, self.sizes) - self
 
     def _with(self, other: Units, combine: Any) -> Units:
         if not isinstance(other, Units) or other.program is not self.program:
-            raise errors.ForeignNode("the units are of different programs", expected=repr(self), got=repr(other)[:120])
+            raise errors.ForeignNode("cannot combine units of different programs", expected=repr(self),
+                                     got=repr(other)[:120])  # fmt: skip
         sizes = {**self.sizes, **other.sizes}
         chosen = {n: combine(set(self.chosen.get(n, ())), set(other.chosen.get(n, ()))) for n in sizes}
         return Units(self.program, {n: tuple(sorted(ids)) for n, ids in chosen.items()}, sizes)
@@ -141,12 +142,12 @@ class Units:
         """Cut units in one edit; returns the units that were cut.
 
         Args:
-            keep: indices among the chosen units of those to keep.
-            drop: indices of those to cut; without both, all chosen units are cut.
+            keep: which of the chosen units to keep, as an index of this selection.
+            drop: which of the chosen units to cut; without `keep` and `drop` all chosen units are cut.
             why: reason, for the journal.
             ragged: see `Transaction.cut_units`.
             allow_empty: do nothing if there is nothing to cut.
-        Raises: EmptySelection; UsageError if both `keep` and `drop` are given; what `cut_units` raises.
+        Raises: EmptySelection; UsageError if both `keep` and `drop` are given; the errors of `cut_units`.
         """
         if keep is not None and drop is not None:
             raise UsageError("both keep and drop are given", expected="one of them")
@@ -162,40 +163,41 @@ class Units:
     def gate(
         self, kind: str = "hard_concrete", *, why: str | None = None, **options: Unpack[GateKeywords]
     ) -> tuple[NodeId, ...]:
-        """Gate the units of whole axes, or layers, in one edit; see `Transaction.gate`. Returns the handles."""
+        """Add gates to whole axes or to layers in one edit; return their handles. See `Transaction.gate`."""
         self.check_nonempty()
         with self.program.edit(why or f"gates on {', '.join(list(self.chosen)[:3])}") as e:
             return e.gate(self, kind, **options)
 
     def check_nonempty(self, allow_empty: bool = False) -> None:
-        """Raises: EmptySelection if no unit is chosen."""
+        """Raise EmptySelection if no unit is chosen and `allow_empty` is False."""
         if not self.count and not allow_empty:
             known = ", ".join(list(self.sizes or self.program.axes())[:6])
             raise errors.EmptySelection("no units are selected", where=self.program.name, expected=f"units of {known}")
 
 
 def numbers(index: Any, count: int, name: str) -> tuple[int, ...]:
-    """Return ascending unit numbers from an int, several, a slice or a mask. Raises: UnitRange, UsageError."""
+    """Return sorted unit indices from an int, several ints, a slice or a mask. Raises: UnitRange, UsageError."""
     if isinstance(index, slice):
         return tuple(sorted(range(count)[index]))
-    wrong = UsageError("invalid index of units", where=name, expected="an int, several, a slice or a mask", got=index)
+    wrong = UsageError("unsupported index of units", where=name, expected="an int, ints, a slice or a mask", got=index)
     if isinstance(index, bool) or not isinstance(index, int | np.integer | Sequence | np.ndarray | set | frozenset):
         raise wrong
     given = np.asarray(sorted(index) if isinstance(index, set | frozenset | range) else index)
     if given.dtype == np.bool_:
         if given.shape != (count,):
-            raise errors.UnitRange("wrong length of a mask of units", where=name, expected=count, got=given.shape)
+            raise errors.UnitRange("the mask does not have one entry per unit", where=name, expected=(count,),
+                                   got=given.shape)  # fmt: skip
         return tuple(int(i) for i in np.flatnonzero(given))
     if given.size and given.dtype.kind not in "iu":
         raise wrong
     flat = given.reshape(-1).astype(np.int64)
     if ((flat < -count) | (flat >= count)).any():
-        raise errors.UnitRange("unit number out of range", where=name, expected=f"0 to {count - 1}", got=index)
+        raise errors.UnitRange("unit index out of range", where=name, expected=f"0 to {count - 1}", got=index)
     return tuple(sorted({int(i) % count for i in flat}))
 
 
 def runs(indices: Sequence[int]) -> str:
-    """Return indices as text: `0-4 6 8-9`; three new entries, -1 each, as `+3`."""
+    """Format indices as text, such as `0-4 6 8-9`; three indices of -1 (new units) in a row become `+3`."""
     parts: list[str] = []
     for _, run in groupby(enumerate(indices), lambda pair: pair[1] - pair[0] if pair[1] >= 0 else None):
         numbers = [number for _, number in run]
@@ -205,7 +207,7 @@ def runs(indices: Sequence[int]) -> str:
 
 
 def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
-    """Inverse of `runs`. Raises: ValueError for other texts, or more than `limit` numbers."""
+    """Parse the indices that `runs` formats. Raises: ValueError if the text is invalid or has over `limit` indices."""
     found: list[int] = []
     for part in form.split():
         match = re.fullmatch(r"(\+?)([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
@@ -219,7 +221,7 @@ def parsed(form: str, limit: int = 1 << 24) -> tuple[int, ...]:
 
 
 def layers(p: Program, nodes: Iterable[NodeId] | None = None) -> dict[str, list[int]]:
-    """Return path of a list of modules -> ascending module numbers; with `nodes`, only of modules that contain some."""
+    """Return path of a list of modules -> sorted numbers of its modules; if given, only those with some of `nodes`."""
     found = _modules(p, p.nodes() if nodes is None else nodes)
     return {prefix: sorted(numbers) for prefix, numbers in sorted(found.items())}
 
@@ -236,10 +238,10 @@ def _modules(p: Program, nodes: Iterable[NodeId]) -> dict[str, dict[int, list[No
 
 
 def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -> None:
-    """Remove layers in an open edit, given by their indices among the `count` present ones.
+    """Remove the layers `ids` of the list `prefix` in an open edit; `count` is the expected length of the list.
 
-    Raises: StaleSelection if their number changed; EmptyAxis for all of them; FrozenAxis for a layer without a residual
-    path around it.
+    Raises: StaleSelection if the list has a different length; EmptyAxis if all layers would be removed; FrozenAxis if a
+    layer has no residual path around it.
     """
     chosen = _chosen(e.program, prefix, ids, count)
     if len(ids) == count:
@@ -249,19 +251,21 @@ def remove_layers(e: Transaction, prefix: str, ids: Sequence[int], count: int) -
 
 
 def _chosen(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[NodeId]]]:
-    """Return numbers and nodes of layers, given by index. Raises: StaleSelection if the number of layers changed."""
+    """Return number and nodes of the layers at some indices. Raises: StaleSelection if there are not `count` layers."""
     inside = _modules(p, p.nodes()).get(prefix, {})
     if len(inside) != count:
-        what = "the number of layers changed since" if inside else "no axis and no list of layers has this name"
+        what = "the number of layers has changed since they were selected"
+        what = what if inside else "no axis and no list of layers has this name"
         raise errors.StaleSelection(what, where=prefix, expected=count, got=len(inside))
     numbers = sorted(inside)
     return [(numbers[i], inside[numbers[i]]) for i in ids]
 
 
 def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tuple[int, list[EdgeId]]]:
-    """Return per layer its number and the edges by which it adds to its residual path; without them it is the identity.
+    """Return per layer its number and the edges by which it adds to its residual path.
 
-    Raises: StaleSelection; FrozenAxis for a layer without a residual path around it.
+    Without these edges the layer is the identity. Raises: StaleSelection; FrozenAxis if a layer has no residual path
+    around it.
     """
     found = []
     for number, nodes in _chosen(p, prefix, ids, count):
@@ -279,7 +283,7 @@ def branches(p: Program, prefix: str, ids: Sequence[int], count: int) -> list[tu
 
 
 def _onto(p: Program, value: Value, before: Value, inside: set[NodeId], edges: dict[EdgeId, None]) -> bool:
-    """Return True if a value is on the residual path; adds the edges that enter the path to `edges`."""
+    """Return True if a value is on the residual path from `before`; add the branch edges into the path to `edges`."""
     if value == before:
         return True
     if value.node not in inside or not _sums(p, value.node):
@@ -306,7 +310,7 @@ def _remove(e: Transaction, nodes: list[NodeId], where: str) -> None:
 
 
 def _entering(p: Program, value: Value, inside: set[NodeId]) -> Value | None:
-    """Return the outside value that reaches this one through sums alone, if it is the only one."""
+    """Return the only value from outside the layer that reaches `value` through sums alone; None if not exactly one."""
     stack, found = [value], set()
     while stack:
         here = stack.pop()

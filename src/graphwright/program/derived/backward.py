@@ -1,8 +1,8 @@
 """Forward and backward of a program as one graph that follows its edits.
 
 Every differentiated node has a `VjpCall`: the gradients passed to its vjp and the nodes that the vjp recorded. After an
-edit the affected calls are visited from the last node to the first. Where only an incoming gradient is another value,
-the recorded nodes are rewired instead of recorded again; where a result is unchanged, the walk ends.
+edit the affected calls are visited from the last node to the first. If only the incoming gradients of a call changed,
+its recorded nodes are rewired instead of recorded again; if its results are unchanged, earlier nodes are not visited.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def updatable(p: Program) -> bool:
-    """False for a program whose gradient cannot be updated: one with checkpoints or opaque ops."""
+    """Return True if the gradient of a program can be updated after edits: it has no checkpoints and no opaque ops."""
     return not p.checkpoints and not any(p.of_kind(name) for name, row in OPS.items() if row.traits.opaque)
 
 
 def writes(p: Program) -> list[tuple[Value, Value]]:
-    """(state or param, its next value) of each write."""
+    """Return (state or param, its next value) for each write of a program."""
     return [(target, value) for target, value in map(p.operands, p.assigns())]
 
 
@@ -43,7 +43,7 @@ class VjpCall(NamedTuple):
 
 
 class GradientSum(NamedTuple):
-    """The gradients that reach a value, in order, their sum, and the nodes that add them, named after `path`."""
+    """The gradients that reach one value, their sum `total`, and the nodes `made` that add them, named after `path`."""
 
     path: str
     parts: tuple[Value, ...]
@@ -55,8 +55,9 @@ class BackwardGraph:
     """The backward nodes of a mirrored program, for the gradients of `wanted` values; see `MirroredProgram`.
 
     Args:
-        seeds_at: value of the source -> gradients that reach it from outside, summed before those of its readers.
-        sum_dtype: value -> the dtype in which its gradients are summed; None for its own.
+        seeds_at: returns the gradients that reach a value of the source from outside, which are summed before the
+            gradients from its readers.
+        sum_dtype: returns the dtype in which the gradients of a value are summed; None for the dtype of the value.
     """
 
     def __init__(
@@ -78,25 +79,25 @@ class BackwardGraph:
         self._sums: dict[NodeId, dict[int, GradientSum]] = {}  # by node and port
 
     def set_wanted(self, wanted: Iterable[Value]) -> set[NodeId]:
-        """Change the wanted values; returns the nodes where that makes a difference."""
+        """Set the wanted values; return the nodes whose values became wanted or are no longer wanted."""
         wanted = dict.fromkeys(wanted)
         self._toggled = {v.node for v in wanted.keys() ^ self.wanted.keys() if v.node in self.source.graph}
         self.wanted = wanted
         return self._toggled
 
     def wants(self, value: Value) -> bool:
-        """True if the gradient of a value is wanted or leads to a wanted one."""
+        """Return True if the gradient of a value is wanted, or is needed for a wanted gradient."""
         if value in self.wanted:
             return True
         return self._passes_gradient[value.node] and self.source.specs(value.node)[value.port].dtype.is_float
 
     def gradient(self, value: Value) -> Value | None:
-        """The summed gradient of a value of the source, if any reaches it."""
+        """Return the summed gradient of a value of the source; None if no gradient reaches it."""
         known = self._sums.get(value.node, {}).get(value.port)
         return None if known is None else known.total
 
     def update(self, visited: Iterable[NodeId]) -> None:
-        """Update the backward nodes after the mirror visited some nodes."""
+        """Update the backward nodes after `MirroredProgram.update`, which returned the `visited` nodes."""
         operands = self.mirror.operands
         edited = set(visited)
         start = edited | {v.node for v in self.mirror.dirty}
@@ -126,7 +127,7 @@ class BackwardGraph:
             self.mirror.discard(known.made)
 
     def _updated(self, node: NodeId, op: str) -> bool:
-        """Note whether a node passes a gradient on; True if that changed."""
+        """Store whether a node passes a gradient to its operands; return True if that or its being wanted changed."""
         passes = False
         if op not in SOURCES and op != ASSIGN:
             row = OPS[op]
@@ -138,7 +139,7 @@ class BackwardGraph:
 
     # -- sums --------------------------------------------------------------------------------------------------------
     def _incoming(self, at: Value) -> Value | None:
-        """The sum of the gradients that seeds and readers send to a value; the last reader comes first."""
+        """Return the sum of the gradients that a value gets from seeds and readers; the last reader is summed first."""
         if not self.wants(at):
             return self._total(at, ())
         key, operands = self.source.order_labels.key, self.mirror.operands
@@ -179,7 +180,7 @@ class BackwardGraph:
 
     # -- vjps --------------------------------------------------------------------------------------------------------
     def _vjp(self, node: NodeId, grads: tuple[Value | None, ...], old: VjpCall | None, edited: bool) -> VjpCall | None:
-        """Reuse, rewire or record the vjp of a node for these gradients; None if it has none."""
+        """Reuse, rewire or record the vjp of a node for these gradients of its results; None if it needs no vjp."""
         mirror, reads = self.mirror, self.mirror.operands[node]
         needs = tuple(self.wants(v) for v in reads)
         if self.source.op(node) in SOURCES or not any(needs) or all(g is None for g in grads):
@@ -219,9 +220,10 @@ class BackwardGraph:
     def _rewired(
         self, made: Sequence[NodeId], before: Sequence[Value | None], after: Sequence[Value | None]
     ) -> dict[Value, Value] | None:
-        """Let recorded nodes read new gradients in place of old ones; returns old -> new.
+        """Rewire recorded nodes from old to new gradients; return old -> new.
 
-        None if they must be recorded again: the old gradients are not distinct existing values of the new ones' specs.
+        Returns None if the nodes must be recorded again instead: an old gradient occurs twice, was removed, or has a
+        different spec than its replacement.
         """
         if [g is None for g in before] != [g is None for g in after]:
             return None

@@ -41,36 +41,37 @@ def differentiate(
     mode: Literal["full", "one_step"] = "full",
     steps: int = 1,
 ) -> Program:
-    """The program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params; it writes no state.
+    """Return the program that computes d Σ outputs / d wrt from the inputs of `p`, over the same params.
 
-    With `steps=1` the gradient is cached with the program and updated after edits, at the cost of what an edit touched;
-    `fork()` the result to keep it as it is.
+    It writes no state. With `steps=1` the result is cached with `p` and updated in place after edits of `p`, visiting
+    only nodes that the edits affect; `fork()` the result to keep it unchanged.
 
     Args:
         outputs: floating values, or names of nodes or outputs.
         wrt: params, inputs or inner values; the results are named `grad.<path>`. A value that no output depends on
             has gradient 0.
-        sizes: numbers for the named sizes of the inputs.
+        sizes: values of the named sizes of the inputs.
         seeded: weight the elements of each output by an additional input `seed.<output>` instead of by 1.
         mode: the gradient through loop-carried state: "full" (back to the first step) or "one_step" (a state read by a
             step is a constant).
         steps: number of runs to unroll. Above 1 every input has a leading axis of that size, the outputs are those of
-            the last run, and `wrt` means an inner value of the last run, or a state before the first.
-    Raises: UnboundDim for a size without a number; NoTape for a value that reaches the outputs only through ops without
-        a gradient; UsageError.
+            the last run, and `wrt` means an inner value of the last run, or a state before the first run (with
+            "one_step" before the last).
+    Raises: UnboundDim if a named size has no value; NoTape for a value that reaches the outputs only through ops
+        without a gradient; UsageError for empty `outputs` or `wrt`, or an invalid mode or number of steps.
     """
     sizes = sizes or {}
     roots = [endpoint(p, r) for r in ([outputs] if isinstance(outputs, Value | NodeId | str) else outputs)]
     wanted = [p.value(r) for r in wrt]
     if not roots or not wanted:
-        raise UsageError("a gradient needs an output and a value to differentiate by", got=f"{outputs!r}, {wrt!r}")
+        raise UsageError("outputs or wrt is empty: a gradient needs both", got=f"{outputs!r}, {wrt!r}")
     if mode not in MODES or steps < 1:
         expected = f"mode {' or '.join(MODES)}; steps >= 1"
         raise UsageError("invalid mode or number of steps", where=p.name, expected=expected, got=(mode, steps))
     specs = [p.spec(n).bind(sizes) for n in p.inputs()]
     for node, spec in zip(p.inputs(), specs, strict=True):
         if spec.symbolic:
-            raise UnboundDim("a size of an input has no number", where=p.path(node), got=spec,
+            raise UnboundDim("an input has a dimension without a value", where=p.path(node), got=spec,
                              fix='program.grad(outputs, wrt, {"B": 4, ...})')  # fmt: skip
     if steps == 1 and updatable(p):
         return _cached_gradient(p, roots, wanted, sizes, seeded)
@@ -119,15 +120,16 @@ def differentiate(
 
 
 def endpoint(p: Program, ref: Ref) -> Value:
-    """A value by handle, node name or output name."""
+    """Return a value by handle, node name or output name."""
     return p.output(ref) if isinstance(ref, str) and ref in p.output_names() else p.value(ref)
 
 
 class GradientGraph:
-    """d Σ roots / d wanted of `source`, which is never changed; `update` follows its edits.
+    """The gradient d Σ roots / d wanted as a program; `update` follows the edits of `source`, which is never changed.
 
     Its `program` maps the inputs of the source to `grad.<path>` per wanted value, over the same variables. `sizes` are
-    numbers for the named sizes of the inputs; if `seeded`, each root is weighted by an additional input `seed.<path>`.
+    the values of the named sizes of the inputs; if `seeded`, each root is weighted by an additional input
+    `seed.<path>`.
     """
 
     def __init__(
@@ -147,7 +149,7 @@ class GradientGraph:
 
     @property
     def usable(self) -> bool:
-        """True while `program` was edited by this object alone, and the source has the inputs and values it had."""
+        """True while only this object has edited `program` and the source has its inputs, roots and wanted values."""
         return self.mirror.usable and all(v.node in self.source.graph for v in (*self.roots, *self.wanted))
 
     def update(self) -> None:
@@ -177,7 +179,7 @@ class GradientGraph:
         return seed
 
     def _set_outputs(self) -> None:
-        """Declare the outputs. Raises: NoTape for a value that the roots depend on only through ops without a vjp."""
+        """Set the outputs of the program. Raises: NoTape if roots depend on a value only through ops without a vjp."""
         source, p, outputs = self.source, self.program, {}
         reached: set[NodeId] | None = None
         for value in self.wanted:
@@ -226,7 +228,7 @@ def _cached_gradient(
 
 
 def _leaf(value: Tensor) -> Tensor:
-    """The value as a leaf: detached, and requiring a gradient."""
+    """Return a detached copy of a value that requires a gradient."""
     recorder: Any = active_recorder.get()
     leaf = recorder.resolved(value).detach()
     leaf.requires_grad = leaf.dtype.is_float
@@ -234,7 +236,7 @@ def _leaf(value: Tensor) -> Tensor:
 
 
 def _reaches(p: Program, value: Value, roots: Sequence[Value], steps: int) -> bool:
-    """True if a root depends on the value, through at most `steps` runs if it is a source."""
+    """Return True if a root depends on a value; for an input, param, const or state through at most `steps` runs."""
     needed = p.reachable(roots)
     for _ in range(steps - 1 if p.op(value.node) in SOURCES else 0):
         carried = [new for state, new in writes(p) if state.node in needed and new.node not in needed]

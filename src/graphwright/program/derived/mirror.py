@@ -1,4 +1,4 @@
-"""A derived program that mirrors another node by node, under the same names, and follows its edits."""
+"""A derived program that mirrors a source program node by node, under the same names, and follows its edits."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ if TYPE_CHECKING:
 
 
 class MirroredProgram:
-    """Twins of the needed nodes of `source`, which is never changed, in a program over the same variables.
+    """A program with a copy ("twin") of each needed node of `source`, over the same variables; `source` is not changed.
 
     A node is needed while a mirrored node, or the owner of the mirror, reads it; reference counts track this.
 
     Args:
-        sizes: numbers for the named sizes of its inputs.
-        low: the 16-bit float of autocast, which casts operands as it would while the source runs; None for no casts.
-        on_drop: called with each node that is no longer mirrored.
-        on_update: called with each node (and its op) once its twin is up to date; True to visit its readers too.
+        sizes: values of the named sizes of the inputs.
+        low: the 16-bit dtype of autocast; operands are cast as autocast would cast them in a run of the source. None
+            for no casts.
+        on_drop: called with each source node that is no longer mirrored.
+        on_update: called with each source node and its op when its twin is up to date; returns True if the readers of
+            the node must be visited too.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class MirroredProgram:
 
     @property
     def usable(self) -> bool:
-        """True while `program` was edited by its mirror alone and the source has the inputs it had."""
+        """True while only the mirror has edited `program` and the inputs of the source are unchanged."""
         p, source = self.program, self.source
         if p.version != self.version or source.inputs() != self._inputs:
             return False
@@ -77,7 +79,7 @@ class MirroredProgram:
 
     @contextmanager
     def updating(self) -> Iterator[set[NodeId]]:
-        """Record into the program inside the block, which gets the nodes edited since the last one.
+        """Record operations into the program inside the with-block; yield the source nodes edited since the last block.
 
         Afterwards discarded nodes and unread constants are deleted. After an error the mirror must not be used again.
         """
@@ -94,9 +96,9 @@ class MirroredProgram:
         self.version = self.program.version
 
     def update(self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId] = ()) -> set[NodeId]:
-        """Update the twins after edits of the nodes `changed`; returns the visited nodes.
+        """Update the twins after edits of the nodes `changed`; return the visited nodes.
 
-        `needed` and `released` are the nodes that the owner reads from now on, and those that it no longer reads.
+        The owner of the mirror starts to read the nodes `needed` and no longer reads the nodes `released`.
         """
         graph = self.source.graph
         fresh = self._count_readers(changed, needed, released)
@@ -110,23 +112,23 @@ class MirroredProgram:
         return visited
 
     def has_twin(self, node: NodeId) -> bool:
-        """True if a node of the source is mirrored."""
+        """Return True if a node of the source is mirrored."""
         return node in self._twins
 
     def twin(self, value: Value) -> Value:
-        """The value of the derived program that mirrors a value of the source."""
+        """Return the value of the derived program that mirrors a value of the source."""
         return Value(self._twins[value.node], value.port)
 
     def spec(self, value: Value) -> Spec:
-        """The spec of a value of the derived program."""
+        """Return the spec of a value of the derived program."""
         return self.program.specs(value.node)[value.port]
 
     def tensor(self, value: Value, recorder: TraceRecorder | None = None) -> Tensor:
-        """A value of the derived program as a symbolic tensor."""
+        """Return a value of the derived program as a symbolic tensor."""
         return Tensor(Symbol(self.spec(value), value, recorder or self.recorder))
 
     def rewire(self, node: NodeId, operands: Sequence[Value]) -> None:
-        """Let a node of the derived program read these values."""
+        """Rewire a node of the derived program to read these values."""
         p = self.program
         edges = p.in_edges(node)
         if len(edges) == len(operands):
@@ -140,13 +142,13 @@ class MirroredProgram:
             p.insert_edge(value, node, port)
 
     def discard(self, nodes: Sequence[NodeId]) -> None:
-        """Mark nodes of the derived program for deletion; their names are free at once."""
+        """Mark nodes of the derived program for deletion by `sweep`; their names can be reused at once."""
         for node in nodes:
             self._discarded[node] = None
             self.program.release_name(node)
 
     def unread(self, node: NodeId) -> bool:
-        """True if no node reads a node of the derived program, and no output is it."""
+        """Return True if a node of the derived program has no readers and is not an output."""
         p = self.program
         return not p.graph.out_degree(node) and all(v.node != node for v in p.outputs())
 
@@ -166,7 +168,7 @@ class MirroredProgram:
     def _count_readers(
         self, changed: set[NodeId], needed: Sequence[NodeId], released: Sequence[NodeId]
     ) -> dict[NodeId, None]:
-        """Update the reader counts; returns the newly needed nodes."""
+        """Update the reader counts; return the newly needed nodes."""
         graph, readers = self.source.graph, self._readers
         fresh: dict[NodeId, None] = {}
         more, less = list(needed), list(released)
@@ -206,7 +208,7 @@ class MirroredProgram:
 
     # -- one twin ----------------------------------------------------------------------------------------------------
     def _update_twin(self, node: NodeId) -> bool:
-        """Create or update a node's twin; True if its readers must be visited."""
+        """Create or update a node's twin; return True if the readers of the node must be visited."""
         source, p = self.source, self.program
         op, old = source.op(node), self._twins.get(node)
         self.dirty.update(self.operands[node])
@@ -268,7 +270,7 @@ class MirroredProgram:
         return old, moved
 
     def _cast_operands(self, node: NodeId, row: Op) -> list[Value]:
-        """The operands of a node's twin: twins, or under autocast their casts."""
+        """Return the operands of a node's twin: the twins of the node's operands, or their casts under autocast."""
         operands = [self.twin(v) for v in self.operands[node]]
         if self.low is None:
             return operands
@@ -288,14 +290,14 @@ class MirroredProgram:
         return operands
 
     def _fresh_name(self, node: NodeId, old: NodeId | None) -> str:
-        """Discard an old twin of a node, and make the node's name free; returns it."""
+        """Discard the old twin of a node, if any, and free the node's name in the derived program; return the name."""
         self.discard(() if old is None else (old,))
         name = self.source.path(node)
         self._free_name(name)
         return name
 
     def _free_name(self, name: str) -> None:
-        """Rename the backward node that has this name, if one does."""
+        """Rename the node of the derived program that has this name, if any."""
         p = self.program
         other = p.free_name(name)
         if other != name:
@@ -304,7 +306,7 @@ class MirroredProgram:
 
 @contextmanager
 def recording(recorder: TraceRecorder) -> Iterator[None]:
-    """Let operations inside the block be recorded by this recorder."""
+    """Record the operations inside the with-block with this recorder."""
     token = active_recorder.set(recorder)
     try:
         yield
@@ -313,7 +315,7 @@ def recording(recorder: TraceRecorder) -> Iterator[None]:
 
 
 class MirrorRecorder(TraceRecorder):
-    """Records into a derived program."""
+    """A recorder that adds operations to a derived program."""
 
     def __init__(self, program: Program) -> None:
         super().__init__(program)
@@ -322,14 +324,14 @@ class MirrorRecorder(TraceRecorder):
         self._first: NodeId | None = None
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
-        """Add an input, param, const or state before all other nodes."""
+        """Add an input, param, const or state before all other nodes; return it."""
         if self._first is not None and self._first not in self.program.graph:
             self._first = min(self.program.nodes(), key=self.program.order_labels.key)
         self._first = self.program.add_source(kind, name, spec, attrs, before=self._first)
         return self._first
 
     def take_constants(self, unread: Callable[[NodeId], bool]) -> list[NodeId]:
-        """Forget constants that derivative rules recorded and that are unread; returns their nodes."""
+        """Forget the recorded constants that `unread` accepts; return their nodes, which the caller deletes."""
         gone = {key: value.node for key, (_, value) in self._consts.items() if unread(value.node)}
         self._consts = {key: known for key, known in self._consts.items() if key not in gone}
         return list(gone.values())
@@ -339,18 +341,18 @@ class MirrorRecorder(TraceRecorder):
         return self.source(CONST, name, spec, {"key": name})
 
     def record(self, op: Any, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Record one operation."""
+        """Add a node for one operation."""
         operands = [self._own(s) for s in inputs]
         node = self.program.add_op(op.name, operands, attrs, self._name(op.name), self.after(operands))
         self.made.append(node)
         return self.symbols(node)
 
     def symbols(self, node: NodeId) -> tuple[Symbol, ...]:
-        """The results of a node."""
+        """Return the results of a node as symbols of this recorder."""
         return tuple(Symbol(spec, Value(node, port), self) for port, spec in enumerate(self.program.specs(node)))
 
     def after(self, operands: Sequence[Value]) -> NodeId | None:
-        """The node to insert a reader of these operands after; None to append it."""
+        """Return the node after which to insert a reader of these operands; None to append the reader."""
         if not self.near or not operands:
             return None
         return max((v.node for v in operands), key=self.program.order_labels.key)

@@ -1,6 +1,6 @@
-"""Gradient checkpoints: backward recomputes what it reads of a marked subgraph from the subgraph's inputs.
+"""Gradient checkpoints: backward recomputes the values that it reads of a marked subgraph from the subgraph's inputs.
 
-The backward stays as it is, op by op; only its operands inside the subgraph become clones. So gradients keep their
+The backward ops are unchanged; only their operands inside the subgraph are replaced by clones. So gradients keep their
 bits, a clone of dropout draws the same mask (its stream is an attribute and its key an operand), and statistics are
 assigned once, because assignments are not cloned.
 Source: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
@@ -17,7 +17,7 @@ from graphwright.program.op_graph import Value
 if TYPE_CHECKING:
     from graphwright.program.program import Program
 
-BARRIER = "recall"  # a view that clones read through, so that no rewrite merges them with the original nodes
+BARRIER = "recall"  # a view by which clones read the subgraph's inputs, so that CSE cannot merge clones and originals
 
 
 class Recomputed:
@@ -33,14 +33,14 @@ class Recomputed:
         self._retained: dict[Value, bool] = {}
 
     def took(self, node: NodeId, *, backward: bool) -> None:
-        """Note a recorded operation."""
+        """Store that a recorded node belongs to the backward, or else to the current subgraph, if any."""
         if backward:
             self._backward.add(node)
         elif self.group is not None:
             self._groups[node] = self.group
 
     def read(self, value: Value) -> Value:
-        """What backward reads for a value: a clone if it is inside a subgraph."""
+        """Return the value that backward reads for `value`: a clone if it is inside a subgraph and not retained."""
         group = self._groups.get(value.node)
         if group is None or self._is_retained(value):
             return value
@@ -48,7 +48,7 @@ class Recomputed:
         return Value(self._clones[value.node], value.port)
 
     def _is_retained(self, value: Value) -> bool:
-        """True for a result of a subgraph that forward reads outside of it, and for updated state."""
+        """Return True for a value of a subgraph that forward nodes outside of it read, and for updated state."""
         if value not in self._retained:
             p, group = self.program, self._groups[value.node]
             readers = {p.graph.target(e) for e in p.out_edges(value.node) if p.edge_value(e) == value}
@@ -57,7 +57,7 @@ class Recomputed:
         return self._retained[value]
 
     def _clone(self, node: NodeId, group: Any) -> None:
-        """Clone a node after its operands inside the subgraph, in forward order."""
+        """Clone a node and all its ancestors inside the subgraph that have no clone yet, in forward order."""
         p, found, stack = self.program, {node}, [node]
         while stack:
             for v in p.operands(stack.pop()):

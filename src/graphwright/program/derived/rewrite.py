@@ -1,6 +1,6 @@
-"""Derive a program from another node by node: to add a cache, a padding mask or an input in place of a value.
+"""Copy a program node by node with changes: to add a cache, a padding mask, or an input that replaces a value.
 
-A derived program shares the variables of its source, has no journal, and is stale once the source has another version.
+The copy shares the variables of its source, has no journal, and is stale once the source has a different version.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def rewrite(
 
     Args:
         handlers: op -> function of (new program, old node, new operands) that adds nodes and returns the result, or
-            None to copy the node as it is.
-        start: called with the empty program to add inputs and states first; returns replacements for values of the old
-            program, or for the operands of single edges.
+            returns None to copy the node unchanged.
+        start: called with the empty program to add inputs and states first; returns replacements: value or edge of the
+            old program -> value of the new one that is read instead.
         before: called with (new program, old node, old value -> new value) before each node is copied; returns further
             replacements.
-    Returns: the program and the map from old values to new ones. Raises: InvalidProgram.
+    Returns: the program, and old value -> new value. Raises: InvalidProgram.
     """
     refuse_broken(p)
     new = p.empty(name)
@@ -55,7 +55,7 @@ def rewrite(
         if made is not None:
             values[Value(node)] = swaps.get(Value(node), made)
             continue
-        if op == ASSIGN:  # the target is the state itself, whatever replaces its value
+        if op == ASSIGN:  # the target is the copied state, even if a replacement of its value is read elsewhere
             new.add_assign(Value(new.node(p.path(p.operands(node)[0]))), operands[1], path)
             continue
         if op in STORED:
@@ -68,7 +68,7 @@ def rewrite(
 
 
 def copy_node(p: Program, node: NodeId, new: Program, name: str, operands: Iterable[Value]) -> NodeId:
-    """Copy a node of `p` into another program, on new operands."""
+    """Copy a node of `p` into the program `new`, under a name and with new operands."""
     copy = new.insert_node(p.op(node), p.attrs(node), name, p.specs(node))
     for edge, operand in zip(p.in_edges(node), operands, strict=True):
         new.insert_edge(operand, copy, p.edge_port(edge))
@@ -80,7 +80,7 @@ _CACHED = 8  # patched programs per program
 
 
 def patch_point(p: Program, ref: PatchPoint) -> Value | EdgeId:
-    """The first result of a node, a value, or an edge: by handle, by name, or as `"source -> target"`.
+    """Resolve a reference to the first result of a node, to a value, or to an edge (`"source -> target"` or handle).
 
     Raises: UnknownNode, UnknownEdge, StaleHandle.
     """
@@ -92,15 +92,15 @@ def patch_point(p: Program, ref: PatchPoint) -> Value | EdgeId:
 
 
 def feed_name(p: Program, at: Value | EdgeId) -> str:
-    """The input that replaces a value: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
+    """Name the input that replaces a value: `patch.<path>`, `patch.<path>.<port>` or `patch.<source -> target>`."""
     port = f".{at.port}" if isinstance(at, Value) and at.port else ""
     return f"patch.{p.path(at)}{port}"
 
 
 def patched(p: Program, refs: Iterable[PatchPoint]) -> Program:
-    """The program with an additional input in place of each of these values; it shares all variables.
+    """Return a copy of the program with an additional input in place of each of these values; variables are shared.
 
-    Derived again for another version of the program; a plan of the old one is stale then.
+    The copy is cached for one version of the program; after an edit a new one is made, and plans of the old are stale.
     """
     points = list(dict.fromkeys(patch_point(p, ref) for ref in refs))
     cached: dict[tuple, Program] = p.derived.setdefault("patched", {})

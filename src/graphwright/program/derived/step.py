@@ -1,7 +1,7 @@
 """A training step as one program: forward, objective, backward and update, which follows edits of the trained program.
 
-Forward and backward are updated node by node. Objective and update are the caller's tensor code: when something that
-they depend on changes they are traced again, reusing the nodes of the previous trace.
+Forward and backward are updated node by node. Objective and update are the caller's tensor code. They are traced again
+when something they depend on changes; the new trace reuses the nodes of the previous one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class TracedNodes(NamedTuple):
     """The nodes of one trace."""
 
     by_content: dict[tuple[Any, ...], NodeId]  # (op, operands, attributes), or the id of an array or variable -> node
-    by_role: dict[tuple[str, int, str], NodeId]  # (name, number among nodes of that name, attributes) -> node
+    by_role: dict[tuple[str, int, str], NodeId]  # (scope and op, how often it was recorded so far, attributes) -> node
 
 
 class ReusingRecorder(MirrorRecorder):
-    """Records tensor code into a derived program, reusing the nodes of the previous trace, `before`.
+    """A recorder of tensor code into a derived program that reuses the nodes of the previous trace, `before`.
 
-    A node with the same role but other operands is rewired, so its readers see no change. `stored` maps the id of each
-    variable of the source that the program reads to its node there.
+    A node with the same role (see `TracedNodes.by_role`) but different operands is rewired, so its readers see no
+    change. `stored` maps the id of each variable of the source that is mirrored to its value in the derived program.
     """
 
     def __init__(self, mirror: MirroredProgram, before: TracedNodes, stored: Mapping[int, Value]) -> None:
@@ -52,15 +52,15 @@ class ReusingRecorder(MirrorRecorder):
         self._counts: Counter[str] = Counter()
 
     def tensor(self, value: Value) -> Tensor:
-        """A value of the program as a symbolic tensor of this trace."""
+        """Return a value of the program as a symbolic tensor of this trace."""
         return self._mirror.tensor(value, self)
 
     def written(self) -> Iterable[tuple[int, Value, Value]]:
-        """(id of the variable, its node, its new value) of each assignment."""
+        """Return (id of the variable, its value, its new value) for each assignment in the trace."""
         return [(key, self.variables[key][1], self.value_of(value)) for key, value in self._current.items()]
 
     def record(self, op: Op, inputs: Sequence[Symbol], attrs: Mapping[str, Any]) -> tuple[Symbol, ...]:
-        """Record one operation."""
+        """Reuse, rewire or add a node for one operation."""
         operands = [self._own(s) for s in inputs]
         attributes = repr(sorted(attrs.items()))
         base = ".".join((*scope.get(), op.name))
@@ -79,7 +79,7 @@ class ReusingRecorder(MirrorRecorder):
     def _rewired(
         self, role: tuple[str, int, str], op: Op, operands: list[Value], attrs: Mapping[str, Any]
     ) -> NodeId | None:
-        """The node that had this role in the previous trace, reading the new operands; None if it cannot be reused."""
+        """Rewire the node that had this role in the previous trace to the new operands; None if it cannot be reused."""
         p, node = self.program, self._before.by_role.get(role)
         if node is None or node in self._taken or node not in p.graph:
             return None
@@ -89,13 +89,13 @@ class ReusingRecorder(MirrorRecorder):
         return node
 
     def value_of(self, tensor: Tensor) -> Value:
-        """The node of a tensor; an untracked array becomes a constant."""
+        """Return the node value of a tensor; a plain array becomes a constant."""
         if isinstance(tensor, Variable) or isinstance(tensor.data, Symbol):
             return super().value_of(tensor)
         return Value(self._take((id(tensor.data),), lambda: super(ReusingRecorder, self).value_of(tensor).node))
 
     def source(self, kind: str, name: str, spec: Spec, attrs: Mapping[str, Any]) -> NodeId:
-        """Add a param, const or state before all other nodes."""
+        """Add a param, const or state before all other nodes; return it."""
         return self._mirror.recorder.source(kind, name, spec, attrs)
 
     def _source(self, variable: Variable) -> Value:
@@ -115,7 +115,7 @@ class ReusingRecorder(MirrorRecorder):
         return self.source(kind, name, variable.spec, {"key": name})
 
     def _take(self, key: tuple[Any, ...], make: Callable[[], NodeId]) -> NodeId:
-        """The node of this content: of this trace, of the previous one, or a new one."""
+        """Return the node with this content: one of this trace, else a reusable one of the previous, else a new one."""
         node = self.now.by_content.get(key)
         if node is None:
             node = self._before.by_content.get(key)
@@ -127,25 +127,26 @@ class ReusingRecorder(MirrorRecorder):
 
 
 Objective = Callable[[Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
-"""(outputs and inputs by name) -> what is differentiated, and the results of the step by name."""
+"""(outputs and inputs by name) -> the value to differentiate, and the results of the step by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingTask:
     """What a training step does with a program."""
 
-    inputs: Mapping[str, Spec]  # specs of the program's inputs, and of further ones that the objective reads
+    inputs: Mapping[str, Spec]  # specs of the program's inputs, and of additional inputs of the objective
     reads: Sequence[str]  # outputs of the program that the objective reads
-    objective: Objective  # see `Objective`; runs with a tape
+    objective: Objective  # see `Objective`; runs with gradients enabled
     trained: Callable[[], Iterable[Parameter]]  # returns the parameters trained now
     update: Callable[[], None]  # assigns new values to variables from the `.grad` of the parameters
     low: DType | None = None  # the 16-bit float of autocast, if it is on
 
 
 class TrainingStepGraph:
-    """One training step of `source`, which is never changed; `update` follows its edits.
+    """One training step of `source` as a program; `update` follows the edits of `source`, which is never changed.
 
-    Its `program` maps the inputs to the results of the objective, and writes what the source and the update write.
+    Its `program` maps the inputs to the results of the objective. It performs the writes of the source and of the
+    parameter update.
     """
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
@@ -172,7 +173,7 @@ class TrainingStepGraph:
 
     @property
     def usable(self) -> bool:
-        """True while `program` was edited by this object alone, and the source has the inputs it had."""
+        """True while only this object has edited `program` and the inputs of the source are unchanged."""
         same_inputs = set(self.program.input_names()) == set(self.task.inputs)
         return same_inputs and updatable(self.source) and self.mirror.usable
 
@@ -196,7 +197,7 @@ class TrainingStepGraph:
             self._update_backward(visited, trained)
 
     def _update_backward(self, visited: set[NodeId], trained: Sequence[Parameter]) -> None:
-        """Update objective, backward and parameter update, each as far as it depends on a change."""
+        """Update the backward, and trace objective and parameter update again if what they depend on changed."""
         source, mirror = self.source, self.mirror
         nodes = [n for kind in (PARAM, STATE) for n in source.of_kind(kind) if mirror.has_twin(n)]
         self._stored = {id(source.weights[source.key(n)]): (n, mirror.twin(Value(n))) for n in nodes}
@@ -217,7 +218,7 @@ class TrainingStepGraph:
         self._update_key = key
 
     def _trace_objective(self, trained: Sequence[Parameter]) -> ReusingRecorder:
-        """Trace the objective and its gradient; returns the recorder, which goes on to trace the update."""
+        """Trace the objective and its gradient; return the recorder, which then also traces the update."""
         mirror = self.mirror
         recorder = ReusingRecorder(mirror, self._traced, {key: twin for key, (_, twin) in self._stored.items()})
         for target, value in writes(self.source):
@@ -254,7 +255,7 @@ class TrainingStepGraph:
         return recorder
 
     def _trace_update(self, recorder: ReusingRecorder, grads: Sequence[tuple[Parameter, Value]]) -> None:
-        """Trace the update, declare the results and writes, and discard the nodes that are no longer used."""
+        """Trace the parameter update, set the outputs and writes of the program, and discard unused nodes."""
         p, discard = self.program, self.mirror.discard
         with recording(recorder):
             try:
@@ -290,7 +291,10 @@ class TrainingStepGraph:
 
 
 class RetracedStep:
-    """A training step of a program that `TrainingStepGraph` cannot follow, traced again after every edit."""
+    """A training step of a program with checkpoints or opaque ops, which `TrainingStepGraph` cannot update.
+
+    After an edit of the program it is no longer `usable`, and the caller traces a new one.
+    """
 
     def __init__(self, source: Program, task: TrainingTask) -> None:
         def step(*feeds: Tensor) -> Mapping[str, Tensor]:
@@ -310,7 +314,7 @@ class RetracedStep:
 
     @property
     def usable(self) -> bool:
-        """True while the source has the traced version."""
+        """True while the source has no edits since the trace and still has checkpoints or opaque ops."""
         return self.source.version == self.version and not updatable(self.source)
 
     @property
@@ -319,4 +323,4 @@ class RetracedStep:
         return all(fact() == value for fact, value in self._recorder.facts)
 
     def update(self) -> None:
-        """Do nothing: a changed source is traced again."""
+        """Do nothing: after an edit of the source the caller makes a new object."""

@@ -13,21 +13,22 @@ from graphwright.program.kinds import CONST, INPUT, PARAM, STATE
 from graphwright.program.op_graph import Value
 from graphwright.program.program import Program
 
-STEPS = 3  # uses of one parameter from which the tape counts as a loop over steps; a tied weight has two
+STEPS = 3  # least number of uses of one parameter for which the tape is a loop over steps; a tied weight has two uses
 
 
 def tape(*tensors: Tensor, name: str = "tape") -> Program:
-    """The graph that gradients of eager tensors flow through: `gw.tape(loss).to_svg("loss.svg")`.
+    """Return the graph through which gradients of eager tensors flow: `gw.tape(loss).to_svg("loss.svg")`.
 
-    Parameters and variables are params and states that share memory with their owners; an op that reads a parameter is
-    named after its module. Other operands are consts where the tape saved a scalar, else inputs, because their values
-    were not saved. The ops of a loop over time are named `step.0`, `step.1`, ... by how often their parameters were
-    used before, so that pictures fold the loop. Outputs are `out`, `out_1`, ...
+    Parameters become params and other variables states; they share memory with the originals. An op that reads a
+    parameter is named after the module of the parameter. Of the other operands, scalars that the tape saved become
+    consts; the rest become inputs, because their values were not saved. The ops of a loop over time are named
+    `step.0.<op>`, `step.1.<op>`, ..., so that pictures fold the loop; the step of an op is the number of earlier uses
+    of its parameters. Outputs are `out`, `out_1`, ...
     Raises: UsageError for a tensor without a tape, or inside a trace.
     """
     for t in tensors:
         if not isinstance(t, Tensor) or t.node is None or not isinstance(t.data, NDArray):
-            raise UsageError("this tensor has no tape: it was not computed from anything that requires a gradient",
+            raise UsageError("the tensor has no tape: it was not computed from a tensor that requires a gradient",
                              got=repr(t)[:80], fix="gw.trace(fn, *examples) records any tensor code")  # fmt: skip
     nodes = sorted(_ancestors([t.node for t in tensors]), key=lambda node: node.seq)
     made = _TapeProgram(name, _steps(nodes))
@@ -38,7 +39,7 @@ def tape(*tensors: Tensor, name: str = "tape") -> Program:
 
 
 def _ancestors(roots: Sequence[Any]) -> set[Any]:
-    """The tape nodes that roots depend on, and the roots."""
+    """Return the tape nodes on which the roots depend, and the roots."""
     stack, seen = list(roots), set(roots)
     while stack:
         for edge in stack.pop().edges:
@@ -49,7 +50,10 @@ def _ancestors(roots: Sequence[Any]) -> set[Any]:
 
 
 def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
-    """Tape node -> loop step: the number of earlier uses of its parameters, at least the step of its operands."""
+    """Return tape node -> loop step; empty if no parameter has at least `STEPS` uses.
+
+    The step is the number of earlier uses of the node's parameters, or the largest step of its operands if greater.
+    """
     uses: Counter[int] = Counter()
     step: dict[Any, int] = {}
     for node in nodes:
@@ -61,7 +65,7 @@ def _steps(nodes: Sequence[Any]) -> dict[Any, int]:
 
 
 class _TapeProgram:
-    """A program under construction; `values` maps (tape node, port), or the id of a leaf, to its value."""
+    """The program built from a tape; `values` maps (tape node, port), or the id of a leaf, to a value of `program`."""
 
     def __init__(self, name: str, steps: Mapping[Any, int]) -> None:
         self.program = Program(name)
@@ -70,7 +74,7 @@ class _TapeProgram:
         self._leaves: list[Tensor] = []  # alive, so that no id is used twice
 
     def add(self, node: Any) -> None:
-        """Add an operation, after its operands."""
+        """Add the operation of a tape node, whose operands were added before."""
         p = self.program
         step = f"step.{self._steps[node]}." if self._steps else ""
         operands = [self._operand(node, number, edge, step) for number, edge in enumerate(node.edges)]

@@ -1,6 +1,7 @@
 """Pictures of a program as DOT, SVG and HTML: plain Python, no external program, the same bytes on every machine.
 
-A program becomes a scene, its groups are arranged and laid out, the layout becomes shapes, and shapes become text.
+A program is read into a scene (`scene`), split into groups of modules (`groups`), arranged in rows and lanes
+(`arrange`), laid out in pixels (`layout`), and written as SVG, HTML or DOT text.
 """
 
 from __future__ import annotations

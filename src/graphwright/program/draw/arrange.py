@@ -1,8 +1,9 @@
-"""The arrangement of one group: rows and lanes of its children and the routes of its wires, before sizes are known.
+"""The arrangement of one group (module): rows and lanes of its children and routes of its wires, before pixel sizes.
 
-An arrangement depends only on the content of the group, not on which children are open. Opening a child moves its
-neighbours apart and changes no row, lane or track. Children are numbered 0..n-1 in order of creation; edges join
-children.
+A row is a horizontal band of boxes, a lane a vertical one. Wires run vertically in lanes, or on tracks in the channels
+between lanes, and horizontally on tracks in the gutters between rows. An arrangement depends only on the content of
+the group, not on which children are open: opening a child moves its neighbours apart and changes no row, lane or
+track. Children (nodes and inner groups) are numbered 0..n-1 in order of creation.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ Lists = list[list[int]]
 class X(NamedTuple):
     """A horizontal position: pin `b` of child `a` (IN, OUT), track `b` of channel `a` (TRACK), or lane `a` (LANE).
 
-    The pins of a group are numbered by entry or exit; a pin on top of a node is an offset from the middle in half
-    steps. Channel k is between lanes k and k + 1.
+    A pin is the point where a wire meets a box. `b` is the index of the entry or exit if the child is a group; for a
+    pin on top of a node it is the offset from the middle in half steps. Channel k is between lanes k and k + 1.
     """
 
     kind: int
@@ -41,15 +42,16 @@ class X(NamedTuple):
 class Wire:
     """The route from the source of a net to one target: down at `xs[0]`, across gutter `bends[0]` to `xs[1]`, ...
 
-    Gutter g is below row g, gutter -1 at the top. After `gutter_tracks` a bend is (gutter, track).
+    A bend is (gutter, track); tracks are 0 until `gutter_tracks` sets them. Gutter g is below row g, gutter -1 at the
+    top.
     """
 
     net: int
     target: int
     xs: list[X]
     bends: list[tuple[int, int]]
-    back: bool = False
-    level: bool = False  # arrives from straight above
+    back: bool = False  # whether it leads up, because it closes a cycle
+    level: bool = False  # whether it arrives from straight above
 
 
 @dataclass(slots=True)
@@ -69,9 +71,12 @@ class Arrangement:
 
 
 def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: int, exits: int) -> Arrangement:
-    """Arrange the children of one group; `inner` has, per child, its arrangement if it is a group.
+    """Arrange the children of one group.
 
-    Nets of entries come first. `entries` and `exits` are the numbers of sources that enter and leave.
+    Args:
+        nets: the nets of the group; those that enter from outside come first.
+        inner: per child its own arrangement, None for a node.
+        entries, exits: number of values that enter the group from outside, and that leave it.
     """
     router = _Router(nets, inner, entries, exits)
     wires = router.wires()
@@ -85,7 +90,7 @@ def arrange(nets: Sequence[Net], inner: Sequence[Arrangement | None], entries: i
 
 
 def _steps(positions: list[int], main: int) -> list[int]:
-    """Number pins from left to right, 0 for the main pin (else for the middle one)."""
+    """Number pins from left to right, with 0 for pin `main`, or for the middle pin if `main` is -1."""
     order = sorted(range(len(positions)), key=lambda k: (positions[k], k != main, k))
     zero = order.index(main) if main >= 0 else len(order) // 2
     number = {k: place - zero for place, k in enumerate(order)}
@@ -125,7 +130,7 @@ class _Router:
 
     # -- routes --------------------------------------------------------------------------------------------------------
     def wires(self) -> list[Wire]:
-        """Route all nets, short ones first, so that they stay inside; returns the wires in order of the nets."""
+        """Route all nets, short ones first, so that long ones run outside; return the wires in order of the nets."""
         routes = {k: self._route(k) for k in sorted(range(len(self.nets)), key=lambda k: (self._reach(k), k))}
         return [wire for k in range(len(self.nets)) for wire in routes[k]]
 
@@ -194,7 +199,7 @@ class _Router:
     def _on_track(
         self, net: Net, wires: list[Wire], some: list[int], source: X | None, own: int, start: int, back: bool
     ) -> X:
-        """Route wires of one net on one track."""
+        """Route the wires `some` of one net on one shared track; return the position at which the net starts."""
         targets = [net.targets[k] for k in some]
         rows = [self._row(t) for t, _ in targets]
         first, last = (min(rows), start) if back else (start + 1, max(rows) - 1)
@@ -218,7 +223,11 @@ class _Router:
         return track if source is None else source
 
     def _channel(self, own: int, others: list[int], first: int, last: int, back: bool) -> int:
-        """Choose the channel beside the source's lane on the side of the targets, beyond obstacles straight below."""
+        """Choose the channel for a track in rows `first` to `last`.
+
+        It is beside the lane `own` of the source, on the side of the target lanes `others`. If these are balanced, it
+        is beside the nearest lane that is free in these rows. For wires that lead up, it is right of all used lanes.
+        """
         used = set(self.taken.used(first, last))
         if back:
             return max(used | {own, *others})
@@ -231,7 +240,7 @@ class _Router:
 
     # -- pins --------------------------------------------------------------------------------------------------------
     def position(self, x: X) -> int:
-        """A number that grows from left to right and is known before pixels are."""
+        """Return a number that orders positions from left to right, before pixels are known."""
         if x.kind == LANE:
             return x.a * 1000
         if x.kind == TRACK:
@@ -242,9 +251,9 @@ class _Router:
         return self.lane[x.a] * 1000 + max(-400, min(400, inner.steps[x.kind][x.b] * 16))
 
     def assign_pins(self, wires: list[Wire]) -> list[int]:
-        """Assign each wire into a node its pin, sorted by the side it comes from, and straighten wires where possible.
+        """Assign a pin to each wire into a node, from left to right by its origin; straighten wires if possible.
 
-        Returns: per child the largest offset in use.
+        Returns: per child the largest absolute pin offset, in half steps.
         """
         arriving: dict[int, list[Wire]] = {}
         for wire in wires:
@@ -274,7 +283,7 @@ class _Router:
         return widest
 
     def on_axis(self, x: X) -> bool:
-        """Whether a position is the middle of its lane, whether its child is open or closed."""
+        """Return True if a position is the middle of its lane, both while its child is open and while it is closed."""
         if x.kind in (LANE, TRACK):
             return x.kind == LANE
         inner = self.inner[x.a]
@@ -284,9 +293,9 @@ class _Router:
 
 
 def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Find the edges that close cycles: within each strongly connected component, those to an older child.
+    """Find the edges that close cycles: in each strongly connected component, the edges to the same or an older child.
 
-    Modules can form a cycle where the program has none: two modules that read each other.
+    Two modules that read each other form a cycle, although the nodes of the program do not.
     """
     after: Lists = [[] for _ in range(n)]
     for a, b in edges:
@@ -296,9 +305,10 @@ def return_arcs(n: int, edges: Sequence[tuple[int, int]]) -> set[tuple[int, int]
 
 
 def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[int]]:
-    """Compute the row of each child, the length of the longest path to it, and a topological order.
+    """Compute the row of each child, which is the length of the longest path to it; also return a topological order.
 
-    A source moves to the row above its first reader, unless it is in `fed`: those read something outside the group.
+    A child without predecessors moves down to the row above its first reader, unless it is in `fed`, the children that
+    read a value from outside the group.
     """
     order = kahn_order(after)
     rank = longest_paths(after, order)
@@ -309,11 +319,14 @@ def ranks(before: Lists, after: Lists, fed: set[int]) -> tuple[list[int], list[i
 
 
 def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits: list[int]) -> tuple[int, list[int]]:
-    """Find the main entry (-1 for none) and the trunk: the children on every path from there to the main exit.
+    """Find the main entry (-1 if there is no entry) and the trunk: the children on every path from it to the main exit.
 
-    The main exit is the lowest child of `exits`, which are read outside (else the lowest of all); the main entry starts
-    the longest path to it. In a residual network the trunk consists of the junctions. `entries` lists, per entry, the
-    children that read it.
+    The main exit is the lowest child that is read outside the group, or the lowest of all children. The main entry is
+    the start of the longest path to it. In a residual network the trunk consists of the junctions.
+
+    Args:
+        entries: per entry the children that read it.
+        exits: the children that are read outside the group.
     """
     if not order:
         return (0 if entries else -1), []
@@ -334,7 +347,10 @@ def trunk(rank: list[int], order: list[int], after: Lists, entries: Lists, exits
 
 
 def _on_every_path(order: list[int], after: Lists, start: list[int], useful: dict[int, int]) -> list[int]:
-    """Find the children on all paths from `start` in one sweep: those that no edge bypasses."""
+    """Find the children on all paths from `start` to the exit in one sweep: the children that no edge bypasses.
+
+    The keys of `useful` are the children from which the exit can be reached.
+    """
     reached = set(start)
     for i in order:
         if i in reached:
@@ -357,16 +373,16 @@ class Occupancy:
         self._rows: dict[int, int] = {0: 0}
 
     def free(self, lane: int, first: int, last: int) -> bool:
-        """Whether no row from `first` to `last` is in use."""
+        """Return True if no row of a lane from `first` to `last` is in use."""
         return last < first or not self._rows.get(lane, 0) & _span(first, last)
 
     def take(self, lane: int, first: int, last: int) -> None:
-        """Reserve rows `first` to `last`."""
+        """Mark rows `first` to `last` of a lane as used."""
         if last >= first:
             self._rows[lane] = self._rows.get(lane, 0) | _span(first, last)
 
     def used(self, first: int, last: int) -> list[int]:
-        """The lanes with a row in use between `first` and `last`, ascending."""
+        """Return the lanes with a used row between `first` and `last`, ascending."""
         return [lane for lane in sorted(self._rows) if not self.free(lane, first, last)]
 
 
@@ -377,9 +393,12 @@ def _span(first: int, last: int) -> int:
 def lanes(
     rank: list[int], before: Lists, after: Lists, spine: list[int], inlet: bool, outlet: bool
 ) -> tuple[list[int], Occupancy, set[tuple[int, int]]]:
-    """Assign a lane to each child; also return the rows in use and the edges that run straight down a lane.
+    """Assign a lane to each child; also return the used rows per lane and the edges that run straight down a lane.
 
-    `spine` is the trunk; `inlet` and `outlet` tell whether the main entry feeds its first child, and its last the exit.
+    Args:
+        spine: the children of the trunk, which get lane 0.
+        inlet: whether the first child of the trunk reads the main entry.
+        outlet: whether the last child of the trunk is read outside the group.
     """
     lane = [0] * len(rank)
     taken = Occupancy()
@@ -413,10 +432,10 @@ def lanes(
 
 
 def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Lists:
-    """Cover all children outside the trunk by paths, in order of their first child.
+    """Split the children outside the trunk into chains, each drawn in one lane; sorted by their first child.
 
-    Two children are linked if each is the other's first choice: the reader with the longest path below it, and the
-    source in the lowest row. The remaining children are linked where they can be.
+    A child is linked to its reader with the longest path below it, if it is the lowest source of that reader. Then each
+    child without a predecessor in a chain is linked to its lowest source that has no successor yet, if any.
     """
     n = len(rank)
     height = [0] * n
@@ -450,7 +469,7 @@ def _chains(rank: list[int], before: Lists, after: Lists, spine: set[int]) -> Li
 
 
 def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) -> None:
-    """Assign lanes to the chains of one section, from left to right, around lane 0 if that is free."""
+    """Assign lanes to the chains beside one section of the trunk, from left to right; lane 0 is used if it is free."""
     first, last = min(rank[c[0]] for c in chains), max(rank[c[-1]] for c in chains)
     steps = sorted(s for c in chains for s in ((rank[c[0]], 1), (rank[c[-1]] + 1, -1)))
     width = max(accumulate(step for _, step in steps))  # the most chains that share a row
@@ -468,10 +487,11 @@ def _place(chains: Lists, rank: list[int], lane: list[int], taken: Occupancy) ->
 
 
 def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]) -> list[int]:
-    """Assign a track to every bend; wires of one net share their track.
+    """Assign a track to every bend; the wires of one net share a track.
 
-    Two nets share a track if their segments do not touch. Where one net arrives at the position from which another
-    leaves, it turns above the other, so that their vertical parts do not overlap. Cyclic constraints are cut.
+    Two nets share a track of a gutter if their horizontal segments do not touch. If one net enters the gutter at the
+    horizontal position at which another net leaves it, the first gets the upper track, so that their vertical segments
+    do not overlap. Cycles of such constraints are broken.
     Returns: the number of tracks per gutter, from the one above row 0 on.
     """
     ends: list[dict[int, tuple[set[int], set[int]]]] = [{} for _ in range(rows + 1)]  # net -> above and below a gutter
@@ -487,7 +507,7 @@ def gutter_tracks(wires: Sequence[Wire], rows: int, position: Callable[[X], int]
 
 
 def _assign(nets: dict[int, tuple[set[int], set[int]]]) -> dict[int, int]:
-    """Assign a track of one gutter to each net, given its ends above and below."""
+    """Assign a track of one gutter to each net, given the positions of its ends above and below the gutter."""
     span = {net: (min(above | below), max(above | below)) for net, (above, below) in nets.items()}
     leaving: dict[int, list[int]] = {}
     for net, (_, below) in nets.items():

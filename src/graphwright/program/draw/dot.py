@@ -36,8 +36,8 @@ def to_dot(
     Attention edges are solid blue, data edges green, residual dashed red, state dotted purple, removed grey.
 
     Args:
-        color: `"family"` fills boxes by their family, None leaves them white; a mapping of numbers by node or path is
-            drawn as colours, a mapping of notes as severities with tooltips.
+        color: `"family"` fills boxes by their kind of op, None leaves them white. A mapping of numbers by node or path
+            is drawn as a colour scale, a mapping of notes by node as severities with tooltips.
         scale: scale of the numbers, `linear` or `log`.
         options: see `PictureOptions`.
     """
@@ -80,7 +80,7 @@ def to_dot(
 
 
 def quoted(value: str) -> str:
-    """A DOT string, with quotes, backslashes and invisible characters escaped."""
+    """Return a quoted DOT string, with quotes, backslashes and invisible characters escaped."""
     return '"' + clean(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,8 +1,9 @@
 """The modules of a scene as a tree of groups, the nets inside each group, and which groups a picture opens.
 
-A net is one source with all its readers inside one group. It starts at a child of the group or enters through the top;
-it ends at children or leaves through the bottom. Nets depend only on the content of the group, so equal modules have
-equal nets and equal hashes.
+A group holds the nodes under one dotted path. A net is one source with all its readers inside one group. It starts at a
+child of the group or enters through the top; it ends at children or leaves through the bottom. An entry is an outside
+node read inside the group, an exit an inside node read outside. Nets depend only on the content of the group, so equal
+modules have equal nets and equal hashes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ OUTSIDE = -1
 
 @dataclass(slots=True)
 class Net:
-    """One source inside one group."""
+    """One source node with all its readers inside one group."""
 
     node: int  # index of the source in `Scene.nodes`
     child: int = OUTSIDE  # the child where the net starts; OUTSIDE for an entry
-    slot: int = 0  # the exit of that child, or the number of the entry
+    slot: int = 0  # index of the exit of that child, or of the entry
     targets: list[tuple[int, int]] = field(default_factory=list)  # (child, its entry) per reader; OUTSIDE for an exit
     edges: list[list[int]] = field(default_factory=list)  # per target, indices in `Scene.edges`
 
 
 @dataclass(slots=True)
 class ModuleGroup:
-    """One group of the tree."""
+    """One group of the tree: the nodes and inner groups under one path."""
 
     path: str  # dotted path; empty for the whole program
     segment: str  # last part of the path
@@ -75,20 +76,23 @@ class GroupTree:
     by_path: dict[str, int]
 
     def chain(self, node: int) -> list[int]:
-        """The groups around a node, innermost first, the root last."""
+        """Return the groups around a node, innermost first, the root last."""
         found = [self.home[node]]
         while found[-1] != ROOT:
             found.append(self.modules[found[-1]].parent)
         return found
 
     def seat(self, item: int) -> tuple[int, int]:
-        """The group around a node, or around the group ~item, and the position among its children."""
+        """Return the group around a node (or around the group ~item if item < 0), and the index among its children."""
         if item >= 0:
             return self.home[item], self.position[item]
         return self.modules[~item].parent, self.modules[~item].position
 
     def legs(self, src: int, dst: int) -> tuple[list[tuple[int, int]], int]:
-        """The way of an edge between nodes or ~groups: (group, child or OUTSIDE) per group, and how many it leaves."""
+        """Return the groups that an edge crosses, in order, each with the child (or OUTSIDE) at which it ends there.
+
+        Ends are nodes, or ~index of a group. The second result is the number of groups that the edge leaves.
+        """
         (up, _), (down, child) = self.seat(src), self.seat(dst)
         out, into = [], []
         while up != down:
@@ -124,7 +128,7 @@ def grow(scene: Scene) -> GroupTree:
 
 
 def _group_at(tree: GroupTree, path: str) -> int:
-    """The group of a path; groups that are missing are added."""
+    """Return the group of a path; add it and the groups around it if they are missing."""
     missing = []
     while path not in tree.by_path:
         missing.append(path)
@@ -175,7 +179,7 @@ def wire(scene: Scene, tree: GroupTree) -> None:
 
 
 def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None:
-    """Hash every group, children first; `labels` are the texts of the nodes."""
+    """Hash every group, inner groups first; `labels` are the texts of the nodes."""
     for module in reversed(tree.modules):
         parts: list[object] = [len(module.entries), len(module.exits)]
         for child in module.children:
@@ -192,13 +196,13 @@ def digest(scene: Scene, tree: GroupTree, labels: list[tuple[str, ...]]) -> None
         module.hash = blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-BUNDLE = "nodes"  # name of the groups made of consecutive nodes where there is no module to close
+BUNDLE = "nodes"  # name of the groups that `bundled` makes of consecutive nodes
 
 _NUMBERED = re.compile(r"(.*?)(0|[1-9]\d*)", re.DOTALL)
 
 
 def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
-    """Find per group the runs of two or more equal child groups with consecutive numbers."""
+    """Find the runs of each group: two or more equal inner groups with consecutive numbers, as `block3`, `block4`."""
     found: dict[int, list[list[int]]] = {}
     for at, module in enumerate(tree.modules):
         keys: dict[int, tuple[object, ...]] = {}
@@ -213,7 +217,7 @@ def runs(tree: GroupTree) -> dict[int, list[list[int]]]:
 
 
 def folded(scene: Scene, tree: GroupTree) -> Scene:
-    """Draw each run of equal modules once, as `layers.[0-21]`, without the edges inside a run."""
+    """Return a scene with each run of equal modules once, as `layers.[0-21]`, without the edges inside a run."""
     found = runs(tree)
     stands_for: dict[int, tuple[int, str, int]] = {}  # module -> (first of its run, new segment, length)
     for lists in found.values():
@@ -249,7 +253,7 @@ def folded(scene: Scene, tree: GroupTree) -> Scene:
 
 
 def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[int, str, int]]) -> bool:
-    """Whether an edge joins two members of one run: drawn, it would be a loop."""
+    """Return True if an edge joins two modules of one run; the folded run would read itself."""
     legs, left = tree.legs(edge.src, edge.dst)
     if left == 0 or left + 1 == len(legs):
         return False
@@ -258,7 +262,10 @@ def _within_a_run(tree: GroupTree, edge: SceneEdge, stands_for: dict[int, tuple[
 
 
 def bundled(scene: Scene, tree: GroupTree, size: int) -> Scene:
-    """Put the root's children into groups of `size` consecutive ones, in topological order; cycles come last."""
+    """Return a scene in which every `size` children of the root, in topological order, form a new group.
+
+    Children on cycles come last.
+    """
     order = {i: k for k, i in enumerate(kahn_order(data_readers(scene)))}
     top = [ROOT]
     for module in tree.modules[1:]:
@@ -292,7 +299,10 @@ ROOMY = 60  # number of boxes up to which groups open by default where no module
 
 @dataclass(slots=True)
 class SceneView:
-    """A scene, its tree and its open groups; `closed` are the paths that the budget closed or bundled."""
+    """A scene, its tree, the labels of its nodes and its open groups.
+
+    `closed` are the paths of groups and runs that were closed, folded or bundled to stay within the budget.
+    """
 
     scene: Scene
     tree: GroupTree
@@ -301,7 +311,7 @@ class SceneView:
     closed: tuple[str, ...] = ()
 
     def shown_as(self) -> list[int]:
-        """Per module, the closed module that is drawn in its stead (perhaps itself), or -1 if it is open."""
+        """Return, per module, the outermost closed module around it (perhaps itself), or -1 if all are open."""
         top = [-1]
         for at, module in enumerate(self.tree.modules[1:], start=1):
             above = top[module.parent]
@@ -309,7 +319,7 @@ class SceneView:
         return top
 
     def visible(self) -> list[int]:
-        """Per node, what is drawn for it: the node itself, or ~module."""
+        """Return, per node, what is drawn for it: the node itself, or ~index of the closed module that hides it."""
         top = self.shown_as()
         return [i if top[home] < 0 else ~top[home] for i, home in enumerate(self.tree.home)]
 
@@ -342,7 +352,7 @@ def view(scene: Scene, expanded: Set[str] | None, level: int | None, fold: bool,
 
 
 def _bundled(found: SceneView, size: int) -> SceneView:
-    """Bundle the root's children in groups of `size`, all closed and listed as closed."""
+    """Bundle the root's children in groups of `size`, all closed and listed in `closed`."""
     made = _prepared(bundled(found.scene, found.tree, size))
     made.open = {ROOT}
     made.closed = tuple(m.path for m in made.tree.modules[1:] if m.depth == 1)
@@ -373,7 +383,7 @@ def _wanted(found: SceneView, expanded: Set[str] | None, level: int | None) -> s
 
 
 def _marked(found: SceneView) -> set[int]:
-    """Groups with a difference between the two programs inside."""
+    """Return the groups that contain a difference between the two programs."""
     scene, tree = found.scene, found.tree
     marked = {i for i, node in enumerate(scene.nodes) if node.mark}
     marked.update(i for edge in scene.edges if edge.mark for i in (edge.src, edge.dst))
@@ -381,9 +391,10 @@ def _marked(found: SceneView) -> set[int]:
 
 
 def _readable(found: SceneView) -> set[int]:
-    """The groups to open by default.
+    """Choose the groups to open by default.
 
-    All of a small program; else those down to where modules repeat (the blocks of a decoder); else those that fit.
+    In a small program all groups open. If modules repeat (the blocks of a decoder), the groups around them open and the
+    repeated modules stay closed. Otherwise groups open while the number of boxes is at most `ROOMY`.
     """
     modules = found.tree.modules
     if len(found.scene.nodes) <= SMALL:
@@ -409,7 +420,7 @@ def _readable(found: SceneView) -> set[int]:
 
 
 def _numbered_parents(found: SceneView) -> set[int]:
-    """Groups with two or more child groups whose names end in a number, such as layers, blocks and experts."""
+    """Find the groups with two or more inner groups whose names end in a number, such as layers, blocks and experts."""
     counts: Counter[int] = Counter()
     for module in found.tree.modules[1:]:
         if module.segment[-1:].isdigit() or module.repeat > 1:
@@ -433,9 +444,9 @@ def _within(found: SceneView, expanded: Set[str] | None, level: int | None, fold
             found.open = _wanted(found, expanded, level)
             continue
         if deepest:
-            going = sorted(at for at in found.open if modules[at].depth == deepest)
-            closed.extend(modules[at].path for at in going if top[at] < 0)
-            found.open.difference_update(going)
+            closing = sorted(at for at in found.open if modules[at].depth == deepest)
+            closed.extend(modules[at].path for at in closing if top[at] < 0)
+            found.open.difference_update(closing)
             continue
         size, most, whole = 2, len(modules[ROOT].children), found
         while found.elements() > budget and size < 2 * most:

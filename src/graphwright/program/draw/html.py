@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def outline(made: Composition) -> str:
-    """Write the outline: nested `<details>`, one per group, and a line per node."""
+    """Write the text outline of a picture: nested `<details>`, one per group, and a line per node."""
     tree, scene = made.view.tree, made.view.scene
     out: list[str] = []
     opened = {at for at, top in enumerate(made.view.shown_as()) if top < 0}
@@ -83,7 +83,7 @@ def to_html(
     scale: str = "linear",
     **options: Unpack[PictureOptions],
 ) -> str:
-    """Draw a program as one HTML page without outside references; see `to_svg` for the arguments."""
+    """Draw a program as one HTML page without external resources; see `to_svg` for the arguments."""
     made = compose(program, **options)
     diff = options.get("diff") is not None
     drawn = made.layout()
@@ -160,7 +160,7 @@ def _content(
 
 
 def _box(box: Box, overlay: Overlay, blame: list[int], lines: Sequence[str] = ()) -> dict[str, Any]:
-    """A box as `page.js` draws it; `blame` are indices of journal entries."""
+    """Return a box as JSON for `page.js`; `blame` are indices of journal entries, `lines` further lines of its tip."""
     note = overlay.notes.get(box.target)
     found = {
         "path": clean(box.path),
@@ -182,7 +182,7 @@ def _plain(a: Arrangement, nets: Sequence[Net]) -> dict[str, Any]:
 
 
 def _blame(program: Program) -> tuple[list[str], dict[str, list[int]]]:
-    """Journal entries as text, and by path or checkpoint key the indices of the entries whose edits name it."""
+    """Return the journal entries as text, and path or checkpoint key -> indices of the entries whose edits name it."""
     entries: list[str] = []
     found: dict[str, list[int]] = {}
     for number, entry in enumerate(program.journal):

@@ -1,7 +1,7 @@
 """`layout(program)`: the position of every box, frame and edge of a picture in whole pixels; pure and deterministic.
 
-Rows follow the longest path, the residual trunk has its own lane, and equal modules share an arrangement. The inside of
-a group depends on the group alone, so an edit moves nothing inside the groups that it does not touch.
+The row of a box is the length of the longest path to it, the residual trunk has its own lane, and equal modules share
+an arrangement. The inside of a group depends on the group alone, so an edit moves nothing inside other groups.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Box:
 
     @property
     def target(self) -> str:
-        """The name by which an overlay colours it: the path, for a group with a final dot (as no node's path)."""
+        """The name of the box in an `Overlay`: its path, followed by a dot for a group (no node's path ends in one)."""
         return f"{self.path}." if self.kind == "group" else self.path
 
 
@@ -101,19 +101,20 @@ class PictureLayout:
 
 
 class PictureOptions(TypedDict, total=False):
-    """Options of every picture of a program. By default a small program opens completely.
+    """Options of every picture of a program.
 
-    Others open down to where modules repeat, such as the blocks of a decoder, each of which is one box. Groups come
-    from dotted names.
+    Dotted names divide the nodes into groups. An open group is drawn as a frame around its contents, a closed one as a
+    single box. By default all groups of a small program are open; in a larger one repeated modules, such as the blocks
+    of a decoder, are closed.
 
     Attributes:
         expanded: paths of the groups to open; a group opens only if the groups around it are open.
         level: instead of `expanded`: open every group above this depth.
-        budget: most boxes, frames and edges (2 000). Beyond it the deepest groups close first, runs of equal groups
-            fold, and what has no groups is bundled.
+        budget: maximum number of boxes, frames and edges (2 000). Beyond it the deepest groups are closed, runs of
+            equal groups are folded, and nodes outside of groups are bundled.
         fold: draw runs of equal numbered groups once, as `layers.[0-21]`; by default only runs of more than 64.
         params: draw params and consts as boxes of their own, not inside the nodes that read them.
-        diff: an earlier program; what it alone has is drawn too, and differences are marked.
+        diff: an earlier program to compare with; its removed nodes and edges are drawn too, and differences are marked.
     """
 
     expanded: Set[str] | None
@@ -130,7 +131,7 @@ def layout(program: Program, **options: Unpack[PictureOptions]) -> PictureLayout
 
 
 PAD, TITLE, GAP, STEP, PIN = 16, 22, 24, 8, 12
-"""Pixels around the children, for the title of a group, between boxes, between tracks, between pins."""
+"""Pixels: margin around the children, height of a group's title, gap between boxes, between tracks, between pins."""
 
 Points = list[tuple[int, int]]
 
@@ -139,8 +140,8 @@ Points = list[tuple[int, int]]
 class ChildExtent:
     """Extent of a child left and right of the middle of its lane, its height, and the offsets of its pins.
 
-    `pins` are those of a group by IN and OUT. A node has its input pins in steps of PIN / 2 from the middle, where its
-    result leaves.
+    `pins` are the offsets of a group's entries and exits from the middle; None for a node, whose input pins are
+    multiples of PIN / 2 from the middle and whose output pin is in the middle.
     """
 
     left: int
@@ -149,13 +150,13 @@ class ChildExtent:
     pins: tuple[Sequence[int], Sequence[int]] | None = None
 
     def pin(self, x: X) -> int:
-        """The offset of a pin from the middle."""
+        """Return the offset of a pin from the middle."""
         if self.pins is not None:
             return self.pins[x.kind][x.b]
         return x.b * PIN // 2 if x.kind == IN else 0
 
     def area(self, x: int, y: int) -> tuple[int, int, int, int]:
-        """Left, top, width and height where the middle is at x and the top at y."""
+        """Return left, top, width and height of the child if the middle of its lane is at x and its top at y."""
         return x - self.left, y, self.left + self.right, self.height
 
 
@@ -206,7 +207,7 @@ def position_children(group: ModuleGroup, sizes: Sequence[ChildExtent], title: i
 
 
 def straighten(points: Points) -> Points:
-    """Drop the points that are on the straight line between their neighbours."""
+    """Drop the points that are on the line between their neighbours; all segments are horizontal or vertical."""
     kept: Points = []
     for x, y in points:
         if kept and kept[-1] == (x, y):
@@ -221,7 +222,7 @@ def straighten(points: Points) -> Points:
 def _columns(
     a: Arrangement, sizes: Sequence[ChildExtent]
 ) -> tuple[dict[int, int], dict[tuple[int, int], int], int, int]:
-    """Compute the middle of each lane, the position of each track, and the extent on both sides of lane 0."""
+    """Compute the middle of each lane, the x of each track, and the extent left and right of the middle of lane 0."""
     wide: dict[int, tuple[int, int]] = {0: (0, 0)}
     for lane, size in zip(a.lane, sizes, strict=True):
         left, right = wide.get(lane, (0, 0))
@@ -246,7 +247,7 @@ def _columns(
 
 
 def _rows(a: Arrangement, sizes: Sequence[ChildExtent], head: int) -> tuple[list[int], list[int], int]:
-    """Compute the top of each row, the first track of each gutter, and the total height."""
+    """Compute the top of each row, the y of the first track of each gutter, and the total height."""
     heights = [0] * a.rows
     for row, size in zip(a.rank, sizes, strict=True):
         heights[row] = max(heights[row], size.height)
@@ -273,7 +274,7 @@ class Composition:
 
     # -- sizes -------------------------------------------------------------------------------------------------------
     def node_size(self, node: int, pins: int = 0) -> ChildExtent:
-        """The extent of a node's box, wide enough for its pins."""
+        """Compute the extent of a node's box, wide enough for its pins."""
         w, h = box_size(self.view.labels[node], self.view.scene.nodes[node].junction)
         if node in self.roomy:
             w, h = w * 7 // 10 * 2, h * 3 // 4 * 2
@@ -281,14 +282,14 @@ class Composition:
         return ChildExtent(w // 2, w // 2, h)
 
     def closed_size(self, group: ModuleGroup) -> ChildExtent:
-        """The extent of a group drawn as one box."""
+        """Compute the extent of a closed group, drawn as one box."""
         w, h = box_size(group.lines, junction=False)
         came, went = ([s * PIN for s in side] for side in group.arrangement.steps)
         half = max([w // 2, *(abs(x) + PIN for x in (*came, *went))])
         return ChildExtent(half, half, h, (came, went))
 
     def sizes(self, group: ModuleGroup) -> list[ChildExtent]:
-        """The extents of a group's children, as they are drawn now."""
+        """Return the extents of a group's children, open or closed as they are now."""
         found = []
         for k, child in enumerate(group.children):
             if child >= 0:
@@ -343,13 +344,13 @@ class Composition:
         return PictureLayout(drawn, edges, groups, width, root.height, closed, self.arrangement_count)
 
     def node_box(self, node: int, x: int = 0, y: int = 0, pins: int = 0, rank: int = 0, parent: str = "") -> Box:
-        """The box of a node whose middle is at x and whose top is at y."""
+        """Make the box of a node whose middle is at x and whose top is at y."""
         n, area = self.view.scene.nodes[node], self.node_size(node, pins).area(x, y)
         kind = "junction" if n.junction else n.op if n.op in KINDS else "op"
         return Box(n.path, kind, family(n), self.view.labels[node], tip(n), *area, rank, parent, n.members, n.mark)
 
     def group_box(self, group: ModuleGroup, x: int = 0, y: int = 0, rank: int = 0, parent: str = "") -> Box:
-        """The box of a closed group whose middle is at x and whose top is at y."""
+        """Make the box of a closed group whose middle is at x and whose top is at y."""
         members = tuple(m for i in group.members for m in self.view.scene.nodes[i].members)
         shown, area = "\n".join((clean(group.path), *group.lines[1:])), self.closed_size(group).area(x, y)
         return Box(group.path, "group", "group", group.lines, shown, *area, rank, parent, members, group.mark,
@@ -391,12 +392,12 @@ class Composition:
 
 
 def common(values: Sequence[str], otherwise: str) -> str:
-    """The value if all are equal, else `otherwise`."""
+    """Return the common value if all values are equal, else `otherwise`."""
     return values[0] if len(set(values)) == 1 else otherwise
 
 
 def tip(node: SceneNode) -> str:
-    """Describe a node: path, op, results, attributes and weights, a line each."""
+    """Describe a node for its tooltip: path, op, results, attributes and weights, a line each."""
     lines = [clean(node.path), clean(node.op)]
     lines += [f"result {spec!r}" for spec in node.specs]
     lines += [clean(f"{name} = {value}") for name, value in node.attrs.items()]

@@ -29,7 +29,7 @@ ADDED, REMOVED, CHANGED = "added", "removed", "changed"  # marks of a difference
 
 @dataclass(slots=True)
 class SceneNode:
-    """A node to draw; `weights` are (last segment, spec, checkpoint key) of params and consts drawn inside it."""
+    """A node to draw; `weights` are (last path segment, spec, checkpoint key) of params and consts drawn inside it."""
 
     path: str  # dotted name; in a folded run the repeated segment is a range: `layers.[0-21].attn`
     op: str  # op or kind
@@ -54,7 +54,7 @@ class SceneEdge(NamedTuple):
 
 @dataclass(slots=True)
 class Scene:
-    """Nodes, the edges between them, and by path how many modules each folded group stands for."""
+    """Nodes, the edges between them, and path of a folded group -> number of equal modules that it stands for."""
 
     nodes: list[SceneNode]
     edges: list[SceneEdge]
@@ -76,10 +76,10 @@ def read(p: Program) -> Scene:
 
 
 def union(program: Program, before: Program) -> Scene:
-    """Read two programs into one scene: what only `before` has is marked removed, other differences are marked too.
+    """Read two programs into one scene; nodes and edges are marked as added, removed or changed since `before`.
 
-    A node is changed if its name, op, attributes, specs, outputs or stored values differ. A rewired port shows as one
-    removed and one added edge.
+    A node is changed if its name, op, attributes, specs, output names or stored values differ. A rewired port is drawn
+    as one removed and one added edge.
     """
     now, old = read(program), read(before)
     renamed = renames(program, before)
@@ -121,9 +121,10 @@ def _differ(program: Program, before: Program, node: SceneNode, was: SceneNode) 
 
 
 def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
-    """The identity of each edge across two programs: both ends, and the input port.
+    """Return a key per edge that identifies it in two programs: path and result index of the source, path and port.
 
-    The inputs of a junction are interchangeable, so there the port is the number of equal edges before this one.
+    The inputs of a junction are interchangeable, so for them the number of earlier edges between the same ends replaces
+    the port.
     """
     seen: Counter[tuple[int, int, int]] = Counter()
     found = []
@@ -135,7 +136,7 @@ def _identities(scene: Scene) -> list[tuple[str, int, str, int]]:
 
 
 def inside_readers(scene: Scene) -> Scene:
-    """Draw params and consts inside the nodes that read them; unread ones stay nodes."""
+    """Return a scene with params and consts listed inside the nodes that read them; unread ones are kept as nodes."""
     nodes = scene.nodes
     read_by: dict[int, list[SceneEdge]] = {}
     for edge in scene.edges:
@@ -159,7 +160,7 @@ def inside_readers(scene: Scene) -> Scene:
 
 
 def feedback(scene: Scene) -> Scene:
-    """Draw each write of a state as an edge back into that state, whose box stands for both nodes."""
+    """Return a scene in which each write of a state is an edge back into that state, and its node is not drawn."""
     nodes, into = scene.nodes, {}
     for edge in scene.edges:
         if nodes[edge.dst].op == ASSIGN:
@@ -191,7 +192,7 @@ _FAR = 600  # nodes to visit before an edge is taken for a shortcut without furt
 
 
 def data_readers(scene: Scene) -> list[list[int]]:
-    """Per node, its readers in one step: an edge into a state belongs to the next step."""
+    """Return the readers of each node within one step; edges into a state are left out, as the next step reads them."""
     after: list[list[int]] = [[] for _ in scene.nodes]
     for edge in scene.edges:
         if scene.nodes[edge.dst].op != STATE:
@@ -200,10 +201,10 @@ def data_readers(scene: Scene) -> list[list[int]]:
 
 
 def kinds(scene: Scene) -> list[str]:
-    """Classify each edge.
+    """Return the kind of each edge: `residual`, `attention`, `state` or `data`.
 
-    `residual` is an edge into a sum that bypasses a branch: its source is also an ancestor of another operand.
-    `attention` goes into an attention op, `state` from a state, back into one, or into the write of one.
+    A `residual` edge enters a sum and bypasses a branch: its source is also an ancestor of another operand of the sum.
+    An `attention` edge enters an attention op. A `state` edge leaves a state, enters it, or enters a write of it.
     """
     nodes, edges = scene.nodes, scene.edges
     after = data_readers(scene)
@@ -226,7 +227,7 @@ def kinds(scene: Scene) -> list[str]:
 
 
 def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[int]) -> bool:
-    """Whether `src` is an ancestor of another operand."""
+    """Return True if `src` is an ancestor of another operand; assumed to be one after `_FAR` visited nodes."""
     seen = {i for i in operands if level[i] > level[src]}
     stack = sorted(seen)
     while stack:
@@ -242,7 +243,7 @@ def _bypasses(src: int, operands: list[int], into: list[list[int]], level: list[
 
 
 def family(node: SceneNode) -> str:
-    """The colour family of a box: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
+    """Return a node's colour family: `source`, `state`, `sum`, `attention`, `weight`, `view`, `pointwise` or `op`."""
     if node.op in KINDS:
         return "state" if node.op in (STATE, ASSIGN) else "source"
     row = OPS.get(node.op)

@@ -16,14 +16,14 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"})
 
 
 def clean(text: str) -> str:
-    r"""Make every character visible: control characters, direction marks and what XML forbids become `\u{...}`."""
+    r"""Replace control characters, direction marks and characters that XML forbids by a visible `\u{...}`."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(c if c == " " or unicodedata.category(c) not in _HIDDEN else f"\\u{{{ord(c):x}}}" for c in text)
 
 
 def escaped(value: str) -> str:
-    """A string as text or attribute value of XML and HTML."""
+    """Escape a string for use as text or attribute value of XML and HTML."""
     return escape(clean(value), quote=True)
 
 
@@ -46,24 +46,27 @@ class Shape:
 
 
 def shape(tag: str, *content: Shape | str, title: str = "", **attrs: Any) -> Shape:
-    """Make a shape. In attribute names `_` stands for `-`, a final `_` is dropped; attributes of None are left out."""
+    """Make an SVG element from keyword attributes: `shape("text", "hello", x=1, text_anchor="end", class_="small")`.
+
+    In names `_` becomes `-` (`text-anchor`) and a final `_` is dropped. Attributes with the value None are omitted.
+    """
     given = {name: value for name, value in attrs.items() if value is not None}
     named = {k if k[-1].isupper() else k.rstrip("_").replace("_", "-"): value for k, value in given.items()}
     return Shape(tag, named, content, title)
 
 
 def label(x: float, y: float, words: str, anchor: str | None = None, **attrs: Any) -> Shape:
-    """Text whose baseline starts at x, y; `anchor` is `middle` or `end`."""
+    """Make a text whose baseline starts at x, y; with `anchor` `middle` or `end`, its middle or end is there."""
     return shape("text", words, x=x, y=y, text_anchor=anchor, **attrs)
 
 
 def points(corners: Iterable[tuple[float, float]]) -> str:
-    """Corners as the `points` of a polyline or polygon, rounded to a tenth of a pixel."""
+    """Format corners as the `points` of a polyline or polygon, rounded to a tenth of a pixel."""
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
 def picture(width: float, height: float, shapes: Sequence[Shape], style: str) -> str:
-    """An SVG document of shapes under a style sheet."""
+    """Make an SVG document of shapes with a style sheet."""
     size = f'viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}" role="img"'
     body = "\n".join(map(str, shapes))
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>\n{body}\n</svg>\n'
@@ -83,20 +86,20 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 50, 620, 20, 210
 
 @dataclass(frozen=True, slots=True)
 class PlotArea:
-    """Data ranges mapped to the pixels of a chart; a range of one number puts everything at its start."""
+    """The mapping from data ranges to the pixels of a chart; a range of a single number maps to its left or low end."""
 
     x: tuple[float, float]
     y: tuple[float, float]
 
     def point(self, x: float, y: float) -> tuple[float, float]:
-        """The pixel of a data point."""
+        """Return the pixel of a data point."""
         (left, right), (low, high) = self.x, self.y
         across = (x - left) / (right - left) if right > left else 0.0
         up = (y - low) / (high - low) if high > low else 0.0
         return _LEFT + (_RIGHT - _LEFT) * across, _BOTTOM - (_BOTTOM - _TOP) * up
 
     def axes(self, right: str, left: str = "") -> list[Shape]:
-        """Both axes, with the ends of the y range and labels for the ends of the x range."""
+        """Draw both axes, with the limits of y as numbers, and the labels `left` and `right` below the ends of x."""
         low, high = self.y
         found = [
             shape("path", class_="axis", d=f"M{_LEFT} 15V{_BOTTOM}H{_RIGHT + 5}"),
@@ -108,12 +111,12 @@ class PlotArea:
 
 
 def lines(series: Series, x_label: str, y: tuple[float, float] | None = None) -> list[Shape]:
-    """Lines over equally spaced steps.
+    """Draw a line chart over equally spaced steps.
 
     Args:
-        series: name -> values and colour. Infinite values are left out; a single value is drawn twice.
+        series: name -> values and colour. NaN and infinite values are left out; a single value is a horizontal line.
         x_label: label of the last step.
-        y: range of the y axis; by default that of the values.
+        y: range of the y axis; by default the range of the finite values.
     """
     finite = [v for values, _ in series.values() for v in values if isfinite(v)] or [0.0]
     area = PlotArea((0, max(len(values) for values, _ in series.values()) - 1), y or (min(finite), max(finite)))
@@ -128,7 +131,10 @@ def lines(series: Series, x_label: str, y: tuple[float, float] | None = None) ->
 
 
 def areas(series: Series, x_label: str) -> list[Shape]:
-    """Stacked areas over equally spaced steps: name -> values and colour. A series of zeros at a step has no area."""
+    """Draw stacked areas over equally spaced steps; `series` maps names to values and colour.
+
+    An area spans the steps from the first nonzero value to the last one, and one step beyond.
+    """
     count = max(len(values) for values, _ in series.values())
     area = PlotArea((0, max(count - 1, 1)), (0, max(map(sum, zip(*(v for v, _ in series.values()), strict=True)))))
     found, base = area.axes(x_label), [0.0] * count
@@ -145,7 +151,7 @@ def areas(series: Series, x_label: str) -> list[Shape]:
 
 
 def legend(names: Mapping[str, str], top: float) -> list[Shape]:
-    """Names in their colours, three to a row, below a chart."""
+    """Draw names in their colours, three to a row, from the height `top` down."""
     return [
         label(_LEFT + WIDTH // 3 * (k % 3), top + 18 * (k // 3), name, style=f"fill:{colour}")
         for k, (name, colour) in enumerate(names.items())
@@ -153,5 +159,5 @@ def legend(names: Mapping[str, str], top: float) -> list[Shape]:
 
 
 def chart(shapes: Sequence[Shape], height: float = HEIGHT, style: str = STYLE) -> str:
-    """The SVG document of a chart."""
+    """Make the SVG document of a chart."""
     return picture(WIDTH, height, shapes, style)

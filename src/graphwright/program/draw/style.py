@@ -39,7 +39,7 @@ def text_width(text: str) -> int:
 
 
 def short(text: str, most: int = _LONGEST) -> str:
-    """Clean a text, and elide its middle if it is long."""
+    """Escape invisible characters of a text, and replace its middle by `…` if it is longer than `most` characters."""
     text = clean(text)
     if len(text) <= most:
         return text
@@ -47,7 +47,7 @@ def short(text: str, most: int = _LONGEST) -> str:
 
 
 def name_of(path: str) -> str:
-    """The last segment of a path; with the one before if it is only a number or a range."""
+    """Return the last segment of a path, preceded by the one before if it is only a number or a range."""
     head, _, last = path.rpartition(".")
     if head and not any(c.isalpha() for c in last):
         return f"{head.rpartition('.')[2]}.{last}"
@@ -55,7 +55,7 @@ def name_of(path: str) -> str:
 
 
 def node_lines(node: SceneNode) -> tuple[str, ...]:
-    """The label of a node: name, op with the shapes of its weights, spec, and the results of the program that it is."""
+    """Return a node's label: name, op with the shapes of its weights, specs, and the outputs that it computes."""
     name = short(name_of(node.path))
     if node.junction:
         return (f"+ {name}", *_results(node))
@@ -70,13 +70,13 @@ def _results(node: SceneNode) -> tuple[str, ...]:
 
 
 def group_lines(title: str, ops: int, numbers: int, specs: Sequence[str]) -> tuple[str, ...]:
-    """The label of a closed group: title, number of ops and parameters, results."""
+    """Return the label of a closed group: title, number of ops and of parameters, specs of its results."""
     inside = f"{ops} op{'s' * (ops != 1)}" + (f" · {count(numbers)} params" if numbers else "")
     return (title, inside, *((short(", ".join(specs[:2])),) if specs else ()))
 
 
 def count(number: int) -> str:
-    """Write a number in three digits with a unit letter: 950, 1.20k, 7.24B."""
+    """Write a number with three significant digits and a unit letter: 950, 1.2k, 7.24B."""
     for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
         if number >= size:
             return f"{number / size:.3g}{unit}"
@@ -84,7 +84,7 @@ def count(number: int) -> str:
 
 
 def box_size(lines: Sequence[str], junction: bool) -> tuple[int, int]:
-    """Compute width and height of a box around lines of text; both even, so that its middle is a whole pixel."""
+    """Return width and height of a box around lines of text; both are even, so that its middle is a whole pixel."""
     wide = max(text_width(lines[0]) * 13 // 12, *(text_width(line) for line in lines[1:]), 0)
     if junction:
         return max(44, (wide + 20) // 2 * 2), 8 + LINE * len(lines) // 2 * 2
@@ -123,7 +123,7 @@ FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 
 
 def css() -> str:
-    """The style sheet of the SVG. Classes start with `gw-`, so a page may hold several pictures and its own styles."""
+    """Return the style sheet of the SVG; all classes start with `gw-`, to avoid clashes with the page around it."""
     light, dark = _theme(0), _theme(1)
     dashes = "".join(f".gw-{k} path{{stroke-dasharray:{d}}}" for k, (_, _, d) in (EDGES | MARKS).items() if d)
     return (
@@ -163,7 +163,7 @@ def _rules() -> str:
 
 
 def tips() -> str:
-    """Arrow heads, one per kind of edge, and the hatch for missing values."""
+    """Return SVG definitions: an arrow head per kind of edge, and the hatch pattern of boxes without a value."""
     heads = "".join(
         f'<marker id="gw-tip-{k}" class="gw-tip-{k}" viewBox="0 0 8 8" refX="7.5" refY="4" markerWidth="8" '
         'markerHeight="8" markerUnits="userSpaceOnUse" orient="auto"><path d="M0 .8L8 4L0 7.2z" stroke="none" '
@@ -199,7 +199,7 @@ _SCALE = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 
 
 
 class ColourTarget(NamedTuple):
-    """Something to colour: a node by its path, a group by its path and a final dot (no node has such a name)."""
+    """A box or frame to colour; `name` is the path of a node, or the path of a group followed by a dot."""
 
     name: str
     members: Sequence[NodeId]
@@ -207,20 +207,20 @@ class ColourTarget(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Colours and notes by target.
+    """Colours and notes of boxes and frames, by `ColourTarget.name`.
 
-    A closed group has its own number if one was given, else the largest one inside. NaN, infinite and missing numbers
-    have no colour; on a logarithmic scale neither have numbers <= 0. A group has the worst level and all notes of the
-    nodes inside.
+    With numbers, a closed group is coloured by its own number if one was given, else by the largest number inside; NaN
+    and infinite numbers have no colour, nor have numbers <= 0 on a logarithmic scale. With notes, a group shows the
+    notes of all nodes inside, coloured by the worst level.
     """
 
     colours: dict[str, tuple[str, str]]  # fill and text colour
     notes: dict[str, str]  # text shown while the pointer is over the target
-    levels: tuple[int, ...] | None = ()  # of the notes, the worst first; None for numbers: targets without are hatched
+    levels: tuple[int, ...] | None = ()  # of the notes, the worst first; None for numbers (boxes without are hatched)
     own: frozenset[str] = frozenset()  # paths of groups that were given a number
     low: float | None = None  # least number, if one is finite
     high: float | None = None  # greatest number
-    logarithmic: bool = False  # whether the scale is
+    logarithmic: bool = False  # whether the colour scale is logarithmic
 
 
 def _on_scale(value: float, logarithmic: bool) -> bool:
@@ -228,7 +228,7 @@ def _on_scale(value: float, logarithmic: bool) -> bool:
 
 
 def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
-    """The position of a value between low (0) and high (1); 0.5 if both are equal."""
+    """Return the position of a value between low (0) and high (1); 0.5 if low equals high."""
     if low == high:
         return 0.5
     if logarithmic:
@@ -237,7 +237,7 @@ def _share(value: float, low: float, high: float, logarithmic: bool) -> float:
 
 
 def drawn_targets(picture: PictureLayout) -> list[ColourTarget]:
-    """The boxes and frames of a picture."""
+    """Return the boxes and frames of a picture as targets of an overlay."""
     targets = [ColourTarget(f"{p}." if b.kind == "group" else p, b.members) for p, b in picture.boxes.items()]
     return targets + [ColourTarget(f"{p}.", ()) for p in picture.groups]
 
@@ -245,18 +245,22 @@ def drawn_targets(picture: PictureLayout) -> list[ColourTarget]:
 def overlay_of(
     program: Program, targets: Iterable[ColourTarget], data: Mapping[Any, float | NodeNote] | None, scale: str
 ) -> Overlay:
-    """Make the overlay of boxes and frames from numbers by handle, value or path of a node or group, or notes by node.
+    """Make the overlay of boxes and frames.
 
-    Raises: UnknownNode for a key that is neither a node nor a group; UsageError for a scale but `linear` and `log`.
+    Args:
+        data: numbers by node (handle, value or path) or by path of a group; or notes by node.
+        scale: of the numbers, `linear` or `log`.
+    Raises: UnknownNode for a key that is neither a node nor a group; UsageError for another scale, or for numbers and
+        notes together.
     """
     if data is None:
         return Overlay({}, {})
     if scale not in ("linear", "log"):
-        raise UsageError("no such scale of an overlay", expected="linear or log", got=scale)
+        raise UsageError("unknown scale of an overlay", expected="linear or log", got=scale)
     notes = {key: note for key, note in data.items() if isinstance(note, NodeNote)}
     numbers = {key: float(number) for key, number in data.items() if not isinstance(number, NodeNote)}
     if notes and numbers:
-        raise UsageError("an overlay mixes numbers and notes", got=f"{len(notes)} notes among {len(data)} values",
+        raise UsageError("the overlay has both numbers and notes", got=f"{len(notes)} notes among {len(data)} values",
                          fix="draw them in two pictures")  # fmt: skip
     return _notes_of(program, targets, notes) if notes else _numbers_of(program, [*targets], numbers, scale == "log")
 
@@ -310,7 +314,7 @@ def _above(path: str) -> list[str]:
 
 
 def shade(share: float) -> tuple[str, str]:
-    """Fill and readable text colour at a position of the scale, 0 to 1."""
+    """Return fill and readable text colour at a position of the colour scale, 0 to 1."""
     at = min(max(share, 0.0), 1.0) * (len(_SCALE) - 1)
     k = min(int(at), len(_SCALE) - 2)
     red, green, blue = (round(a + (b - a) * (at - k)) for a, b in zip(_SCALE[k], _SCALE[k + 1], strict=True))

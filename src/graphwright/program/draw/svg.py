@@ -1,4 +1,4 @@
-"""A program as SVG: self-contained, with selectable text, light and dark by CSS."""
+"""A program as SVG: self-contained, with selectable text, in light and dark colours chosen by CSS."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def to_svg(
 
 
 def notebook(program: Program) -> str:
-    """Draw a program for a notebook cell: a line of text and the picture in a box that scrolls."""
+    """Draw a program for a notebook cell as HTML: a line of text, and the picture in a scrollable box."""
     return (
         f"<div><p><code>{escaped(repr(program))}</code></p>"
         f'<div style="max-height:600px;overflow:auto">{to_svg(program, budget=CELL)}</div></div>'
@@ -88,7 +88,7 @@ def render(made: PictureLayout, below: Legend, overlay: Overlay, diff: bool) -> 
 
 
 def frame(group: Group, overlay: Overlay) -> Shape:
-    """The frame of an open group, tinted if the group has a value of its own."""
+    """Draw the frame of an open group, tinted if the overlay has a number for the group itself."""
     colour = overlay.colours.get(f"{group.path}.") if group.path in overlay.own else None
     fill = f"fill:{colour[0]};fill-opacity:.3" if colour else None
     rect = shape("rect", x=group.x, y=group.y, width=group.w, height=group.h, rx=8, style=fill)
@@ -96,7 +96,7 @@ def frame(group: Group, overlay: Overlay) -> Shape:
 
 
 def box(b: Box, overlay: Overlay) -> Shape:
-    """A node or a closed group."""
+    """Draw a node or a closed group."""
     classes = f"gw-b gw-{b.family}-box" + (f" gw-{b.mark}" if b.mark else "")
     colour, note = overlay.colours.get(b.target), overlay.notes.get(b.target)
     if overlay.levels is None and colour is None:
@@ -116,7 +116,7 @@ def box(b: Box, overlay: Overlay) -> Shape:
 
 
 def line(edge: DrawnEdge, target: Box) -> Shape:
-    """An edge, with its count where it stands for several."""
+    """Draw an edge, with the number of edges if it stands for several."""
     mark = f" gw-{edge.mark}" if edge.mark else ""
     ports = ", ".join(f"{a} → {b}" for a, b in edge.ports[:8]) + (", …" if len(edge.ports) > 8 else "")
     title = f"{edge.src} → {edge.dst}\n{edge.kind}{', ' + edge.mark if edge.mark else ''}\nports {ports}"
@@ -130,7 +130,7 @@ def line(edge: DrawnEdge, target: Box) -> Shape:
 
 
 def path_data(points: Sequence[tuple[int, int]]) -> str:
-    """The path data of a line with rounded corners."""
+    """Return the SVG path data of a line with rounded corners."""
     parts = [f"M{points[0][0]} {points[0][1]}"]
     for (ax, ay), (bx, by), (cx, cy) in zip(points, points[1:], points[2:], strict=False):
         r = min(ROUND, (abs(bx - ax) + abs(by - ay)) // 2, (abs(cx - bx) + abs(cy - by)) // 2)
@@ -163,7 +163,7 @@ class Legend:
         self.width, self.height = max(self.width, width), self.height + _ROW
 
     def samples(self, words: Iterable[str], wide: int, draw: Callable[[int, int, str], Shape]) -> None:
-        """Append a row of words, each after its sample, which is `wide` pixels and drawn at a top left."""
+        """Append a row of words, each after its sample `draw(x, y, word)`, which takes `wide` pixels."""
         x, shapes = 16, []
         for word in words:
             text = shape("text", word, class_="gw-s", x=x + wide, y=self.height + 15)
@@ -180,7 +180,7 @@ class Legend:
 def legend(made: PictureLayout, overlay: Overlay, diff: bool, hidden: Collection[str] = ()) -> Legend:
     """Make the legend of a picture, with its top left at 0, 0: kinds of edge, marks, overlay, closed groups.
 
-    `hidden` are the kinds of edge inside closed groups.
+    `hidden` are further kinds of edge to explain, such as those inside closed groups.
     """
     found = Legend(height=8)
     used = {e.kind for e in made.edges}.union(hidden)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 PRIMITIVES: dict[str, type[Edit]] = {}
-"""The primitive edits by name; a subclass of `Edit` enters itself."""
+"""The primitive edits by name; a subclass of `Edit` registers itself."""
 
 
 class Edit:
@@ -35,10 +35,11 @@ class Edit:
     `invert` and `to_json` are called before `apply`, while the old state still exists; `touches` is called after it.
 
     Attributes:
-        packed, handles: the fields that are written, with their kinds, and those that are handles.
-        issued: the handle that the edit creates, if it creates one.
+        packed: name of a field -> its kind, for all fields that are saved.
+        handles: names of the fields that are handles.
+        issued: the handle that the edit creates, if any.
         written: keys of the weights whose values the edit sets.
-        payloads: the arrays that the edit brings.
+        payloads: the arrays that the edit holds, such as the new value of a weight.
     """
 
     __slots__ = ()
@@ -62,7 +63,7 @@ class Edit:
         return ()
 
     def check(self, p: Program) -> None:
-        """Raise if the edit is not possible; change nothing."""
+        """Raise an error if the edit is impossible; change nothing."""
         raise NotImplementedError
 
     def invert(self, p: Program) -> Edit:
@@ -70,17 +71,17 @@ class Edit:
         raise NotImplementedError
 
     def apply(self, p: Program) -> None:
-        """Change the program."""
+        """Make the change."""
         raise NotImplementedError
 
     def touches(self, p: Program) -> tuple[NodeId, ...]:
-        """Return the nodes whose operands or attributes changed: those that the edit names, as far as they exist."""
+        """Return the existing nodes whose operands or attributes the edit changed."""
         graph = p.graph
         handles = [h for name in self.handles if (h := getattr(self, name)) in graph]
         return tuple([h if isinstance(h, NodeId) else graph.target(h) for h in handles])
 
     def to_json(self, p: Program) -> dict[str, Any]:
-        """Return the journal record: paths, ports and keys beside handles."""
+        """Return the journal record, which names nodes by path and port, weights by key, and the handles too."""
         record: dict[str, Any] = {"edit": type(self).__name__}
         for name, kind in self.packed.items():
             value = getattr(self, name)
@@ -89,27 +90,27 @@ class Edit:
 
     @classmethod
     def read(cls, r: RecordReader, record: f.Record) -> Edit:
-        """Return the edit of a journal record, on a program that may differ from the recorded one."""
+        """Return the edit that a journal record describes, for the program of the reader."""
         kinds = cls.packed.items()
         return cls(**{n: k.read(r, record, n) if k.read is not None else k.unpack(None, record[n]) for n, k in kinds})
 
     def replaced(self, p: Program) -> tuple[str, ...]:
-        """Return the keys of the weights whose values the inverse keeps; called before `apply`."""
+        """Return the keys of the weights whose old values the inverse holds; called before `apply`."""
         return self.written
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
-        """Return the edit with other arrays for those whose ids are given."""
+        """Return the edit with some arrays replaced: `swaps` maps the id of an old array to the new one."""
         return self
 
 
 @dataclass(slots=True)
 class RecordReader:
-    """Finds what journal records name on a program that may differ from the recorded one.
+    """Resolves the names in journal records on a program, which may differ from the recorded one.
 
     Attributes:
-        program: where paths, ports and keys are looked up.
+        program: the program in which paths, ports and keys are looked up.
         payload: returns the array for a record's `payload`.
-        ports: (path of a junction, recorded port) -> port here, where the recorded port was taken.
+        ports: (path of a junction, recorded port) -> port used instead, if the recorded port was taken.
         dtype: floating dtype of new weights; as recorded by default.
     """
 
@@ -141,17 +142,18 @@ class RecordReader:
         return found
 
     def array(self, form: Any, dtype: DType) -> NDArray:
-        """Return a copy of the array that a record names, in a dtype."""
+        """Return a copy, in this dtype, of the array that a record names."""
         array = self.payload(form)
         return array.copy() if array.dtype is dtype else empty(array.shape, dtype).copy_from(array)
 
 
 def _check_value(p: Program, value: Value) -> None:
-    """Raises: StaleHandle; ShapeError for a result that the node does not have."""
+    """Raise StaleHandle if the node of a value was removed, ShapeError if the node has no such result."""
     count = len(p.specs(p.node(value)))
     if not 0 <= value.port < count:
         expected = f"0 to {count - 1}"
-        raise ShapeError("the node has no such result", where=p.path(value), expected=expected, got=value.port)
+        what = "the node has no result with this number"
+        raise ShapeError(what, where=p.path(value), expected=expected, got=value.port)
 
 
 _KIND_ATTRS = {PARAM: {"key", "trainable", "axes"}, CONST: {"key", "axes"}, STATE: {"key", "axes"}}
@@ -174,7 +176,7 @@ def _check_free_key(p: Program, key: Any, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AddNode(Edit):
-    """Add an unconnected node under the handle `node`; a param, const or state brings its variable.
+    """Add an unconnected node with the handle `node`; `variable` is the weight that a param, const or state adds.
 
     `after` hints at the position in topological order that the node's edges will require.
     """
@@ -203,7 +205,7 @@ class AddNode(Edit):
         if self.variable is not None:
             _check_free_key(p, self.attrs.get("key"), self.name)
         elif self.attrs.get("key") not in p.weights:
-            raise UsageError("a new param, const or state needs a value", where=self.name, fix="e.param(name, array)")
+            raise UsageError("the new param, const or state has no value", where=self.name, fix="e.param(name, array)")
 
     def invert(self, p: Program) -> Edit:
         return RemoveNode(self.node)
@@ -227,7 +229,7 @@ class AddNode(Edit):
         return cls(p.graph.next_node(), record["op"], attrs, record["path"], specs, p._seq, variable)
 
     def with_payloads(self, swaps: Mapping[int, NDArray]) -> Self:
-        """Put the arrays into the variable itself, which keeps its identity."""
+        """Replace the array inside the variable: other edits refer to the same variable object."""
         if self.variable is not None and id(self.variable.data) in swaps:
             self.variable.data, self.variable.shared = swaps[id(self.variable.data)], True
         return self
@@ -287,11 +289,11 @@ class AddEdge(Edit):
             raise UsageError("invalid port", where=p.path(dst), expected=f"0 to {MAX_PORT}", got=repr(self.port))
         if self.port > MAX_PORT:
             fix = "sum the edges in another junction and connect that"
-            what = "port number too large: a port has 31 bits, and a junction never reuses one"
+            what = "port number too large: ports have 31 bits, and a junction never reuses them"
             raise CapacityError(what, where=p.path(dst), expected=f"<= {MAX_PORT}", got=self.port, fix=fix)
         if any(p.edge_port(e) == self.port for e in p.graph.in_edges(self.dst)):
             fix = "e.rewire(edge, new_src) replaces its source"
-            raise PortTaken("the port already has its edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
+            raise PortTaken("the port already has an edge", where=f"{p.path(self.dst)}, port {self.port}", fix=fix)
 
     def invert(self, p: Program) -> Edit:
         return RemoveEdge(self.edge)
@@ -313,7 +315,7 @@ class AddEdge(Edit):
 
 @dataclass(frozen=True, slots=True)
 class RemoveEdge(Edit):
-    """Remove one edge; the others keep their ports."""
+    """Remove one edge; the other edges keep their ports."""
 
     packed = {"edge": f.EDGE}
     edge: EdgeId
@@ -330,7 +332,7 @@ class RemoveEdge(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Rewire(Edit):
-    """Move an edge to another source; its handle and port stay."""
+    """Change the source of an edge, which keeps its handle and port."""
 
     packed = {"edge": f.EDGE, "src": f.VALUE}
     edge: EdgeId
@@ -349,7 +351,7 @@ class Rewire(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetAttr(Edit):
-    """Change attributes of a node; `attrs` holds all of them."""
+    """Replace the attributes of a node by `attrs`, which holds changed and unchanged ones."""
 
     packed = {"node": f.NODE, "attrs": f.ATTRS}
     node: NodeId
@@ -377,7 +379,7 @@ class SetAttr(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Rename(Edit):
-    """Rename a node; its checkpoint key stays."""
+    """Rename a node; its checkpoint key does not change."""
 
     packed = {"node": f.NODE, "name": f.TEXT}
     node: NodeId
@@ -396,9 +398,9 @@ class Rename(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetWeight(Edit):
-    """Set the array of a weight; all readers of a tied weight see it, and the file it came from is never written.
+    """Set the array of a weight, for all readers of a tied one; the file that it came from is never written.
 
-    With `inplace` the values go into the present memory, unless a file or another owner holds that.
+    With `inplace` the values are written into the existing memory, unless that belongs to a file or is shared.
     """
 
     packed = {"key": f.TEXT, "array": f.ARRAY, "inplace": f.FLAG}
@@ -470,7 +472,7 @@ class SetOutputs(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Annotation(Edit):
-    """A journal note on the reasons of an edit: `facts` about what `name` names. The program does not change."""
+    """A note in the journal: `facts` about the node, weight or axis called `name`; the program does not change."""
 
     packed = {"name": f.TEXT, "facts": f.ATTRS}
     name: str
@@ -487,6 +489,6 @@ class Annotation(Edit):
 
 
 def sort_weights(p: Program, edits: Iterable[Edit]) -> None:
-    """After edits that added or removed stored nodes, list the weights in creation order again."""
+    """Sort the weights into creation order again, if one of the edits adds a param, const or state."""
     if any(getattr(edit, "op", None) in STORED for edit in edits):
         p.weights.sort(p)

@@ -1,7 +1,7 @@
-"""How the fields of primitive edits are written, by kind of field: in the undo of a saved program, and in the journal.
+"""Serialization of the fields of primitive edits, by kind of field: for the undo of saved programs and for the journal.
 
-Undo returns to the same program, so it names nodes and edges by handle. The journal names them by path and port, as it
-may be replayed on another program.
+Undo is applied to the same program, so it names nodes and edges by handle. The journal may be replayed on a different
+program, so it names them by path and port.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Record = Mapping[str, Any]
 
 
 class Kind(NamedTuple):
-    """One kind of field.
+    """A kind of field, as functions that save and load its values.
 
     Attributes:
-        pack, unpack: to the JSON form in undo, and back, given the `Packer` or `Unpacker`. Raises: ProgramFileError.
-        record: (program, name of the field, value) -> its part of the journal record; by default the packed value.
-        read: (reader, record, name) -> the value, on a program that may differ from the recorded one.
+        pack, unpack: (packer, value) -> JSON for undo; (unpacker, JSON) -> value. Raises: ProgramFileError.
+        record: (program, name of the field, value) -> fields of the journal record; by default the packed value.
+        read: (reader, journal record, name) -> value for the program of the reader; by default `unpack`.
     """
 
     pack: Callable[[Any, Any], Any]
@@ -41,12 +41,12 @@ class Kind(NamedTuple):
 
 
 def plain(check: Callable[..., Any], *limits: int) -> Kind:
-    """Return the kind of a value that is JSON already."""
+    """Return the kind of a field whose value is JSON already; `check` validates it when it is loaded."""
     return Kind(lambda _, x: x, lambda _, x: check(x, *limits))
 
 
 def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind:
-    """Return the kind of a tuple of values of these kinds, from which `make` makes the field."""
+    """Return the kind of a field that `make` makes from values of these kinds."""
     return Kind(
         lambda packer, x: [kind.pack(packer, value) for kind, value in zip(kinds, x, strict=True)],
         lambda unpacker, x: make(
@@ -56,7 +56,7 @@ def row(*kinds: Kind, make: Callable[..., Any] = lambda *values: values) -> Kind
 
 
 def each(kind: Kind) -> Kind:
-    """Return the kind of a tuple of any number of values of one kind."""
+    """Return the kind of a tuple of values that all have one kind."""
     return Kind(
         lambda packer, x: [kind.pack(packer, value) for value in x],
         lambda unpacker, x: tuple(kind.unpack(unpacker, value) for value in forms.array(x)),
@@ -64,7 +64,7 @@ def each(kind: Kind) -> Kind:
 
 
 def value_record(p: Program, value: Value) -> dict[str, Any]:
-    """Return a value as the journal names it."""
+    """Return the form of a value in the journal: path, port and handle."""
     return {"path": p.path(value), "port": value.port, "handle": handle_form(value.node)}
 
 

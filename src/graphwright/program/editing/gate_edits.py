@@ -1,7 +1,7 @@
 """Adding and removing gates inside an open edit: ordinary nodes, one vector of logits and one table for all gates.
 
-A gate adds a product where it acts and its rows. Freed slots keep their rows and are reused with the next generation
-number, so that no gate moves the logits or the noise of another.
+A new gate adds a product at each of its sites, and a slot: rows of logits and table. The slot of a removed gate keeps
+its rows and is reused with the next generation number, so that the logits and noise of other gates do not move.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ INITS = {
     "scale": 0.0, "sigmoid": 1.0, "ste": float(np.log(9)), "bernoulli": float(np.log(9)), "concrete": 0.0,
     "concrete_st": 0.0, "hard_concrete": 2.5, "choice": 0.0,
 }  # fmt: skip
-"""Initial logits per kind: a scale adds nothing at first, a hard concrete gate is exactly open in evaluation."""
+"""Initial logits per kind: a scale gate starts at 0, a hard concrete gate at exactly 1 in evaluation."""
 HARD_CONCRETE_T = 2 / 3
 Cost = str | float | Sequence[float]
 
@@ -57,9 +57,9 @@ _Place = tuple[Value, int, tuple[EdgeId, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a gate is to act: a value, its dimension (None: the whole value), and the readers of the product.
+    """A site of a gate: the value to multiply, the gated dimension (None: all), and the edges to read the product.
 
-    With `log`, the value holds scores, to which the logarithm of the gate is added.
+    With `log`, the value holds scores: the logarithm of the gate is added to them.
     """
 
     value: Value
@@ -86,18 +86,18 @@ def gate(
     e: Transaction, target: Any, kind: str = "hard_concrete", *, init: Any = None, group: str | None = None,
     cost: Cost = "params",
 ) -> Any:  # fmt: skip
-    """Multiply messages, units, layers or a node's result by a trained gate.
+    """Multiply the values of edges, units, layers or nodes by trained gates.
 
     Args:
-        target: an edge into a junction (handle, or its ends); a node; units of whole axes; layers; or several edges or
-            nodes, each with its own gate, or for a `choice` with one gate among them.
+        target: an edge into a junction (its handle, or "a -> b"); a node; all units of an axis; layers; or several
+            edges or nodes, each with its own gate, or for a `choice` with one gate for all.
         kind: see `graphwright.array.formulas.gates.KINDS`.
-        init: logits, a number or one per element; by default those of the kind.
-        group: name of the temperature it shares; by default `hard_concrete` at 2/3 for that kind, else `default`.
-        cost: of an open element: "params" that are removed with it, "one", or whole numbers.
-    Returns: the handle, the node that multiplies; a tuple of them for units and for several targets.
-    Raises: GateNotAllowed for an edge into a port, NotZeroPreserving for an axis on which zero is not removal, DeadGate
-        for logits that are not finite, StaleHandle, UnknownEdge.
+        init: initial logits, one number or one per element; by default that of the kind.
+        group: name of the temperature to share; by default `hard_concrete` (2/3) for that kind, else `default`.
+        cost: of each open element: "params", the number of param entries removed with it; "one"; or integers.
+    Returns: the handle of the gate, which is the node that multiplies; a tuple for units and for several targets.
+    Raises: GateNotAllowed for an edge into an op, NotZeroPreserving if zeroing a unit of the axis does not remove it,
+        DeadGate for logits that are not finite, StaleHandle, UnknownEdge.
     """
     if kind not in KINDS:
         raise UsageError("unknown kind of gate", expected=", ".join(KINDS), got=kind)
@@ -107,7 +107,7 @@ def gate(
     count = sum(r.length for r in requests)
     logits = np.broadcast_to(np.asarray(INITS[kind] if init is None else init, np.float64), (count,))
     if not np.isfinite(logits).all():
-        raise DeadGate("a gate with an infinite logit has no gradient", got=init,
+        raise DeadGate("the gate would have no gradient: an initial logit is not finite", got=init,
                        fix="structure.init_for(p0, kind) with p0 from 0.01 to 0.99")  # fmt: skip
     if kind == "ste" and (logits <= 0).any():
         e.warnings.append("a straight-through gate is closed at first: its operands get no gradient until it opens")
@@ -117,12 +117,13 @@ def gate(
 
 # -- sites -------------------------------------------------------------------------------------------------------------
 def _requests(e: Transaction, target: Any, kind: str) -> tuple[list[_Request], bool]:
-    """The gates to make, and whether the caller gets a tuple of handles."""
+    """Return the gates to make, and whether to return a tuple of handles."""
     p = e.program
     if kind == "choice":
         edges = [p.edge(t) for t in target] if isinstance(target, Sequence) and not isinstance(target, str) else []
         if len(edges) < 2:
-            raise UsageError("a choice needs several options", expected="two or more edges into junctions", got=target)
+            expected = "two or more edges into junctions"
+            raise UsageError("a choice among fewer than two edges", expected=expected, got=target)
         sites = tuple(_edge_site(p, edge, i) for i, edge in enumerate(edges))
         return [_Request(sites, len(edges), lambda: np.concatenate([_edge_cost(p, [edge]) for edge in edges]))], False
     if isinstance(target, Units):
@@ -140,7 +141,8 @@ def _request(p: Program, target: Any) -> _Request:
         return _Request((_edge_site(p, edge, None),), 1, lambda: _edge_cost(p, [edge]))
     value = p.value(target)
     if p.op(value.node) in KINDS_OF_NODES or not p.spec(value).dtype.is_float:
-        what, got = "only the floating result of an op can be gated", f"{p.op(value.node)} {p.spec(value)}"
+        what = "cannot gate this value: it is not the floating-point result of an op"
+        got = f"{p.op(value.node)} {p.spec(value)}"
         raise GateNotAllowed(what, where=p.path(value), got=got)
     readers = tuple(edge for edge in p.out_edges(value.node) if p.edge_value(edge) == value)
     site = _Site(value, None, readers, value in p.outputs(), f"{p.path(value)}.gate")
@@ -152,10 +154,10 @@ def _edge_site(p: Program, edge: EdgeId, element: int | None) -> _Site:
     value = p.edge_value(edge)
     if not p.is_junction(target):
         fix = 'e.insert(edge, "junction") adds a junction; or gate the node or its units'
-        what = "only an edge into a junction can be gated: an op needs every operand"
+        what = "cannot gate this edge: its target is not a junction"
         raise GateNotAllowed(what, where=p.path(edge), fix=fix)
     if g.of_site(p, value.node) is not None:
-        raise GateNotAllowed("the edge has a gate already", where=p.path(edge), fix="e.ungate(gate) first")
+        raise GateNotAllowed("the edge already has a gate", where=p.path(edge), fix="e.ungate(gate) first")
     source = p.path(value.node).rpartition(".")[2]
     return _Site(value, None, (edge,), False, f"{p.path(target)}.{source}.gate", element)
 
@@ -169,14 +171,14 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
         return requests
     group = found[name]
     if group.frozen:
-        raise GateNotAllowed("units of a frozen axis cannot be removed", where=name, got=group.frozen[0])
+        raise GateNotAllowed("cannot gate the units of a frozen axis", where=name, got=group.frozen[0])
     scores, decided = _scores(p, group)
     if any(node not in decided for node in _mixed(group)):
         what, fix = "setting a unit of this axis to zero does not remove it", "gate the layer, or an earlier axis"
         raise NotZeroPreserving(what, where=name, got=group.mixed[0], fix=fix)
     if len(ids) != group.size:
         expected = f"all {group.size}"
-        raise GateNotAllowed("only all units of an axis can be gated", where=name, expected=expected, got=len(ids))
+        raise GateNotAllowed("cannot gate only some units of an axis", where=name, expected=expected, got=len(ids))
     terms = group.axes.solution.dims
     sites = [
         _Site(value, dim, readers, False, f"{name}.gate", term=terms[value][dim], log=log)
@@ -184,20 +186,20 @@ def _unit_requests(p: Program, name: str, ids: Sequence[int], size: int) -> list
         for value, dim, readers in found_at
     ]
     if not sites:
-        raise GateNotAllowed("no sum reads the axis", where=name)
+        raise GateNotAllowed("cannot gate the units of this axis: no op sums over it", where=name)
     return [_Request(tuple(sites), group.size, partial(_axis_cost, p, group), group.atoms)]
 
 
 def _mixed(group: AxisGroup) -> list[NodeId]:
-    """Nodes where a unit that is zero still affects the result."""
+    """Return the nodes where a unit that is zero still affects the result."""
     notes = group.axes.solution.notes
     return list(dict.fromkeys(node for atom in group.atoms for node, _ in notes.get(atom, AtomNotes()).mixed))
 
 
 def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
-    """(scores, dimension, edge) of each softmax over the axis, and all descendants of these softmaxes.
+    """Return (scores, dimension, edge) of each softmax over the axis, and the softmax nodes with all descendants.
 
-    A score of -∞ removes its unit there: the weight is 0, and ops that sort or count weights never choose it.
+    A score of -∞ removes a unit there: its weight is 0, and ops that sort or count weights never choose it.
     """
     found = []
     for node in _mixed(group):
@@ -212,9 +214,9 @@ def _scores(p: Program, group: AxisGroup) -> tuple[list[_Place], set[NodeId]]:
 
 
 def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> list[_Place]:
-    """(value, dimension, edges that read it) before each sum over the axis that no softmax decides.
+    """Return (value, dimension, edges that read it) for each sum over the axis, except those of nodes in `decided`.
 
-    Where no dimension of the value is exactly the axis, it is the dimension that contains the units.
+    The dimension is exactly the axis, or if the value has none that is, the one that contains the units.
     """
     solution = group.axes.solution
     found: dict[tuple[Value, int], dict[EdgeId, None]] = {}
@@ -224,7 +226,8 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
         edges = p.in_edges(node)
         end = next(((port, dim) for port, dim in ends if origin(p, p.edge_value(edges[port])) is None), None)
         if end is None:
-            raise GateNotAllowed("a sum over the axis reads only weights", where=f"{group.name}, {p.path(node)}")
+            what = "cannot gate the units of this axis: a sum over it reads only weights"
+            raise GateNotAllowed(what, where=f"{group.name}, {p.path(node)}")
         edge, dim = edges[end[0]], end[1]
         value = p.edge_value(edge)
         if (better := _exact(p, group, value)) is not None:
@@ -234,7 +237,7 @@ def _before_sums(p: Program, group: AxisGroup, decided: Collection[NodeId]) -> l
 
 
 def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | None:
-    """The nearest value upstream, through views with one reader, with a dimension that is exactly the axis."""
+    """Return the nearest (value, dimension) that is exactly the axis, upstream through views with one reader."""
     dims = group.axes.solution.dims
     while True:
         for dim, term in enumerate(dims[value]):
@@ -250,9 +253,9 @@ def _exact(p: Program, group: AxisGroup, value: Value) -> tuple[Value, int] | No
 
 # -- costs -------------------------------------------------------------------------------------------------------------
 def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.ndarray:
-    """Return the cost of what is removed with each unit of an axis, float64 [size].
+    """Return the cost of the weight entries removed with each unit of an axis, float64 [size].
 
-    Entries that several units share, as the keys of query heads, count by their share.
+    An entry that n units share, such as a key that several query heads read, counts 1/n for each.
 
     Args:
         each: key of a param -> cost of one of its entries.
@@ -268,7 +271,7 @@ def unit_costs(p: Program, group: AxisGroup, each: Mapping[str, float]) -> np.nd
 
 
 def removed_with(p: Program, edges: Iterable[EdgeId]) -> set[NodeId]:
-    """Return the nodes that nothing needs without these edges."""
+    """Return the nodes that no output and no assignment needs after these edges are removed."""
     needed = {v.node for v in p.outputs()} | set(p.assigns())
     left: dict[NodeId, int] = {}
     stack, gone = list(edges), set()
@@ -287,7 +290,7 @@ def _axis_cost(p: Program, group: AxisGroup) -> np.ndarray:
 
 
 def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
-    """Entries of params that are removed with these edges, at least 1."""
+    """Return the number of param entries removed with these edges, at least 1."""
     total = sum(p.spec(n).size for n in removed_with(p, edges) if p.op(n) == PARAM)
     return np.array([max(total, 1)], np.int64)
 
@@ -295,7 +298,7 @@ def _edge_cost(p: Program, edges: Iterable[EdgeId]) -> np.ndarray:
 def _costs(cost: Cost, requests: Sequence[_Request]) -> np.ndarray:
     if isinstance(cost, str):
         if cost not in ("params", "one"):
-            raise UsageError("unknown cost", expected="params, one, or numbers", got=cost)
+            raise UsageError("unknown kind of cost", expected="params, one, or numbers", got=cost)
         return np.concatenate([r.cost() if cost == "params" else np.ones(r.length, np.int64) for r in requests])
     given = np.broadcast_to(np.asarray(cost), (sum(r.length for r in requests),))
     if (given < 0).any() or (given != np.round(given)).any():
@@ -355,7 +358,7 @@ def _put(e: Transaction, op: str, operands: Sequence[Value], name: str, **attrs:
 
 
 def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
-    """Add the products of one gate; returns the first one."""
+    """Add the products of one gate; return the first, which is its handle."""
     p, sites = e.program, []
     for at in request.sites:
         value, spec, factor = at.value, p.spec(at.value), part
@@ -377,7 +380,7 @@ def _add_sites(e: Transaction, request: _Request, part: Value) -> NodeId:
 
 
 def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -> Value:
-    """Reshape a vector over units to a factor along one dimension, repeated over the dimension's other atoms."""
+    """Reshape a vector over units to a factor along one dimension, repeated over the other axes in that dimension."""
     p, term = e.program, at.term
     assert term is not None
     assert at.dim is not None
@@ -386,7 +389,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
         parts = term.factors if isinstance(term, Product) else ()
         start = next((i for i in range(len(made)) if made[i : i + len(group)] == group), None)
         if start is None or len(parts) != len(made):
-            raise GateNotAllowed("the units are not adjacent in this dimension", where=at.name)
+            raise GateNotAllowed("cannot gate these units: they are not adjacent in this dimension", where=at.name)
         before, after = (prod(map(known, side)) for side in (parts[:start], parts[start + len(group) :]))
         factor = _put(e, "unsqueeze", [factor], f"{at.name}.apart", axes=(0, 2))
         shape = (before, p.spec(factor).shape[1], after)
@@ -400,7 +403,7 @@ def _shaped(e: Transaction, at: _Site, factor: Value, group: tuple[Atom, ...]) -
 
 # -- removing ----------------------------------------------------------------------------------------------------------
 def ungate(e: Transaction, handle: NodeId) -> None:
-    """Remove a gate, as if it were 1; its slot can be reused. Raises: StaleHandle, UnknownGate."""
+    """Remove a gate, so that values pass unchanged; its slot can be reused. Raises: StaleHandle, UnknownGate."""
     p = e.program
     found = p.gates()[p.node(handle)]
     for site in found.sites:
@@ -409,7 +412,7 @@ def ungate(e: Transaction, handle: NodeId) -> None:
 
 
 def release(e: Transaction, site: NodeId) -> None:
-    """Remove an unread site, and free its slot if it was the last site of the gate."""
+    """Remove a site that no node reads, and free the slot of its gate if it was the last site."""
     p = e.program
     part, nodes = g.of_site(p, site), g.between(p, site)
     assert part is not None
@@ -439,6 +442,6 @@ def set_gate(e: Transaction, handle: NodeId, state: str, elements: Any = None) -
     rows = table[found.span]
     rows[slice(None) if elements is None else elements, g.STATE] = code
     if found.kind == "choice" and (rows[:, g.STATE] == g.CLOSED).all():
-        raise GateNotAllowed("a choice needs one option that is not closed", where=found.owner)
+        raise GateNotAllowed("all options of a choice would be closed", where=found.owner)
     if not np.array_equal(rows[:, g.STATE], found.rows[:, g.STATE]):
         e.set_weight(g.TABLE, table)

@@ -34,7 +34,7 @@ class History:
         marks: name -> seq of the last entry when the mark was set; -1 before the first entry.
         open: the open edit, if any.
         listeners: functions called with each entry.
-        spill: moves arrays of undo to a file, beyond `program.history_bytes` in memory.
+        spill: moves arrays of undo beyond `program.history_bytes` to a temporary file.
     """
 
     def __init__(self, program: Program) -> None:
@@ -53,7 +53,7 @@ class History:
 
     # -- an edit -----------------------------------------------------------------------------------------------------
     def begin(self, transaction: Transaction) -> None:
-        """Open an edit: note the state, and make weights copy themselves before they are trained in place.
+        """Open an edit: save the present state and mark weights copy-on-write, so that training cannot change it.
 
         Raises: UsageError for a read-only program, EditBusy if another thread's edit is open.
         """
@@ -73,7 +73,7 @@ class History:
         share([v for v, _, shared in self._before_edit.values() if not shared], True)
 
     def note(self, variable: Variable) -> None:
-        """Record that the edit itself set a variable, so that its new value is not taken for training."""
+        """Record that the edit itself set a variable, so that `collect_trained` ignores the new value."""
         if not variable.shared:
             self._private[id(variable)] = variable.data
         variable.shared = True
@@ -110,7 +110,7 @@ class History:
                 variable.data, variable.shared = expected, True
 
     def write(self, t: Transaction) -> Entry | None:
-        """Write the journal entry of a valid edit; returns None if nothing changed. Raises for unserializable facts."""
+        """Write the journal entry of a valid edit, if it changed anything. Raises: UsageError if facts are not JSON."""
         p = self.program
         if not t.done:
             return None
@@ -137,7 +137,7 @@ class History:
         return entry
 
     def end(self, entry: Entry | None, *, failed: bool = False) -> None:
-        """Close the edit; after a roll-back restore the values and flags of the weights."""
+        """Close the edit; if it failed, restore the values and flags of the weights."""
         self.open = None
         self.program.order_log, self.program.admits_cycles = None, False
         free: list[Variable] = []
@@ -170,7 +170,7 @@ class History:
         if type(n) is not int or n < 0:
             raise UsageError("invalid number of edits", expected="an integer >= 0", got=repr(n))
         if self.open is not None:
-            raise UsageError("an edit is open", fix="leave the with-block first")
+            raise UsageError("cannot undo or redo while an edit is open", fix="leave the with-block first")
         stack = self.undoable if back else self.redoable
         if n > len(stack):
             verb = "undo" if back else "redo"
@@ -224,17 +224,17 @@ class History:
     def mark(self, name: str) -> None:
         """Name the present state. Raises: UsageError."""
         if not isinstance(name, str) or not name:
-            raise UsageError("invalid name of a mark", expected="a non-empty text", got=repr(name))
+            raise UsageError("invalid name of a mark", expected="a non-empty string", got=repr(name))
         self.marks[name] = self.undoable[-1].seq if self.undoable else -1
 
     def marked(self, name: str) -> int:
-        """Return the seq of the last entry when a mark was set. Raises: UsageError listing the marks."""
+        """Return the seq of the entry that was the last when a mark was set. Raises: UsageError listing the marks."""
         if not isinstance(name, str) or name not in self.marks:
             raise UsageError("unknown mark", where=name, expected=", ".join(self.marks) or "p.mark(name) first")
         return self.marks[name]
 
     def depth(self, seq: int, where: object) -> int:
-        """Return the number of entries to undo to get the state after entry `seq`. Raises: NotUndoable."""
+        """Return the number of entries to undo to return to the state after entry `seq`. Raises: NotUndoable."""
         if seq == -1:
             return len(self.undoable)
         below = [e.seq for e in reversed(self.undoable)]
@@ -252,7 +252,7 @@ class History:
 
     # -- blame -------------------------------------------------------------------------------------------------------
     def blame(self, ref: NodeId | EdgeId | None, name: str | None) -> list[Entry]:
-        """Return the entries that made or changed a handle, a path or a key; for a node also its operands."""
+        """Return the entries that made or changed a node (or its operands), edge or weight, given by handle or name."""
         p, found = self.program, []
         handle = None if ref is None else [ref.index, ref.generation]
         at = p.path(ref) if isinstance(ref, NodeId) and ref in p.graph else None
@@ -272,7 +272,7 @@ class History:
         return found[::-1]
 
     def describe(self, handle: NodeId | EdgeId) -> tuple[str | None, str | None]:
-        """Return what a deleted handle named and the entry that removed it, if the journal has it."""
+        """Return the path of a removed node or edge and the entry that removed it; None if not in the journal."""
         here = [] if self.open is None else [("this edit", [d[2] for d in self.open.done])]
         past = ((f"entry {e.seq}: {e.why}", e.edits) for e in reversed(self.program.journal))
         for by, r in ((by, r) for by, records in (*here, *past) for r in reversed(records)):
@@ -286,11 +286,11 @@ class History:
 
 def _check_writable(p: Program) -> None:
     if p.readonly:
-        raise UsageError("a past state is read-only", where=p.name, fix="p.fork() returns a program to edit")
+        raise UsageError("a past state cannot be edited", where=p.name, fix="p.fork() returns a program to edit")
 
 
 def _check_undo(entry: Entry) -> Undo:
-    """Return the undo of an entry if all its bytes are still there. Raises: NotUndoable."""
+    """Return the undo of an entry. Raises: NotUndoable if it was not stored or its arrays cannot be read any more."""
     where = f"entry {entry.seq}: {entry.why}"
     if entry.undo is None:
         fix = "edit(keep_undo=True), and save(history='full')"
@@ -301,6 +301,6 @@ def _check_undo(entry: Entry) -> Undo:
                 array.storage.check()  # the file must be the one that was read, and unchanged
             except GraphwrightError as error:
                 got = error.what if error.where is None else f"{error.where}: {error.what}"
-                what = "the bytes needed to undo this entry are gone"
+                what = "the values needed to undo this entry are gone"
                 raise NotUndoable(what, where=where, got=got, fix="restore the file") from error
     return entry.undo

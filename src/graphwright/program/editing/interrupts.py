@@ -21,7 +21,7 @@ _pending: list[tuple[int, FrameType | None]] = []
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Raises: KeyboardInterrupt at the end of the block if it came inside; the effects of the block stay."""
+    """Delay Ctrl-C to the end of the block: KeyboardInterrupt is raised after the whole block has run."""
     global _depth
     if not _in_main():
         yield
@@ -45,7 +45,7 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def start_listening() -> bool:
-    """Inside a block, keep the handler installed after it; returns True if `stop_listening` has to be called."""
+    """Keep the handler after the current `defer_interrupts` block; return True if `stop_listening` must be called."""
     global _open_edits
     main = _in_main()
     _open_edits += main
@@ -53,7 +53,7 @@ def start_listening() -> bool:
 
 
 def stop_listening() -> None:
-    """Inside a block, uninstall the handler at its end."""
+    """Let the current `defer_interrupts` block uninstall the handler at its end."""
     global _open_edits
     _open_edits -= 1
 

@@ -22,14 +22,14 @@ AUTHORS = ("human", "gate", "evolution", "pass")
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """What undoes and redoes an entry, in memory and in `history.safetensors` of a saved program.
+    """The data from which undo and redo of an entry are made; `save(history="full")` stores it.
 
     Attributes:
         forward, inverse: primitive edits in the order to apply them.
         specs: specs that inference changed: node -> (before, after).
         valid: whether the program was valid before, and after.
-        labels: changes of the topological order, in the order to restore them in the next step; each step replaces them
-            by those for the other direction.
+        labels: changes of the topological order that the next undo or redo restores, in this order; it then stores
+            those for the opposite direction.
     """
 
     forward: tuple[Edit, ...]
@@ -44,13 +44,13 @@ class Undo:
         return (*self.inverse, *self.forward)
 
     def arrays(self) -> Iterator[NDArray]:
-        """Yield the arrays that the edits bring."""
+        """Yield the arrays that the edits hold."""
         return (array for edit in self.edits for array in edit.payloads)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line of the journal.
+    """An entry, one line of the journal.
 
     Attributes:
         seq: index in the journal.
@@ -62,8 +62,8 @@ class Entry:
         undoes, redoes: seq of the entry that this one undoes or redoes.
         warnings: legal changes that are probably not intended.
         prev, hash: the chain: hash = sha256(prev + canonical JSON of the rest).
-        undo: what undoes it; None if that was not stored.
-        cone: nodes that inference visited; in memory only.
+        undo: the data to undo it; None if that was not stored.
+        cone: nodes that spec inference visited; in memory only.
     """
 
     seq: int
@@ -95,7 +95,7 @@ class Entry:
 
     @staticmethod
     def from_json(data: dict[str, Any], undo: Undo | None = None, cone: tuple[NodeId, ...] = ()) -> Entry:
-        """Inverse of `to_json`."""
+        """Return the entry that `to_json` wrote."""
         values = {name: data[name] for name in _FIELDS}
         values["edits"], values["warnings"] = tuple(values["edits"]), tuple(values["warnings"])
         return Entry(**values, undo=undo, cone=cone)
@@ -108,7 +108,7 @@ class Entry:
 
 
 def in_force(entries: Sequence[Entry]) -> list[Entry]:
-    """Return the entries that are not undone, in order. Raises: ReplayConflict if one undoes an entry not given."""
+    """Return the entries that are not undone. Raises: ReplayConflict if one undoes an entry not among them."""
     stack: list[Entry] = []
     known = {e.seq: e for e in entries}
     for entry in entries:
@@ -116,7 +116,7 @@ def in_force(entries: Sequence[Entry]) -> list[Entry]:
         if other is None:
             stack.append(entry)
         elif other not in known or (entry.undoes is not None and (not stack or stack[-1].seq != other)):
-            what = "the entry undoes or redoes one that is not replayed"
+            what = "the entry undoes or redoes an entry that is not in the replay"
             raise ReplayConflict(what, where=f"entry {entry.seq}", got=f"entry {other}")
         elif entry.undoes is not None:
             stack.pop()
@@ -158,11 +158,11 @@ class Journal(Sequence[Entry]):
         return self.chain.head
 
     def put(self, entry: Entry) -> None:
-        """Replace an entry by the same entry with another undo."""
+        """Replace an entry by a copy whose undo data differs."""
         self._entries[entry.seq] = entry
 
     def append(self, *, undo: Undo | None, cone: tuple[NodeId, ...] = (), **facts: Any) -> Entry:
-        """Add an entry made of facts; seq, time, prev and hash are filled in here."""
+        """Add an entry with these fields; seq, time, prev and hash are filled in here."""
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         body = {"undoes": None, "redoes": None, **facts, "seq": len(self._entries), "time": time}
         link = self.chain.append({name: _as_json(body[name]) for name in _FIELDS if name in body})
@@ -170,7 +170,7 @@ class Journal(Sequence[Entry]):
         return self._entries[-1]
 
     def verify(self) -> None:
-        """Raises: JournalCorrupt naming the first line whose hash does not follow from the line before."""
+        """Recompute all hashes. Raises: JournalCorrupt naming the first line whose hash does not match."""
         self.chain.verify()
 
     def __repr__(self) -> str:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Value]]:
-    """Return the values that enter and that leave a set of nodes, each once, in topological order.
+    """Return the values that a set of nodes reads from outside, and its results that are read outside.
 
-    Raises: NotConvex with a path that leaves the set and comes back.
+    Both are in topological order, each value once. Raises: NotConvex if a path leaves the set and comes back.
     """
     inside = set(nodes)
     order = sorted(inside, key=p.order_labels.key)
@@ -55,7 +55,10 @@ def boundary(p: Program, nodes: Sequence[NodeId]) -> tuple[list[Value], list[Val
 def _pairs(
     inner: Mapping[str, Spec], outer: Sequence[Value], match: Mapping[str, Any] | None, p: Program, side: str
 ) -> dict[str, Value]:
-    """Match the subprogram's inputs or outputs with values of the host by name or in order; their specs must agree."""
+    """Return name of an input (or output) of a subprogram -> value of `p`, by `match` or in order.
+
+    Raises: BoundaryMismatch if their numbers or specs differ.
+    """
     if match is not None and set(inner) <= set(match):
         pairs = {name: p.value(match[name]) for name in inner}
     elif len(inner) == len(outer):
@@ -67,7 +70,7 @@ def _pairs(
         raise BoundaryMismatch(what, expected=expected, got=[f"{n} {s}" for n, s in inner.items()], fix=fix)
     wrong = [f"{n}: {inner[n]} against {p.path(v)} {p.spec(v)}" for n, v in pairs.items() if inner[n] != p.spec(v)]
     if wrong:
-        raise BoundaryMismatch(f"the specs of the {side} differ", got="; ".join(wrong))
+        raise BoundaryMismatch(f"the specs of the subprogram's {side} do not match the selection", got="; ".join(wrong))
     return pairs
 
 
@@ -76,12 +79,12 @@ def replace(
 ) -> dict[str, NodeId]:
     """Replace a selection by another program.
 
-    The inputs of the subprogram read the values that entered the selection, and readers of the selection's results read
-    its outputs. Its weights become new params, except those that `extract` took from this program: they stay one.
+    The subprogram reads the values that the selection read, and readers of the selection's results read its outputs.
+    Its weights are added as new ones, except weights that `extract` took from this program: these are not duplicated.
 
     Args:
         match: name of an input or output -> node or value of this program; in order by default.
-    Returns: name in the subprogram -> new node. Raises: NotConvex; BoundaryMismatch with both sides.
+    Returns: path in the subprogram -> new node. Raises: NotConvex; BoundaryMismatch listing both sides.
     """
     p, sub = e.program, subprogram
     nodes = list(dict.fromkeys(p.nodes_of(selection)))
@@ -118,12 +121,12 @@ def redirect(
     e: Transaction, moved: Mapping[Value, Value], *, edges: Iterable[EdgeId] | None = None,
     skip: Collection[NodeId] = (), outputs: bool = True,
 ) -> None:  # fmt: skip
-    """Rewire the readers of values to other values; the node of a new value goes on reading the old one.
+    """Rewire the readers of values to other values; the node of a new value may itself read the old one.
 
     Args:
         moved: old value -> new value.
-        edges: which readers; by default all.
-        skip: readers that stay.
+        edges: the edges to rewire; by default all that carry an old value.
+        skip: readers that are not rewired.
         outputs: also replace the values among the program's outputs.
     """
     p = e.program
@@ -135,13 +138,13 @@ def redirect(
         e.set_outputs(**{n: moved.get(v, v) for n, v in zip(p.output_names(), p.outputs(), strict=True)})
 
 
-def _same_weight(p: Program, sub: Program, node: NodeId, going: Collection[NodeId]) -> NodeId | None:
-    """Return the host's node for the same array that a node of `sub` reads, if it stays."""
+def _same_weight(p: Program, sub: Program, node: NodeId, removed: Collection[NodeId]) -> NodeId | None:
+    """Return the node of `p`, not in `removed`, with the key and array of a weight node of `sub`; None if none has."""
     if sub.op(node) not in STORED or (key := sub.key(node)) not in p.weights:
         return None
     if p.weights.array(key) is not sub.weights.array(key):
         return None
-    return next((n for n in p.of_kind(sub.op(node)) if p.key(n) == key and n not in going), None)
+    return next((n for n in p.of_kind(sub.op(node)) if p.key(n) == key and n not in removed), None)
 
 
 def _copy(e: Transaction, sub: Program, node: NodeId, values: Mapping[Value, Value]) -> NodeId:
@@ -173,7 +176,7 @@ def take_over(e: Transaction, old: NodeId, new: NodeId) -> None:
 
 
 def remove_unread(e: Transaction, value: Value) -> None:
-    """Remove an unread value and then its first operands as far as nothing else reads them: a cast, then a matrix."""
+    """Remove the node of a value if nothing reads it, then the same for its first operand, and so on."""
     p = e.program
     while not p.out_edges(value.node) and value not in p.outputs():
         before = p.operands(value.node)
@@ -184,7 +187,7 @@ def remove_unread(e: Transaction, value: Value) -> None:
 
 
 def extract(p: Program, selection: Selection | Sequence[NodeId]) -> Program:
-    """Return a selection as a program: values that entered it are inputs, values that left it outputs.
+    """Return a copy of a selection as a program: values that it reads become inputs, results outputs.
 
     Inputs and outputs are named by the nodes' paths. Params that the selection reads are included; arrays are shared.
     Raises: NotConvex; InvalidProgram if `p` was left broken.
@@ -258,7 +261,7 @@ class _Expansion:
         self._numbers: dict[tuple[str, DType], Value] = {}
 
     def run(self, row: Op, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[_Term]:
-        """Return the results of an op on terms: those of its expansion, or of a new node for a primitive op."""
+        """Apply an op to terms, by its expansion if it is fused, else as a new node; return the results."""
         if row.expand is not None:
             results = row.expand(operands, attrs)
             return list(results) if isinstance(results, tuple) else [results]
@@ -270,7 +273,7 @@ class _Expansion:
         return [_Term(self, Value(node, port), spec) for port, spec in enumerate(p.specs(node))]
 
     def number(self, value: float, kind: DType) -> Value:
-        """Return a const of one number, one node per number and dtype."""
+        """Return a const that holds a number; equal numbers of one dtype share a node."""
         if (repr(value), kind) not in self._numbers:
             name = self.e.program.free_name(f"{self.path}.const")
             self.made.append(self.e.const(name, as_array(np.asarray(value), kind)))
@@ -279,7 +282,7 @@ class _Expansion:
 
 
 class _Term(Arithmetic):
-    """A symbolic value for the code of an expansion: arithmetic on it adds nodes."""
+    """A symbolic operand for the code of an expansion: arithmetic on it adds nodes."""
 
     def __init__(self, expansion: _Expansion, value: Value, spec: Spec) -> None:
         self.expansion, self.value, self.spec, self.shape, self.dtype = expansion, value, spec, spec.shape, spec.dtype

@@ -2,7 +2,7 @@
 
 Undone edits are not replayed, unless they were redone. Values of weights come from the undo of the entries, from the
 `history` of a saved program, or from `payloads`; an entry whose values are missing is refused. A replayed entry warns
-if it brings weight values to another program than it was made on.
+if it sets weight values and the program is not the one on which it was recorded.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def replay(
         journal: entries, a program, the directory of a saved one, or a `journal.jsonl`.
         onto: the program to edit.
         strict: raise at the first entry that does not fit and leave `onto` unchanged; else skip such entries.
-        payloads: arrays by the `blake2b` digest that the journal gives them.
+        payloads: `blake2b` digest in the journal -> array.
         cast: floating dtype of new weights; an existing weight that is set keeps its dtype.
     Raises: ReplayConflict with entry, edit, path and the nearest names; JournalCorrupt, ProgramFileError for files.
     """
@@ -124,15 +124,15 @@ def _play(
 
 
 def conflict_of(error: Exception, where: str) -> ReplayConflict:
-    """Return the conflict that an error at an entry or a step stands for."""
+    """Return a ReplayConflict for an error in an entry or a recipe step."""
     if not isinstance(error, GraphwrightError):
-        return ReplayConflict(f"cannot be read: {error}", where=where)
+        return ReplayConflict(f"the entry or step cannot be read: {error}", where=where)
     got = ": ".join(str(fact) for fact in (error.where, error.got) if fact is not None) or None
     return ReplayConflict(f"the edit does not fit: {error.what}", where=where, got=got, fix=error.fix)
 
 
 def _own_values(entry: Entry) -> list[str]:
-    """Return the keys of the floating weights whose values an entry brings itself."""
+    """Return the keys of the weights that an entry sets, except small integer tables."""
     brought = [r for r in entry.edits if r["edit"] in ("SetWeight", "AddNode") and "payload" in r]
     records = [r for r in brought if "values" not in r["payload"]]
     return [r["key"] if r["edit"] == "SetWeight" else r["attrs"]["key"] for r in records]
@@ -145,14 +145,14 @@ def _label(record: Mapping[str, Any]) -> str:
 
 
 class PayloadFinder:
-    """Finds the arrays that entries bring, in their undo or by digest; a variable may have changed since."""
+    """Finds the arrays that entries set: in their undo, if the digest still matches, else by digest."""
 
     def __init__(self, entries: Sequence[Entry], payloads: Mapping[str, NDArray]) -> None:
         self._entries, self._known = entries, dict(payloads)
         self._searched = False
 
     def find(self, entry: Entry, i: int, named: Mapping[str, Any]) -> NDArray:
-        """Return the array of edit `i` of an entry. Raises: ReplayConflict if it is nowhere."""
+        """Return the array of edit `i` of an entry. Raises: ReplayConflict if it is not found."""
         if "values" in named:
             return _inline_array(named)
         own, digest = entry.undo.forward[i].payloads if entry.undo is not None else (), named.get("blake2b")
@@ -170,7 +170,7 @@ class PayloadFinder:
 
 
 def _inline_array(named: Mapping[str, Any]) -> NDArray:
-    """Return the array whose values a journal line holds. Raises: ReplayConflict if its digest is another."""
+    """Return the array whose values a journal line holds. Raises: ReplayConflict if its digest differs."""
     spec = Spec.from_json(named["spec"])
     values = np.asarray(named["values"], np.int64).reshape(spec.sizes)
     array = empty(spec.sizes, spec.dtype).copy_from(from_numpy(values))
@@ -185,7 +185,7 @@ _LIMIT = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RecipeStep:
-    """One journal entry to make.
+    """A step of a recipe, which makes one journal entry.
 
     Attributes:
         why: for the journal.
@@ -240,16 +240,16 @@ def read_recipe(path: StrPath) -> list[RecipeStep]:
 
 def _step(form: Any, where: str) -> RecipeStep:
     if not isinstance(form, Mapping):
-        raise ProgramFileError("malformed step", where=where, expected="a mapping", got=repr(form)[:80])
+        raise ProgramFileError("malformed recipe step", where=where, expected="a mapping", got=repr(form)[:80])
     known = ("why", "ragged", "correct", *_ACTIONS)
     if unknown := ", ".join(str(k) for k in form if k not in known):
-        raise ProgramFileError("unknown fields of a step", where=where, got=unknown, expected=", ".join(known))
+        raise ProgramFileError("unknown fields in a recipe step", where=where, got=unknown, expected=", ".join(known))
     actions = tuple((name, value) for name, value in form.items() if name in _ACTIONS)
     if not actions:
-        raise ProgramFileError("the step has no action", where=where, expected=", ".join(_ACTIONS))
+        raise ProgramFileError("the recipe step has no action", where=where, expected=", ".join(_ACTIONS))
     flags = {name: form[name] for name in ("ragged", "correct") if name in form}
     if any(not isinstance(v, bool) for v in flags.values()):
-        raise ProgramFileError("ragged and correct are flags", where=where, expected="true or false", got=flags)
+        raise ProgramFileError("ragged or correct is not a boolean", where=where, expected="true or false", got=flags)
     why = form.get("why") or "; ".join(f"{name} {value}" for name, value in actions)
     return RecipeStep(str(why), actions, **flags)
 
@@ -272,7 +272,7 @@ def _recipe_play(steps: Sequence[RecipeStep], p: Program) -> list[Entry]:
 
 # -- actions ----------------------------------------------------------------------------------------------------------
 def _cut_units(e: Transaction, form: Any, step: RecipeStep) -> None:
-    """`form` maps patterns of axes (or lists of layers) to units: a number, a list, or a text such as `0-4 9`."""
+    """Cut units; `form` maps patterns of axes (or lists of layers) to a number, a list, or a text such as `0-4 9`."""
     for pattern, units in dict(form).items():
         e.cut_units(_units(e.program, str(pattern), _numbers(units)), ragged=step.ragged, correct=step.correct)
 
@@ -291,7 +291,7 @@ def _units(p: Program, pattern: str, ids: tuple[int, ...]) -> Units:
 
 def _numbers(form: Any) -> tuple[int, ...]:
     if isinstance(form, bool) or not isinstance(form, int | str | list):
-        raise ValueError(f"units must be a number, a list or a text, not {form!r}")
+        raise ValueError(f"units must be a number, a list or a string, not {form!r}")
     if isinstance(form, list):
         return tuple(map(int, form))
     found = parsed(str(form))

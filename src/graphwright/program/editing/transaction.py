@@ -48,13 +48,13 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 class Transaction:
-    """An open edit of a program; `Program.edit` makes it. Its methods are made of primitive edits.
+    """An open edit of a program, made by `Program.edit`. Its methods apply primitive edits.
 
     Attributes:
         why, author, tool, line: for the journal entry; line is the user's file and line.
         done: the primitive edits so far, each with its inverse and its JSON form.
         warnings: legal changes that are probably not intended.
-        cone: nodes that inference visited at the end of the edit.
+        cone: nodes that spec inference visited at the end of the edit.
     """
 
     def __init__(self, program: Program, why: str, author: str, tool: str | None, check: bool, keep_undo: bool) -> None:
@@ -84,7 +84,7 @@ class Transaction:
         return self._program
 
     def do(self, edit: Edit) -> None:
-        """Make one primitive edit. Raises what its check raises, with nothing changed."""
+        """Apply one primitive edit. Raises: the error of its check; then nothing is changed."""
         p = self.program
         edit.check(p)
         if keys := edit.replaced(p):
@@ -114,8 +114,8 @@ class Transaction:
         p = self._program
         outer, thread = p.history.open, threading.get_ident()
         if self.owner:
-            fix = "open another one with program.edit(...)"
-            raise UsageError("this edit was entered before", where=self.why, fix=fix)
+            fix = "open a new edit with program.edit(...)"
+            raise UsageError("this edit was entered by a with-block before", where=self.why, fix=fix)
         if outer is None or outer.owner != thread:
             p.history.begin(self)
             self.owner, self.valid_before, self.back_edges_before = thread, p.valid, frozenset(p.back_edges)
@@ -205,7 +205,7 @@ class Transaction:
                 self.warnings.append(f"{p.path(node)} has no edges left, so its value is zero")
 
     def _roll_back(self, count: int, labels: int, back_edges: frozenset[EdgeId]) -> None:
-        """Revert all but the first `count` edits and the first `labels` changes of the order."""
+        """Revert all edits but the first `count`, and all changes of the order but the first `labels`."""
         p = self._program
         p.tombstones.mode = "roll back"
         undone = [edit for pair in self.done[count:] for edit in pair[:2]]
@@ -253,7 +253,7 @@ class Transaction:
         return self.add_op(op, operands, attrs, label)
 
     def add_op(self, op: str, operands: Sequence[Value], attrs: Mapping[str, Any], name: str) -> NodeId:
-        """Add an op under a name; the specs of its operands are up to date."""
+        """Add an op with this name; the specs of its operands must be up to date."""
         p, row = self.program, get(op)
         full = row.complete(attrs, name)
         specs = row.specs([p.spec(v) for v in operands], full, name)
@@ -306,7 +306,7 @@ class Transaction:
         return self.add_node(kind, {"key": key}, name, (array.spec,), Variable(array, name=key))
 
     def assign(self, state: Ref, value: Ref) -> NodeId:
-        """Set the value of a state (or param) in the next step."""
+        """Set the value that a state (or param) will have in the next step."""
         p = self.program
         target, following = p.value(state), p.value(value)
         if p.assigns(target):
@@ -342,7 +342,7 @@ class Transaction:
             self.do(edits.SetAttr(node, after))
 
     def rename(self, ref: Ref, name: str, *, key: str | None = None) -> None:
-        """Rename a node; its checkpoint key stays, unless another `key` is given."""
+        """Rename a node; its checkpoint key does not change unless `key` is given."""
         node = self.program.node(ref)
         if key is None or name != self.program.path(node):
             self.do(edits.Rename(node, name))
@@ -355,7 +355,7 @@ class Transaction:
         Args:
             ref: the node, its name, or its checkpoint key.
             value: an array, or a function of the present value as float32 (or wider) numpy array. It is stored in the
-                weight's dtype; another shape changes its spec.
+                weight's dtype; a different shape changes its spec.
             inplace: write into the present memory, so that other holders of it see the new values. Memory of a file, a
                 fork or the journal is not written; the weight gets its own. Raises: ShapeError.
         """
@@ -367,7 +367,7 @@ class Transaction:
         self.do(edits.SetWeight(key, as_array(value, kind), inplace))
 
     def annotate(self, name: str, **facts: Any) -> None:
-        """Record reasons in the journal, about what `name` names; `blame(name)` finds them."""
+        """Add a note to the journal: facts about the node, weight or axis `name`. `blame(name)` finds it."""
         self.do(edits.Annotation(name, facts))
 
     def set_outputs(self, **outputs: Ref) -> None:
@@ -393,7 +393,7 @@ class Transaction:
         for _ in range(delay):
             spec = self.spec(value)
             if spec.symbolic:
-                what = "a delayed edge stores its value in a state, which needs a static shape"
+                what = "cannot delay this value: the state that would store it needs a static shape"
                 raise ShapeError(what, where=f"{p.path(value)} -> {p.path(target)}", got=spec)
             zero = as_array(np.zeros(spec.shape, np.float32), spec.dtype)
             held = self.state(p.free_name(f"{p.path(target)}.held"), zero)
@@ -414,7 +414,7 @@ class Transaction:
         return self.add_edge(value, target, port)
 
     def cut(self, edge: EdgeId | str) -> None:
-        """Remove an edge into a junction, or of a port that the same edit fills again; by handle or by `"a -> b"`."""
+        """Remove an edge, given by handle or as `"a -> b"`; a port of an op needs a new edge in the same edit."""
         edge = self.program.edge(edge)
         src, dst = self.program.graph.endpoints(edge)
         self.do(edits.RemoveEdge(edge))
@@ -423,7 +423,7 @@ class Transaction:
             release(self, src)  # a gate is removed with its edge
 
     def rewire(self, edge: EdgeId | str, src: Ref) -> None:
-        """Move an edge to another source; handle and port stay. Raises: CycleError with the path."""
+        """Change the source of an edge, which keeps its handle and port. Raises: CycleError with the path."""
         self.do(edits.Rewire(self.program.edge(edge), self.program.value(src)))
 
     def insert(self, edge: EdgeId | str, op: str, *, name: str | None = None, **attrs: Any) -> NodeId:
@@ -459,7 +459,7 @@ class Transaction:
 
 
 def _caller() -> str | None:
-    """file:line of the first frame outside this package and the standard library's contextlib."""
+    """Return file:line of the first frame outside this package and the standard library's contextlib."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

@@ -1,6 +1,6 @@
 """Unfolding: splitting an op into one op per unit of an axis (a head, a neuron) and a junction, and folding it back.
 
-`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied and all checkpoint keys stay.
+`o(x) = Σ_h o_h(x_h)`: each unit reads slices of what the op read, so no weight is copied or renamed.
 Units along an axis of the result are padded with zeros by `pad_slice`, so that they are summed too.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class SplitAxis(NamedTuple):
-    """Dimensions of an op's operands and result along one axis.
+    """An axis along which an op can be split, as a dimension of each operand and of the result.
 
     Attributes:
-        operands: dimension in each operand; None, or left out, where every unit reads the whole operand.
+        operands: dimension in each operand; None, or left out, if every unit reads the whole operand.
         result: dimension in the result; None if the results of the units are summed.
-        bias: number of the operand that is added to that sum.
+        bias: index of the operand that is added to that sum.
     """
 
     operands: tuple[int | None, ...]
@@ -49,16 +49,16 @@ SPLIT_AXES: Mapping[str, Mapping[str, SplitAxis]] = {
 
 
 def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> NodeId:
-    """Split an op into one op per unit of an axis, summed by a junction; function and weights stay the same.
+    """Split an op into one op per unit of an axis, summed by a junction; results and weights do not change.
 
     Cutting the edge of unit h into the junction leaves that unit out, as a mask would. A bias is added after the sum.
 
     Args:
         axis: of `linear` "in" (an o-projection sums its heads) or "out"; of `matmul` "in", "rows", "columns" or
             "heads"; of `sdpa` "heads".
-        units: number of parts; by default that of a `flatten` before the axis or an `unflatten` after it, else one per
-            entry.
-    Returns: the node that now has the op's name and readers. Raises: UsageError for another op or axis, ShapeError.
+        units: number of units; by default the number that a `flatten` before the op joined or an `unflatten` after it
+            splits off, else one per entry.
+    Returns: the node that now has the op's name and readers. Raises: UsageError if the op has no such axis, ShapeError.
     """
     p = e.program
     node = p.node(ref)
@@ -105,19 +105,20 @@ def unfold(e: Transaction, ref: Ref, axis: str, units: int | None = None) -> Nod
 
 
 def fold(e: Transaction, ref: Ref) -> NodeId:
-    """Join an op that `unfold` split; the program's hash is as before.
+    """Join an op that `unfold` split; the program then has the hash it had before `unfold`.
 
     Args:
         ref: the node that has the op's name.
-    Raises: UsageError if a unit was cut or changed, or is read elsewhere.
+    Raises: UsageError if a unit was cut or changed, or if another node reads it.
     """
     p = e.program
     node = p.node(ref)
     path = p.path(node)
     for op, reads, attrs, gone in _folded(p, node):
-        for going in gone:
-            if going != node and (beyond := set(p.consumers(going)) - set(gone)):
-                raise UsageError("another node reads a unit", where=p.path(going), got=p.path(min(beyond)))
+        for old in gone:
+            if old != node and (readers := set(p.consumers(old)) - set(gone)):
+                what = "cannot fold: a node outside the unfolded op reads a part of it"
+                raise UsageError(what, where=p.path(old), got=p.path(min(readers)))
         parts = [v.node for u in gone for v in p.operands(u) if traits(p.op(v.node)).slices]
         e.rename(node, p.free_name(f"{path}.unfolded"))
         whole = e.add_op(op, reads, attrs, p.free_name(path))
@@ -125,12 +126,12 @@ def fold(e: Transaction, ref: Ref) -> NodeId:
         e.remove(gone)
         e.remove([n for n in dict.fromkeys(parts) if not p.consumers(n)])
         return whole
-    expected = "a result of e.unfold, with no edge cut and no part changed"
-    raise UsageError("the operands of this node are not all units of one op", where=path, expected=expected)
+    what, expected = "cannot fold: the node does not sum all units of one op", "an unchanged result of e.unfold"
+    raise UsageError(what, where=path, expected=expected)
 
 
 def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mapping[str, Any], list[NodeId]]]:
-    """Yield ops that unfold to what ends in `node`: name, operands, attributes, and the nodes to remove, last first."""
+    """Yield each op whose unfolding ends in `node`, as (op, operands, attributes, nodes to remove, last first)."""
     gone, bias = [node], []
     if traits(p.op(node)).sums:
         junction, *bias = p.operands(node)
@@ -155,7 +156,7 @@ def _folded(p: Program, node: NodeId) -> Iterator[tuple[str, list[Value], Mappin
 
 
 def _whole(p: Program, units: Sequence[NodeId], number: int, axis: SplitAxis) -> Value | None:
-    """Return the value whose shares are operand `number` of the units, if it exists."""
+    """Return the value whose slices the units read as operand `number`, or None."""
     reads, dim = [p.operands(u)[number] for u in units], _dim(axis, number)
     if dim is None:
         return reads[0] if len(set(reads)) == 1 else None
@@ -172,21 +173,21 @@ def _dim(axis: SplitAxis, number: int) -> int | None:
 
 
 def _share(spec: Spec, dim: int, units: int, unit: int) -> dict[str, Any]:
-    """Attributes of the slice of an operand that a unit reads; several units may share an entry, such as a key head."""
+    """Return the attributes of the slice of an operand that a unit reads; several units may share an entry."""
     size = spec.shape[dim]
     assert isinstance(size, int)
     return {"axis": dim % len(spec.shape), "start": unit * size // units, "size": max(size // units, 1), "step": 1}
 
 
 def _padding(out: Spec, axis: SplitAxis, units: int, unit: int) -> dict[str, Any]:
-    """Attributes of the `pad_slice` that puts a unit's result at its position in the whole."""
+    """Return the attributes of the `pad_slice` that puts a unit's result at its position in the whole result."""
     assert axis.result is not None
     share = _share(out, axis.result, units, unit)
     return {"axis": share["axis"], "start": share["start"], "step": 1, "size": out.shape[axis.result]}
 
 
 def _count(p: Program, node: NodeId, axis: SplitAxis) -> int:
-    """Number of units that a `flatten` before the axis joined or an `unflatten` after it splits; else its size."""
+    """Return the number of units that a `flatten` before the op joins or an `unflatten` after it splits, else size."""
     number, dim = next((i, d) for i, d in enumerate(axis.operands) if d is not None)
     value = p.operands(node)[number]
     if traits(p.op(value.node)).joins_axis:
@@ -207,7 +208,7 @@ def _known(spec: Spec, dim: int) -> int:
 
 
 def _sizes(where: str, ins: Sequence[Spec], axis: SplitAxis) -> list[int | str]:
-    """Sizes of the axis in the operands that have it. Raises: ShapeError."""
+    """Return the sizes of the axis in the operands that have it. Raises: ShapeError."""
     shared = [(spec, dim) for number, spec in enumerate(ins) if (dim := _dim(axis, number)) is not None]
     if any(len(spec.shape) < 2 for spec in ins[:2]) or any(-dim > len(spec.shape) for spec, dim in shared):
         raise ShapeError("the operands do not have this axis", where=where, got=", ".join(map(repr, ins)))
