@@ -1,4 +1,4 @@
-"""The root of all errors: what, where, expected, got and a fix, as fields and as text.
+"""The root of all errors: what, where, expected, got and a fix, as attributes and as text.
 
 Each layer defines its own classes beside the code that raises them. This file holds the root, the two bases (mistakes
 of the caller, failures at run time), and the kinds that several layers raise.
@@ -48,7 +48,7 @@ class GraphwrightError(Exception):
         super().__init__(what)
 
     def to_json(self) -> dict[str, str]:
-        """The facts of the error, for `--json` and the studio."""
+        """Return the facts of the error, as `--json` prints them."""
         facts = {"error": type(self).__name__, "what": self.what}
         for name in ("where", "expected", "got", "fix"):
             if (value := getattr(self, name)) is not None:
@@ -91,7 +91,7 @@ class IndexOutOfRange(ComputeError, IndexError):
 
 
 class NonFinite(ComputeError, ArithmeticError):
-    """A value is infinite or NaN, and a check does not allow it."""
+    """A check found a value that is infinite or NaN."""
 
 
 class AliasError(UsageError):
@@ -99,7 +99,7 @@ class AliasError(UsageError):
 
 
 class CycleError(UsageError):
-    """An edge would close a cycle; `path` lists the nodes on it."""
+    """An edge would close a cycle; `path` lists the nodes on the cycle."""
 
     def __init__(self, what: str, *, path: tuple[Any, ...] = (), **facts: Unpack[Facts]) -> None:
         super().__init__(what, **facts)
@@ -107,7 +107,7 @@ class CycleError(UsageError):
 
 
 class ShapeError(UsageError):
-    """The shapes of operands do not fit the operation."""
+    """The shapes of operands are invalid for an operation."""
 
 
 class DTypeError(UsageError, TypeError):

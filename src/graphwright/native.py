@@ -1,8 +1,8 @@
 """numba's decorators, and where compiled code is cached. Modules import `njit` from here; this module loads numba.
 
 numba caches code beside the sources, or in the user's cache where it may not write there. Without `Seeded`, an
-installation that was compiled once by its owner would be compiled again by every other user, and could not be cached by
-a user without a home directory.
+installation that its owner has compiled would be compiled again by every other user, and a user without a home
+directory could not cache it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ njit: Any = numba.njit
 
 
 def source_hash(*paths: Path) -> int:
-    """Hash Python files and the Python files of folders to an odd 48-bit number."""
+    """Hash Python files, and the Python files directly in folders, to an odd 48-bit number."""
     files = [f for path in paths for f in (sorted(path.glob("*.py")) if path.is_dir() else [path])]
     return int.from_bytes(blake2b(b"".join(f.read_bytes() for f in files), digest_size=6).digest(), "little") | 1
 
 
 def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-    """`njit(cache=True)` for a loop made of several files: the cache is valid until one of `sources` changes.
+    """Compile a loop made of several files with `njit(cache=True)`; the cache is valid until one of `sources` changes.
 
-    numba itself compares only the file of the loop.
+    numba itself checks only the file that defines the loop.
     """
 
     def decorate(loop: Callable[..., Any]) -> Any:
@@ -46,11 +46,14 @@ def cached(*sources: Path, **options: Any) -> Callable[[Callable[..., Any]], Any
 
 
 class Seeded(UserWideCacheLocator):
-    """For this package's code: the user's cache or a folder of the process, seeded from the installation's cache."""
+    """A cache locator for this package's code: the user's cache, or a folder of the process if that cannot be written.
+
+    It is first filled from the cache of the installation.
+    """
 
     @classmethod
     def from_function(cls, py_func: Any, py_file: str) -> Seeded | None:
-        """The locator of numba's protocol; None for code outside the package."""
+        """Return the locator for a function, as numba's protocol requires; None for code outside the package."""
         if not Path(py_file).is_relative_to(PACKAGE):
             return None
         self = cls(py_func, py_file)
@@ -72,7 +75,7 @@ def _process_folder() -> Path:
 
 @cache
 def _seed(source: Path, target: Path) -> None:
-    """Copy compiled code that is missing or older in the target."""
+    """Copy the compiled files that are missing or older in `target`."""
     for pattern in ("*.nbc", "*.nbi", "*.built"):  # an index is copied after the files that it names
         for file in sorted(source.glob(pattern)):
             here = target / file.name

@@ -1,4 +1,4 @@
-"""Progress of long work as events, the same for the command line, notebooks and other frontends."""
+"""Progress of long tasks as events, the same for the command line, notebooks and other frontends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Progress:
 
     Attributes:
         what: name of the task.
-        done, total: steps.
+        done, total: number of steps made, and of all steps.
         facts: numbers to show, such as the loss or tokens per second.
         table: row -> column -> number, if several parts of the task run at once.
     """

@@ -1,4 +1,4 @@
-"""Base of all reports: dataclass fields become JSON, rows become tables of aligned text."""
+"""Base of all reports: dataclass fields as JSON, and tables of aligned text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class ReportBase:
     """Base of reports that are dataclasses.
 
     Attributes:
-        FIGURES: properties that JSON lists beside the fields.
-        HIDDEN: fields that JSON leaves out.
+        FIGURES: properties that the JSON contains besides the fields.
+        HIDDEN: fields that the JSON leaves out.
     """
 
     __slots__ = ()
@@ -21,7 +21,7 @@ class ReportBase:
     HIDDEN: ClassVar[tuple[str, ...]] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Fields and figures as plain values."""
+        """Return the fields and figures as plain values."""
         names = [f.name for f in fields(cast(Any, self)) if f.name not in self.HIDDEN]
         return {name: plain(getattr(self, name)) for name in (*names, *self.FIGURES)}
 
@@ -36,7 +36,7 @@ class ReportBase:
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON stores it: dataclasses and named tuples as objects, sequences as lists."""
+    """Convert a value to what JSON stores: dataclasses and named tuples to objects, sequences to lists."""
     if isinstance(value, ReportBase):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -49,7 +49,7 @@ def plain(value: Any) -> Any:
 
 
 def table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as aligned columns: numbers with four digits, `-` for None or an absent cell."""
+    """Format rows as aligned columns: floats with four digits, `-` for None or a missing entry."""
     cells = [[_cell(row.get(name)) for name in columns] for row in rows]
     widths = [max(len(name), *(len(line[i]) for line in cells), 0) for i, name in enumerate(columns)]
     right = [any(isinstance(row.get(name), int | float) for row in rows) for name in columns]

@@ -1,4 +1,4 @@
-"""Settings whose annotations state their ranges, which are checked when they are made."""
+"""Settings: dataclasses whose annotations state the valid values of each field, which are checked on creation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphwright.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Finite numbers from `low` to `high`, excluding `low` with `above`; only whole ones with `whole`."""
+    """Finite numbers from `low` to `high`; `above` excludes `low`, `whole` excludes fractions."""
 
     low: float = -inf
     high: float = inf
@@ -22,7 +22,7 @@ class Range:
     whole: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check an argument, an int if `whole`. Raises: UsageError."""
+        """Check an argument, which must be an integer if `whole`. Raises: UsageError if it is out of range."""
         if value not in self or (self.whole and not isinstance(value, Integral)):
             raise UsageError("an argument is out of range", where=name, expected=self, got=repr(value))
 
@@ -47,19 +47,19 @@ AtLeastOne = Annotated[int, Range(1, whole=True)]
 
 
 class Settings:
-    """Base of dataclasses that check their fields annotated by a `Range`, by a `Literal`, or as other settings."""
+    """Base of dataclasses that check the fields annotated with a `Range`, a `Literal` or another settings class."""
 
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        """Raises: UsageError naming the first field that is out of range."""
+        """Check the fields. Raises: UsageError that names the first field out of range."""
         for name, allowed in _allowed_fields(type(self)).items():
             value = getattr(self, name)
             if not any(isinstance(value, a) if isinstance(a, type) else value in a for a in allowed):
                 raise self.out_of_range(name, " or ".join(map(_words, allowed)))
 
     def out_of_range(self, name: str, expected: object) -> UsageError:
-        """Make the error of a field."""
+        """Return the error for a field with an invalid value."""
         where, got = f"{type(self).__name__}, {name}", repr(getattr(self, name))
         return UsageError("a setting is out of range", where=where, expected=expected, got=got)
 
@@ -71,7 +71,7 @@ def _allowed_fields(kind: type) -> dict[str, list[Any]]:
 
 
 def _allowed(hint: Any) -> list[Any]:
-    """The alternatives of an annotation: ranges, tuples of words, types; none if one of them cannot be checked."""
+    """Return the alternatives of an annotation: ranges, tuples of words, types; empty if one cannot be checked."""
     match get_origin(hint):
         case origin if origin in (Union, UnionType):
             parts = [_allowed(part) for part in get_args(hint)]

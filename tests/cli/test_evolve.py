@@ -131,7 +131,7 @@ def test_task_of_a_python_file(tmp_path):
     assert "both given" in call("xor", "--task", own, code=2)
     own.write_text("x = 1\ntask = x / 0\n")
     said = call("--task", own, code=2)
-    assert "own.py:2: the file of the task raised an error" in said.replace("\n", "")
+    assert "own.py:2: the task file raised an error" in said.replace("\n", "")
     assert "division by zero" in said
     own.write_text("x = 1\n")
     assert "defines no task" in call("--task", own, code=2)

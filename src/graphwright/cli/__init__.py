@@ -1,4 +1,4 @@
-"""The command line: thin over the public API. Commands load heavy modules when they run."""
+"""The command line: a thin layer over the public API. Commands import heavy modules only when they run."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
 
 class Output(NamedTuple):
-    """What a command found: the JSON document, the same as text, and the exit code."""
+    """The result of a command: the JSON document, the same as text, and the exit code."""
 
     facts: Mapping[str, Any]
     text: str = ""
@@ -32,17 +32,17 @@ class Output(NamedTuple):
 
 
 def argument(metavar: str, help: str) -> Any:
-    """A positional argument, as metadata of a parameter's type."""
+    """Declare a positional argument, as metadata of a parameter's type."""
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
 def option(metavar: str, help: str, *names: str, **limits: Any) -> Any:
-    """An option with a value, as metadata of a parameter's type; it is named as its parameter unless `names` say."""
+    """Declare an option with a value, as metadata of a parameter's type; its default name is the parameter's."""
     return typer.Option(*names, metavar=metavar, help=help, **limits)
 
 
 def flag(name: str, help: str) -> Any:
-    """An option without a value, as metadata of a parameter's type."""
+    """Declare an option without a value, as metadata of a parameter's type."""
     return typer.Option(name, help=help)
 
 
@@ -52,7 +52,7 @@ Overwrite = Annotated[bool, flag("--overwrite", "Replace existing files.")]
 Check = Annotated[str, option("HOW", "Check by transformers in a separate process: auto, required or none.")]
 Prefer = Annotated[str, option("WHAT", "original (classes of transformers) or size (no zeros).")]
 OptionTable = Mapping[str, tuple[Any, Any]]
-"""Option of a command -> (default, metadata). Its type is that of the default; None stands for an optional text."""
+"""Option of a command -> (default, metadata). Its type is that of the default; None means an optional text."""
 
 COMMON: OptionTable = {
     "threads": (0, option("N", "CPU threads; 0 leaves the default.", min=0)),
@@ -60,14 +60,14 @@ COMMON: OptionTable = {
     "as_json": (False, flag("--json", "Write one JSON document to stdout, everything else to stderr.")),
     "debug": (False, flag("--debug", "Show the traceback of an error.")),
 }
-"""Options of every command, which a command function gets only if it names them."""
+"""Options of every command; a command function receives only those that its signature names."""
 EXAMPLES: dict[str, str] = {}
 """The example of each command, shown at the end of its help."""
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 class _Notes(logging.Handler):
-    """Writes the log of the library to stderr."""
+    """A handler that writes the log of the library to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(f"note  {record.getMessage()}", file=sys.stderr)
@@ -81,7 +81,7 @@ def command(example: str, **more: tuple[Any, Any]) -> Callable[[Callable[..., Ou
 
     Args:
         example: a command line, shown at the end of the help.
-        more: options that the function gets beside those of its signature, mostly to pass them on by name.
+        more: further options, passed to the function by name; most functions take them as `**options`.
     """
 
     def make(fn: Callable[..., Output | None]) -> Callable[..., None]:
@@ -152,7 +152,7 @@ def _run(call: Callable[[], Output | None], quiet: bool, as_json: bool, debug: b
 
 
 def fail(text: str) -> None:
-    """Write an error to stderr."""
+    """Write an error message to stderr."""
     red, off = ("\033[31m", "\033[0m") if colours(sys.stderr) else ("", "")
     print(f"{red}error{off}  {text}", file=sys.stderr)
 
@@ -168,17 +168,17 @@ def emit_json(value: Mapping[str, Any]) -> None:
 
 
 def silent() -> bool:
-    """True while a command with --quiet or --json runs."""
+    """Return whether a command with --quiet or --json is running."""
     return _silent.get()
 
 
 def colours(stream: Any) -> bool:
-    """Whether to use colours: on a terminal, without NO_COLOR and TERM=dumb."""
+    """Return whether to use colours: on a terminal, unless NO_COLOR is set or TERM is dumb."""
     return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
 
 
 def read_text(path: Path | str) -> str:
-    """Read a UTF-8 file. Raises: UnreadableFile."""
+    """Read a UTF-8 file. Raises: UnreadableFile if it is missing or not UTF-8."""
     from graphwright.files import UnreadableFile
 
     try:
@@ -188,13 +188,13 @@ def read_text(path: Path | str) -> str:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Names separated by commas."""
+    """Split names at commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 @contextmanager
 def bar() -> Iterator[Report | None]:
-    """Show a progress bar on stderr, and below it the table of the last event; None if silent or not on a terminal."""
+    """Show a progress bar on stderr, and below it the last event's table; yield None if silent or not on a terminal."""
     if silent() or not colours(sys.stderr):
         yield None
         return
@@ -243,7 +243,7 @@ _WrongUse: Any = typer.BadParameter.__base__  # no version of typer exports the 
 
 
 class Commands(TyperGroup):
-    """The group of all commands; with `--json` usage errors are one JSON document too."""
+    """The group of all commands; with `--json`, a usage error is written as a JSON document too."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the options before the command."""
@@ -252,7 +252,7 @@ class Commands(TyperGroup):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Parse the options of the command, and run it."""
+        """Parse the options of the command and run it."""
         with _usage_errors(ctx.obj):
             return super().invoke(ctx)
 

@@ -23,7 +23,7 @@ Result = tuple[dict[str, Any], list[str], dict[str, bool]]
 
 
 class Chapter(NamedTuple):
-    """One step of the demo: title, Python code, results and checks."""
+    """One step of the demo: title, Python code, time, results and checks."""
 
     title: str
     code: str
@@ -71,7 +71,7 @@ _STEPS: list[tuple[str, str, Callable[[_Demo], Result]]] = []
 
 
 def _chapter(title: str, code: str) -> Callable[[Callable[[_Demo], Result]], Callable[[_Demo], Result]]:
-    """Make a method the next chapter."""
+    """Make a decorator that adds a method as the next chapter."""
 
     def add(step: Callable[[_Demo], Result]) -> Callable[[_Demo], Result]:
         _STEPS.append((title, code, step))
@@ -81,7 +81,7 @@ def _chapter(title: str, code: str) -> Callable[[Callable[[_Demo], Result]], Cal
 
 
 class _Demo:
-    """The chapters in order, with the state that later ones share."""
+    """The chapters in order, and the state that later chapters read."""
 
     def __init__(self, folder: Path, quick: bool, seed: int) -> None:
         self.folder, self.quick, self.seed = folder, quick, seed

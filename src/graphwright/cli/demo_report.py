@@ -31,7 +31,7 @@ _CHART = "text{font:11px system-ui;fill:currentColor}.axis{stroke:currentColor;f
 
 
 def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> None:
-    """Write the report."""
+    """Write the report of a demo as an HTML page."""
     facts = {c.title: c.facts for c in chapters}
     opened, cut = facts["open"], facts["cut a branch while it runs"]
     scores = {
@@ -80,7 +80,7 @@ def write_report(path: Path, chapters: list[Any], demo: Any, seconds: float) -> 
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows of HTML, each with its name first."""
+    """Return an HTML table; the first entry of each row is its heading."""
     cells = ("</td><td>".join(row[1:]) for row in rows)
     made = (f"<tr><th>{row[0]}</th><td>{cell}</td></tr>" for row, cell in zip(rows, cells, strict=True))
     return f"<table>{''.join(made)}</table>"

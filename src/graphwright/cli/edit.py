@@ -25,9 +25,9 @@ def edit(
     out: Annotated[Path | None, option("DIR", "Save the model here; else a saved model changes in place.")] = None,
     overwrite: Overwrite = False,
 ) -> Output:
-    """Cut, connect, insert, set, replay, undo; or the journal.
+    """Cut, connect, insert, set, replay or undo; without edits, print the journal.
 
-    The edits of one call are one journal entry. Prints version and hashes.
+    The edits of one call are one journal entry. Prints the version and the hashes before and after.
     """
     from graphwright.models import open, resolve
     from graphwright.models.open import is_saved
@@ -40,8 +40,7 @@ def edit(
     p = model.program
     changes = bool(cut or connect or insert or set_ or apply or undo)
     if changes and out is None and not is_saved(resolve(directory)):
-        what = "a Hugging Face directory is never changed in place"
-        raise UsageError(what, where=directory, fix="save elsewhere with --out DIR")
+        raise UsageError("cannot change a Hugging Face directory in place", where=directory, fix="give --out DIR")
     before, entries = p.hash(), len(p.journal)
     if undo:
         p.undo(undo)
@@ -82,10 +81,10 @@ def edit(
 
 
 def _sides(parts: tuple[str, str, str], form: str) -> tuple[str, str]:
-    """Strip both sides of a separator. Raises: UsageError if one is empty."""
+    """Return the stripped texts on both sides of a separator. Raises: UsageError if one is empty."""
     left, _, right = (part.strip() for part in parts)
     if not (left and right):
-        raise UsageError("an edit has the wrong form", expected=f'"{form}"', got="".join(parts))
+        raise UsageError("cannot parse an edit", expected=f'"{form}"', got="".join(parts))
     return left, right
 
 

@@ -46,7 +46,7 @@ def evolve(
         raise UsageError("TASK and --task are both given", got=f"{task} and --task {own}", fix="give one of them")
     given = _task_of_file(own) if own is not None else None if task is None else _task(task, target)
     if seeds is not None and (resume is not None or out is not None):
-        raise UsageError("runs from several seeds cannot be saved", got="--seeds with --out or --resume",
+        raise UsageError("cannot save or resume runs from several seeds", got="--seeds with --out or --resume",
                          fix="--seed N --out DIR for one of them")  # fmt: skip
     if out is not None and (resume is None or not resume.resolve().is_relative_to(out.resolve())):
         _clear(out, overwrite)
@@ -54,7 +54,7 @@ def evolve(
         asked = {"--population": population is not None, "--hybrid": hybrid, "--layers": layers, "--delays": delays,
                  "--seed": seed != 0}  # fmt: skip
         if any(asked.values()):
-            raise UsageError("the settings and the seed of a saved run cannot change", where=resume,
+            raise UsageError("cannot change the settings or the seed of a saved run", where=resume,
                              got=", ".join(name for name, given in asked.items() if given))  # fmt: skip
         run: Any = ev.resume(resume, given, threads=threads or 1)
         out = out or resume
@@ -97,20 +97,20 @@ def evolve(
 
 
 def _clear(out: Path, overwrite: bool) -> None:
-    """Clear the directory of a run. Raises: DestinationExists if it is in use."""
+    """Remove a saved run from its directory. Raises: DestinationExists if it is in use and `overwrite` is False."""
     from graphwright.files.atomic import check_free
     from graphwright.files.errors import DestinationExists
 
     if not overwrite and ((out / "state").is_dir() or (out / "run.json").is_file()):
         fix = f"--resume {out} continues it, --overwrite replaces it"
-        raise DestinationExists("the directory already has a run", where=out, fix=fix)
+        raise DestinationExists("the directory already contains a run", where=out, fix=fix)
     check_free(out, overwrite)
     for state in out.glob("state*"):
         shutil.rmtree(state)
 
 
 def _saved(state: Path | None) -> str:
-    """Report the saved part of an interrupted run."""
+    """Describe what was saved of an interrupted run."""
     if state is None:
         return "nothing was saved; use --out DIR to save the run"
     if not (state / "run.json").is_file():
@@ -125,39 +125,39 @@ def _task(task: str, target: str | None) -> Any:
     if not task.endswith(".csv"):
         return tasks.named(task)
     if target is None:
-        raise UsageError("the target column of the CSV is missing", where=task, fix="--target COLUMN")
+        raise UsageError("no target column was given for the CSV file", where=task, fix="--target COLUMN")
     return tasks.csv(task, target)
 
 
 def _task_of_file(path: Path) -> Any:
-    """Load the task of a Python file. Raises: UsageError for a file that fails or defines no task."""
+    """Load the task that a Python file defines. Raises: UsageError if the file is missing, fails or defines no task."""
     from runpy import run_path
     from traceback import extract_tb
 
     if not path.is_file():
-        raise UsageError("the file does not exist", where=path)
+        raise UsageError("the task file does not exist", where=path)
     try:
         made = run_path(str(path)).get("task")
         made = made() if callable(made) else made
     except Exception as error:
         lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
         where, got = f"{path}:{lines[-1]}" if lines else path, f"{type(error).__name__}: {error}"
-        raise UsageError("the file of the task raised an error", where=where, got=got) from error
+        raise UsageError("the task file raised an error", where=where, got=got) from error
     if not hasattr(made, "score"):
-        raise UsageError("the file defines no task", where=path, got=type(made).__name__,
+        raise UsageError("the task file defines no task", where=path, got=type(made).__name__,
                          expected="task = evolve.Task(...), or def task(): return evolve.Task(...)")  # fmt: skip
     return made
 
 
 def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, delays: bool) -> tuple[Any, Any]:
-    """The start and the settings of a run."""
+    """Return the start and the settings of a run. Raises: UsageError if the options conflict."""
     from graphwright import evolve as ev
 
     if layers:
         if hybrid or delays:
             raise UsageError("--layers cannot be combined with --hybrid or --delays", fix="give one of them")
         if not isinstance(task, ev.Task):
-            raise UsageError("--layers needs a task on data", got=task.name, fix="run without --layers")
+            raise UsageError("--layers was given for a task without data", got=task.name, fix="run without --layers")
         return ev.blocks(_linear(task)), ev.Layers(**changes)
     if delays or task.sequence:
         changes["delays"] = 0.5
@@ -167,7 +167,7 @@ def _search(task: Any, changes: dict[str, Any], layers: bool, hybrid: bool, dela
 
 
 def _linear(task: Any) -> Any:
-    """Build one linear layer of zeros from the inputs of a task to its outputs, for each step of a sequence."""
+    """Build one linear layer of zeros from the inputs of a task to its outputs, applied to each step of a sequence."""
     import numpy as np
 
     from graphwright.program import Builder
@@ -181,7 +181,7 @@ def _linear(task: Any) -> Any:
 
 
 def _ancestors(result: Any) -> list[Any]:
-    """The ancestors of the champion, without copies."""
+    """Return the ancestors of the champion, without unchanged copies."""
     from graphwright.evolve import LayerResult
 
     if isinstance(result, LayerResult):
@@ -191,7 +191,7 @@ def _ancestors(result: Any) -> list[Any]:
 
 
 def _write(result: Any, out: Path) -> list[str]:
-    """Write champion, pictures, scale of inputs and meaning of outputs; return the names of the files."""
+    """Write the champion, pictures, the scale of inputs and the meaning of outputs; return the names of the files."""
     from graphwright.evolve import LayerResult, pictures
 
     best, task = result.best, result.evolution.task
@@ -218,7 +218,7 @@ def _write(result: Any, out: Path) -> list[str]:
 
 
 def _progress(run: Any, generations: int) -> Progress:
-    """The progress of a run, with its last generations as a table."""
+    """Return the progress of a run, with its last generations as a table."""
     from graphwright.evolve import LayerEvolution
 
     layers, metric, table = isinstance(run, LayerEvolution), run.task.metric, {}

@@ -105,7 +105,7 @@ def diff(
 
 
 def folded(lines: list[str]) -> list[str]:
-    """Merge lines that differ only in the number of a layer: `layers.{0-3}.attn.q: ...`."""
+    """Merge lines that differ only in the index of a layer: `layers.{0-3}.attn.q: ...`."""
     from graphwright.program.axes.units import runs
 
     found: dict[str, list[int]] = {}

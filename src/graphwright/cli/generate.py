@@ -52,7 +52,7 @@ def generate(
                                 stop=tuple(stop or ()), stream=stream, **options)  # fmt: skip
     except KeyboardInterrupt:
         shown = f": {''.join(pieces)}" if as_json else ""  # else it was printed
-        raise KeyboardInterrupt(f"the text ends here{shown}") from None
+        raise KeyboardInterrupt(f"the text was generated up to here{shown}") from None
     if not as_json:
         print(*(result.ids if model.tokenizer is None else ()))
     if not (quiet or as_json):
@@ -63,7 +63,10 @@ def generate(
 
 
 def _prompt(model: Model, text: str | None, ids: str) -> str | list[int]:
-    """The prompt: the text, the ids, or the start token. Raises: UsageError, PromptError."""
+    """Return the prompt: the text, the ids, or by default the start token.
+
+    Raises: UsageError if text and ids are both given or the ids are invalid, PromptError if there is no start token.
+    """
     from graphwright.models import PromptError
     from graphwright.models.tokenizer import special_ids
 
@@ -73,7 +76,7 @@ def _prompt(model: Model, text: str | None, ids: str) -> str | list[int]:
         try:
             return [int(word) for word in ids.replace(",", " ").split()]
         except ValueError as error:
-            raise UsageError("token ids must be whole numbers", where="--ids", got=ids) from error
+            raise UsageError("cannot parse the token ids as whole numbers", where="--ids", got=ids) from error
     if text is not None:
         return sys.stdin.read() if text == "-" else text
     start = special_ids(model.directory, model.config)[0]

@@ -1,4 +1,4 @@
-"""`graphwright inspect`, `run` and `diagnose`: what a model is, what it computes, and what is wrong with it."""
+"""`graphwright inspect`, `run` and `diagnose`: the parts of a model, its results, and its defects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def run(
     text: Annotated[str, option("TEXT", "Input text.")],
     watch: Annotated[list[str] | None, option("NODE", "Summarise the values of this node; may be repeated.")] = None,
 ) -> Output:
-    """Print the most likely next tokens, and inner values."""
+    """Print the most likely next tokens, and the values of watched nodes."""
     import numpy as np
 
     from graphwright.models import open
@@ -105,7 +105,7 @@ def diagnose(
     from graphwright.surgery import diagnose_model
 
     if fix and out is None:
-        raise UsageError("--fix needs a directory for the repaired model", where=directory, fix="--out DIR")
+        raise UsageError("--fix was given without a directory for the repaired model", where=directory, fix="--out DIR")
     if out is not None:
         check_free(out, overwrite)
     target = _open(directory)
@@ -134,7 +134,7 @@ def diagnose(
 
 
 def _open(directory: str) -> Any:
-    """A model that may be broken, or a saved program that is no model."""
+    """Open a model that may be broken, or a saved program that is not a model."""
     from graphwright.models import open, resolve
     from graphwright.models.open import FACTS
     from graphwright.program import load
@@ -146,6 +146,6 @@ def _open(directory: str) -> Any:
 
 
 def _around(p: Any, drawn: Any) -> set[str]:
-    """The modules around the coloured nodes, to be drawn open."""
+    """Return the modules that contain the coloured nodes, to be drawn expanded."""
     parts = [p.path(node).split(".") for node in drawn]
     return {".".join(part[:i]) for part in parts for i in range(1, len(part))}

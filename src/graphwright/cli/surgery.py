@@ -35,7 +35,12 @@ Matrices = Annotated[str, option("PATTERN", "Matrices, by path.", "--where")]
 
 
 def _shared(tokens: int, context: int, least: int = 0) -> OptionTable:
-    """Options of every verb but `search`, with the default sizes of the calibration data, of `least` tokens or more."""
+    """Return the options that all commands of this file but `search` share.
+
+    Args:
+        tokens, context: default sizes of the calibration data.
+        least: the smallest number of tokens that is allowed.
+    """
     return {
         "text": (None, option("FILE", "Calibration text; by default the help topics of Python.")),
         "tokens": (tokens, option("N", f"Calibration tokens{'' if least else '; 0 measures no errors'}.", min=least)),
@@ -117,7 +122,7 @@ def orthogonalize(
 ) -> Output:
     """Make the columns or rows of matrices orthonormal.
 
-    With --fold the other factor of each matrix stays in the model, so that it computes the same.
+    With --fold the other factor of each matrix is kept, so that the model computes the same function.
     """
     from graphwright.surgery import orthogonalize as run
 
@@ -143,7 +148,7 @@ def compress(
 ) -> Output:
     """Replace matrices by factors with fewer parameters.
 
-    The report compares each matrix with truncated SVDs of equal size. A matrix that would not become smaller stays.
+    The report compares each matrix with truncated SVDs of equal size. A matrix that would not become smaller is kept.
     """
     from graphwright.surgery import compress as run
 
@@ -151,7 +156,7 @@ def compress(
 
 
 def _edited(run: Callable[..., Any], directory: str, out: Path | None, *args: Any, **options: Any) -> Output:
-    """Replace matrices of a model by `run`, and save the edited model."""
+    """Replace matrices of a model by the function `run`, and save the edited model."""
     dry_run, overwrite = options["dry_run"], options["overwrite"]
     model, data, to = _open(directory, out, options)
     with bar() as report:
@@ -162,11 +167,11 @@ def _edited(run: Callable[..., Any], directory: str, out: Path | None, *args: An
 
 
 def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Model, Any, Path | None]:
-    """The model, its calibration data (None for 0 tokens), and the directory to write (None for a dry run).
+    """Return the model, its calibration data (None for 0 tokens), and the directory to write (None for a dry run).
 
     Args:
-        options: from which those of `_shared` are removed.
-    Raises: UsageError without a directory to write, the errors of `check_free` for one in use.
+        options: the options of `_shared` are removed from it.
+    Raises: UsageError if the directory to write is missing, the errors of `check_free` if it is in use.
     """
     from graphwright.files import check_free
     from graphwright.models import open
@@ -175,7 +180,7 @@ def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Mo
     text, tokens, context, seed, dry_run, overwrite = (options.pop(name) for name in _shared(0, 0))
     to = None if dry_run else out
     if to is not None:
-        check_free(to, overwrite)  # before the work
+        check_free(to, overwrite)  # check before the work
     elif not dry_run:
         raise UsageError("the argument OUT is missing", fix="give a directory, or --dry-run")
     model, words = open(directory), None if text is None else read_text(text)
@@ -184,7 +189,7 @@ def _open(directory: str, out: Path | None, options: dict[str, Any]) -> tuple[Mo
 
 
 def budget_of(text: str) -> Any:
-    """A budget from `kind=number`. Raises: UsageError."""
+    """Parse a budget `kind=number`. Raises: UsageError if it is invalid."""
     from graphwright import surgery
 
     kinds = {"error": float, "energy": float, "ratio": float, "params": int, "bytes": int}
@@ -193,7 +198,7 @@ def budget_of(text: str) -> Any:
         value = kinds[name.strip()](number)
     except (KeyError, ValueError):
         known = ", ".join(f"{kind}=N" for kind in kinds)
-        raise UsageError("invalid budget", where="--budget", expected=known, got=text) from None
+        raise UsageError("cannot parse the budget", where="--budget", expected=known, got=text) from None
     return getattr(surgery, name.strip().title())(value)
 
 
@@ -252,7 +257,7 @@ def search(
         print(f"warning  {warning.message}", file=sys.stderr)
     gone = set(found.hardened.cut)
     picture = probabilities(found.probabilities, found.names, [name not in gone for name in found.names], steps)
-    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside: `verify` knows what the receipt lists, and no more
+    drawn = out.with_name(f"{out.name}.gates.svg")  # not inside OUT: the receipt does not list it
     drawn.write_text(picture, encoding="utf-8")
     healed, lines = None, [str(found)]
     if healing is not None:

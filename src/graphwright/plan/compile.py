@@ -1,6 +1,6 @@
 """Plans of programs, cached per input signature.
 
-Invariant: what runs was planned for the present version of the program; an edit is noticed at the next call.
+Invariant: a plan runs only for the program version that it was made for; the first call after an edit plans again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CACHED = 32
 def plan_for(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None = None, options: CompileOptions = DEFAULT
 ) -> Plan:
-    """The cached plan of a program for input specs, patched if the program was edited since; see `make_plan`."""
+    """Return the cached plan of a program for input specs, patched if the program was edited since; see `make_plan`."""
     plans: OrderedDict[Any, Plan] = p.derived.setdefault("plans", OrderedDict())
     names = None if outputs is None else tuple(outputs)
     key = (tuple(sorted(inputs.items(), key=lambda item: item[0])), names, options)
@@ -53,15 +53,16 @@ def compile_program(
     patch: Sequence[PatchPoint] = (),
     options: CompileOptions = DEFAULT,
 ) -> Plan:
-    """`program.compile(x=(64, 8), freeze=True)`: a plan for given inputs.
+    """Plan a program for given inputs: `program.compile(x=(64, 8), freeze=True)`.
 
     Args:
         inputs: per input a shape, a Spec, or an example array.
         outputs: names of the outputs to compute; all by default.
-        patch: nodes, values or edges whose value is fed: a run takes an additional input `patch.<path>` for each, and
-            nodes that only the replaced value needs do not run.
+        patch: nodes, values or edges whose value the caller feeds: a run takes an additional input `patch.<path>` for
+            each, and nodes needed for the replaced value alone do not run.
         options: how the plan is made.
-    Raises: UnboundDim for a size without a number; UsageError for one name in place of a list; as `make_plan`.
+    Raises: UnboundDim if an input has a dimension without a value; UsageError if `outputs` or `patch` is one string;
+        the errors of `make_plan`.
     """
     refuse_string("outputs", outputs)
     refuse_string("patch", patch)
@@ -76,8 +77,8 @@ def compile_program(
             assert spec is not None
             if spec.symbolic:
                 fix = f"compile({name}=(64, 8)), or gw.compile(program), which plans at each call"
-                raise UnboundDim("a size of an input has no number", where=f"{p.name}: {name}", expected="numbers",
-                                 got=spec, fix=fix)  # fmt: skip
+                raise UnboundDim("an input has a dimension without a value", where=f"{p.name}: {name}",
+                                 expected="numbers", got=spec, fix=fix)  # fmt: skip
             specs[name] = spec
             p.spec(node).match(specs[name].shape, dims)
     for node in p.inputs()[: len(p.inputs()) - own]:  # the inputs of patches come first
@@ -87,7 +88,7 @@ def compile_program(
 
 
 def spec_of(value: Any, dtype: DType | None) -> Spec | None:
-    """The spec of a shape (with this dtype), a Spec or an example array; None for a shape without a dtype."""
+    """Return the spec of a Spec, an example array, or a shape with `dtype`; None for a shape if `dtype` is None."""
     if isinstance(value, Spec):
         return value
     if isinstance(value, tuple | list) and all(isinstance(n, int | np.integer | str) for n in value):

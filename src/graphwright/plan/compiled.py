@@ -1,4 +1,4 @@
-"""Compiled programs and functions, which plan themselves at the first call with new shapes or a new version."""
+"""Compiled programs and functions. They are planned at the first call with new input shapes or after an edit."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 class CompiledProgram:
-    """`gw.compile(program)`: call it with feeds; it plans for each new signature or version.
+    """A program called with feeds, planned for each new input signature and version: `gw.compile(program)`.
 
     Args:
         outputs: names of the outputs to compute; all by default.
         options: how plans are made.
-        buckets: pads the feeds.
+        buckets: pads the feeds to a few sizes, if given.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class CompiledProgram:
         self._latest: tuple[Plan, int] | None = None
 
     def __call__(self, feeds: Mapping[str, Any] | None = None, **named: Any) -> dict[str, Tensor]:
-        """Run on feeds by name; returns the outputs by name."""
+        """Run on feeds by name, and return the outputs by name."""
         given = {**feeds, **named} if feeds else named
         if self.buckets is not None:
             self.buckets = self.buckets.current()
@@ -50,7 +50,7 @@ class CompiledProgram:
         return {name: Tensor(array) for name, array in found.items()}
 
     def _run_latest(self, feeds: Mapping[str, Any]) -> dict[str, NDArray] | None:
-        """Run the plan of the last call, if it fits the feeds and nothing changed since."""
+        """Run the plan of the last call, if it fits the feeds and nothing changed since; else return None."""
         plan, seen = self._latest or (None, -1)
         if plan is None or seen != changes.count or not plan.assumptions_hold:
             return None
@@ -67,11 +67,11 @@ class CompiledProgram:
 
 
 class CompiledFunction:
-    """`gw.compile(fn)`: traces `fn` once per input signature and runs the plan of the trace.
+    """A function traced once per input signature, whose calls run the plan of the trace: `gw.compile(fn)`.
 
     The traced code may be a whole training step: parameters and optimizer moments become loop-carried state, read at
-    the start and written at the end of the plan. An edit of a program that `fn` runs is noticed at the next call.
-    Side effects of `fn` beside tensor operations (printing, counting) happen while tracing only.
+    the start and written at the end of the plan. After an edit of a program that `fn` runs, the next call traces again.
+    Side effects of `fn` other than tensor operations (printing, counting) happen while tracing only.
 
     Attributes:
         traces: how often `fn` was traced.
@@ -86,7 +86,7 @@ class CompiledFunction:
         self.__doc__ = fn.__doc__
 
     def __call__(self, *args: Any) -> Any:
-        """Run on tensors, arrays or numbers; returns what `fn` returns, with new tensors."""
+        """Run on tensors, arrays or numbers, and return new tensors in the structure that `fn` returns."""
         entry = self._latest
         arrays = entry.fitting(args) if entry is not None else None
         if entry is None or arrays is None:
@@ -96,11 +96,11 @@ class CompiledFunction:
         return entry.result(entry.executable.step(arrays))
 
     def plan(self, *args: Any) -> Plan:
-        """The plan for arguments of these shapes."""
+        """Return the plan for arguments of these shapes and dtypes."""
         return self.executable(*args).plan
 
     def bind(self, *args: Any) -> BoundCall:
-        """A call with its own memory for arguments of these shapes: inputs to write to, outputs to read.
+        """Return a call with its own memory for arguments of these shapes: inputs to write to, outputs to read.
 
         >>> import numpy as np, graphwright as gw
         >>> square = gw.compile(lambda x: x * x).bind(np.zeros(3, np.float32))
@@ -112,7 +112,7 @@ class CompiledFunction:
         return self.plan(*args).bind()
 
     def executable(self, *args: Any) -> Executable:
-        """The memory in which arguments of these shapes run."""
+        """Return the executable that runs arguments of these shapes and dtypes."""
         return self._entry(tuple(as_tensor(a).spec for a in args)).executable
 
     def _entry(self, specs: tuple[Spec, ...]) -> _TracedSignature:
@@ -145,7 +145,7 @@ class _TracedSignature:
         self._variables = [(v, v.requires_grad, v.spec) for v, _ in recorder.variables.values()]
 
     def fitting(self, args: Sequence[Any]) -> list[Any] | None:
-        """The arrays of arguments that fit this signature, if nothing changed since the last call; else None."""
+        """Return the arguments as arrays, or None if they do not fit or something changed since the last call."""
         if self.seen != changes.count or self.modes != modes():
             return None
         if self._facts and any(fact() != value for fact, value in self._facts):
@@ -154,8 +154,8 @@ class _TracedSignature:
 
     @property
     def fresh(self) -> bool:
-        """False once an assumption of the trace fails: the version of a program that the function ran, a variable's
-        spec or `requires_grad`, the mode of a module.
+        """False once something that the trace assumed has changed: the version of a program that the function runs, a
+        variable's spec or `requires_grad`, or the mode of a module.
         """
         return (
             all(v.requires_grad == trained and v.spec == spec for v, trained, spec in self._variables)
@@ -165,7 +165,7 @@ class _TracedSignature:
         )
 
     def result(self, outputs: Mapping[str, NDArray]) -> Any:
-        """Outputs in the structure that the function returned."""
+        """Return the outputs in the structure that the function returned."""
         if self._single:
             return Tensor(outputs["out"])
         if self._result is None:
@@ -200,16 +200,16 @@ def compile(
     mask: str | None = None,
     **options: Unpack[CompileKeywords],
 ) -> CompiledProgram | CompiledFunction:
-    """Make a program or a function run by plan.
+    """Compile a program or a function: plan it for each input signature, and run the plan.
 
     Args:
         target: a Program, or a function of tensors (which may be a whole training step).
         outputs: of a program, names of the outputs to compute; all by default.
         buckets, mask: of a program, see `PaddingBuckets`: `buckets={"T": [16, 128]}`.
         options: executor, device, remat and freeze, see `CompileOptions`. The executor is by default "aten" for
-            a program, and "auto" for a function: VM functions are within 2.5 units in the last place.
+            a program, and "auto" for a function: exp, tanh etc. on the VM are within 2.5 units in the last place.
     Returns: a callable that takes what the target takes.
-    Raises: UsageError for another target, or options of a program given for a function.
+    Raises: UsageError if the target is not callable, or if it is a function and outputs, buckets or mask is given.
     """
     if isinstance(target, Program):
         padding = None if buckets is None else PaddingBuckets(target, buckets, mask)
@@ -220,6 +220,6 @@ def compile(
                          fix="gw.compile(program), gw.compile(fn), or @gw.compile above a function")  # fmt: skip
     if (outputs, buckets, mask) != (None, None, None):
         raise UsageError("outputs, buckets and mask are options of a program, not of a function", where="gw.compile",
-                         expected="no such options", got=repr(target)[:80],
+                         expected="none of these options", got=repr(target)[:80],
                          fix="gw.compile(gw.trace(fn, *examples), ...)")  # fmt: skip
     return CompiledFunction(target, CompileOptions.of(**{"executor": "auto", **options}))

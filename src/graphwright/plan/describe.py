@@ -1,4 +1,4 @@
-"""Descriptions of plans: nodes in words, tables as JSON, differences between two plans, and profiles."""
+"""Descriptions of plans: text for a node, tables as JSON, differences between two plans, and profiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def explain(plan: Plan, ref: NodeId | Value | str) -> str:
-    """Describe how a node was planned: instruction, slot, buffer, bytes, and why."""
+    """Describe how a node was planned: its instructions, slots, buffers and bytes, with the reasons."""
     node = plan.program.node(ref)
     path = plan.program.path(node)
     if path in plan.pruned:
@@ -56,7 +56,7 @@ def explain(plan: Plan, ref: NodeId | Value | str) -> str:
 
 
 def _folded_copy(plan: Plan, slot: int) -> str:
-    """Describe the value of a slot if it is a folded copy."""
+    """Describe the value of a slot if it is a folded copy, else return ""."""
     made = plan.folds.get(plan.slots[slot].buffer)
     if made is None or not made.why:
         return ""
@@ -65,13 +65,13 @@ def _folded_copy(plan: Plan, slot: int) -> str:
 
 
 def last_edit(plan: Plan, path: str) -> str:
-    """The reason of the last edit of a node, or ""."""
+    """Return the reason given for the last edit of a node, or ""."""
     last = max(plan.program.blame(path), key=lambda entry: entry.seq, default=None)
     return "" if last is None else last.why
 
 
 def _by_path(plan: Plan) -> dict[str, tuple[list[Slot], list[int]]]:
-    """Per node the slots of its results, and its instructions."""
+    """Map the path of each node to the slots of its results and the indices of its instructions."""
     found: dict[str, tuple[list[Slot], list[int]]] = {}
     for slot in plan.result_slots():
         assert slot.value is not None
@@ -82,7 +82,7 @@ def _by_path(plan: Plan) -> dict[str, tuple[list[Slot], list[int]]]:
 
 
 def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Per node its instructions and segments, and per result its slot, buffer and bytes."""
+    """Map the path of each node to its instructions, its segments, and the slot, buffer and bytes of each result."""
     segment = [k for k, s in enumerate(plan.segments) for _ in range(s.start, s.stop)]
     found: dict[str, dict[str, Any]] = {}
     for path, (slots, instrs) in _by_path(plan).items():
@@ -97,12 +97,12 @@ def nodes(plan: Plan) -> dict[str, dict[str, Any]]:
 
 
 def tables(plan: Plan) -> dict[str, Any]:
-    """The tables, with slots and buffers numbered by first use; without handles, addresses or times."""
+    """Return the tables of a plan with slots and buffers numbered by first use, without handles, addresses or times."""
     slots, buffers = plan.slots, plan.buffers
     used = [s for i in plan.instrs for s in (*i.ins, *i.outs, *i.work)]
     used += [*plan.outputs.values(), *plan.watched.values(), *plan.input_slots]
     folds: dict[int, Instr] = {}
-    for s in used:  # extended while it runs by the operands of folded values
+    for s in used:  # the loop appends the operands of folded values
         made = plan.buffer_layout.builder.tables.folds.get(slots[s].buffer)
         if made is not None and made.outs[0] not in folds:
             folds[made.outs[0]] = made
@@ -141,11 +141,11 @@ class PlanDiff(ReportBase):
     """The differences from an older plan to a newer one, as sorted paths of nodes.
 
     Attributes:
-        added, removed: nodes that only the newer or only the older plan runs or views.
+        added, removed: nodes with instructions or views in the newer plan only, and in the older plan only.
         changed: nodes whose instructions, operands, specs or executor differ.
-        moved: unchanged nodes at another offset of the arena.
-        arena: bytes before and after.
-        dispatches: before and after.
+        moved: unchanged nodes whose results are at a different offset of the arena.
+        arena: bytes of the arena before and after.
+        dispatches: number of dispatches before and after.
     """
 
     added: tuple[str, ...]
@@ -183,7 +183,7 @@ def compare(old: Plan, new: Plan) -> PlanDiff:
 
 
 def _signatures(plan: Plan) -> dict[str, list[Any]]:
-    """Per node its instructions and operands by name; without positions, buffers or addresses."""
+    """Map the path of each node to its instructions with named operands, without positions, buffers or addresses."""
 
     def row(instr: Instr) -> list[Any]:
         names = [[_name(plan, s) for s in slots] for slots in (instr.ins, instr.outs)]
@@ -202,7 +202,7 @@ def _signatures(plan: Plan) -> dict[str, list[Any]]:
 
 
 def _name(plan: Plan, slot: int) -> str:
-    """The name of a slot: the owner of its memory, spec, strides and offset."""
+    """Name a slot by the value that owns its memory, its spec, strides and offset."""
     row = plan.slots[slot]
     owner, packed = plan.slots[row.base].value, plan.buffer_layout.builder.tables.folds.get(row.buffer)
     if owner is not None:
@@ -213,14 +213,14 @@ def _name(plan: Plan, slot: int) -> str:
 
 
 def _offsets(plan: Plan) -> dict[str, list[int]]:
-    """Per node the offsets in the arena of its results."""
+    """Map the path of each node to the arena offsets of its results."""
     rows = {path: [plan.buffers[s.buffer] for s in slots] for path, (slots, _) in _by_path(plan).items()}
     return {path: at for path, some in rows.items() if (at := [b.offset for b in some if b.kind in ARENA])}
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One instruction: its index, the node it runs, and its cost; seconds are the median of the runs."""
+    """The timing of one instruction: its index, the path of its node, its cost, and the median seconds of its runs."""
 
     index: int
     path: str
@@ -231,18 +231,18 @@ class Timing:
 
 
 class Profile(NamedTuple):
-    """Timings of all instructions, each run by itself, and the seconds of a whole run as dispatched."""
+    """Timings of all instructions, each run by itself, and the median seconds `wall` of a whole run."""
 
     timings: tuple[Timing, ...]
     wall: float
 
     @property
     def seconds(self) -> float:
-        """Sum over the instructions; more than `wall` where one call runs several of them."""
+        """The sum over all instructions; more than `wall` if one call of a whole run executes several of them."""
         return sum(t.seconds for t in self.timings)
 
     def by_path(self, depth: int = 2) -> dict[str, tuple[float, int, int]]:
-        """Seconds, floating-point operations and bytes by path, truncated to `depth` segments, the slowest first."""
+        """Sum seconds, floating-point operations and bytes by path, cut to `depth` segments; the slowest path first."""
         found: dict[str, tuple[float, int, int]] = {}
         for t in self.timings:
             key = ".".join(t.path.split(".")[:depth])
@@ -251,7 +251,7 @@ class Profile(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
     def text(self, most: int = 20) -> str:
-        """The slowest instructions as a table."""
+        """Return a table of the `most` slowest instructions."""
         lines = [f"{'us':>10} {'share':>6} {'GFLOP/s':>8} {'GB/s':>6}  executor  op and node"]
         for t in sorted(self.timings, key=lambda t: -t.seconds)[:most]:
             per = max(t.seconds, 1e-9) * 1e9
@@ -268,9 +268,9 @@ class Profile(NamedTuple):
 
 
 def profile(plan: Plan, feeds: Mapping[str, Any], n: int = 5) -> Profile:
-    """Run a plan `n` times whole and `n` times instruction by instruction; loop-carried state advances with each.
+    """Time `n` whole runs of a plan and `n` runs of each instruction by itself; each run advances loop-carried state.
 
-    Raises: UsageError for n < 1; as `Executable.run`.
+    Raises: UsageError if n < 1; the errors of `Executable.run`.
     """
     if n < 1:
         raise UsageError("a profile needs at least one run", where=plan.program.name, expected="n >= 1", got=n,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
-    """An index into a column of a plan with `count` rows. Raises: UsageError for one out of range."""
+    """Return `i` as an int. Raises: UsageError if it is not an index into the column, which has `count` entries."""
     if isinstance(i, int | np.integer) and not isinstance(i, bool) and 0 <= i < count:
         return int(i)
     raise UsageError(f"index out of range for plan.{column}", where=plan.program.name,
@@ -29,15 +29,15 @@ def checked_index(plan: Any, column: str, i: Any, count: int) -> int:
 
 
 class StalePlan(ComputeError):
-    """An assumption of the plan no longer holds: the value of a constant, or the shape of a weight."""
+    """The plan can no longer run: it was closed, or a constant or the shape of a weight changed after planning."""
 
 
 class StepTorn(ComputeError):
     """A step failed after some states were updated in place.
 
     Attributes:
-        failure: what failed.
-        keys: of the states that hold new values; the others hold old ones.
+        failure: the error of the instruction that failed.
+        keys: keys of the states that already hold new values; all other states hold their old ones.
     """
 
     def __init__(self, cause: GraphwrightError, keys: tuple[str, ...]) -> None:
@@ -48,11 +48,11 @@ class StepTorn(ComputeError):
 
 
 class DeviceFailed(ComputeError):
-    """An instruction failed on the device; the host notices when it waits, before the commit or at a read."""
+    """An instruction failed on the device. The host learns of it when it waits: before the commit, or when it reads."""
 
     @classmethod
     def of(cls, program: Program, node: NodeId, path: str, op: str, ins: Sequence[NDArray], error: Exception) -> Self:
-        """The failure of a node's kernel."""
+        """Make the error for a node whose kernel failed with `error`."""
         known = kernel_error(op, ins, error, path)
         made = cls(f"an instruction failed on the device: {known.what}", where=known.where, got=known.got)
         if node in program.graph:
@@ -61,25 +61,25 @@ class DeviceFailed(ComputeError):
 
 
 class OutOfMemory(ComputeError):
-    """Too little memory for a plan's arena, or for a value of a program; plans with an arena still run.
+    """Too little memory for a plan's arena, or for one value; plans whose arena is already allocated still run.
 
     Attributes:
         needed: bytes of the arena, or of the largest value if nothing was planned.
-        lower_bound: minimum bytes of any layout.
-        largest: (bytes, path of the node) of the largest buffers.
+        lower_bound: bytes that every layout of the arena needs.
+        largest: (bytes, path of the node) for each of the largest buffers.
     """
 
     def __init__(
         self, what: str, *, needed: int, lower_bound: int, largest: tuple[tuple[int, str], ...], **facts: Unpack[Facts]
     ) -> None:
         facts.setdefault("got", "; ".join(f"{path} {size:,}" for size, path in largest))
-        facts.setdefault("fix", "a smaller batch, remat=bytes, or parts of the batch")
+        facts.setdefault("fix", "a smaller batch, remat=bytes, or several runs on parts of the batch")
         super().__init__(what, **facts)
         self.needed, self.lower_bound, self.largest = needed, lower_bound, largest
 
     @classmethod
     def of_arena(cls, plan: Plan, device: Device) -> Self:
-        """The error for this plan's arena."""
+        """Make the error for a plan whose arena cannot be allocated on `device`."""
         first: dict[int, str] = {}
         for slot in plan.result_slots():
             assert slot.value is not None

@@ -1,4 +1,4 @@
-"""How a plan is made: the options of `program.compile`, `gw.compile` and `gw.compile_step`."""
+"""Options of `program.compile`, `gw.compile` and `gw.compile_step`: how a plan is made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOICES = {"rewrites": ("none", "exact", "fast"), "layout": ("reuse", "naive"), 
 
 
 def refuse_string(option: str, names: object) -> None:
-    """Raises: UsageError for one string where a list of names is expected."""
+    """Raises: UsageError if `names` is one string instead of a list of names."""
     if isinstance(names, str):
         what = f"{option} must be a list or tuple of names, got one string"
         fix = f"{option}=[{names!r}]"
@@ -28,16 +28,17 @@ class CompileOptions:
     """How a plan is made.
 
     Attributes:
-        freeze: weights change rarely, so their conversions are computed once per weight version, not in every run.
-        rewrites: "exact" (the same bits with less work), "fast" (also rewrites that round differently, each listed with
-            its error bound in `plan.rewrites`) or "none" (every node runs).
+        freeze: weights change rarely: conversions and small values computed from weights alone are computed once per
+            weight version, not in every run.
+        rewrites: "exact" (only rewrites that keep all bits), "fast" (also rewrites that round differently, each listed
+            with its error bound in `plan.rewrites`) or "none" (every node runs).
         layout: "reuse" (dead memory is reused) or "naive" (every buffer has its own memory, for comparison).
         watch: names of nodes whose values `Executable.watched(name)` returns after a run.
-        executor: "aten" (the bits of a run), "vm" (every op with a VM form), "auto" (the VM where it is faster, graphs
-            on a device that has them) or "capture" (graphs of the device).
-        device: where the plan runs. Weights that it only reads are copied there once; those that it writes move there.
+        executor: "aten" (bits equal to `program.run`), "vm" (every op with a VM form runs on the VM), "auto" (the VM
+            where it is faster; on a device with graphs, captured graphs) or "capture" (captured graphs of the device).
+        device: device of the plan. Weights that it only reads are copied there once; weights that it writes move there.
         remat: maximum bytes of the arena; values are recomputed until it fits.
-        poison: fill dead memory with NaN in every run, so that a value freed too early shows.
+        poison: fill dead memory with NaN in every run, so that reading a value that was freed too early gives NaN.
     """
 
     freeze: bool = False
@@ -51,12 +52,15 @@ class CompileOptions:
 
     @classmethod
     def of(cls, *, device: Device | str = CPU, watch: Sequence[str] = (), **given: Any) -> CompileOptions:
-        """Options with a device by name, and any sequence of names to watch. Raises: UsageError for one string."""
+        """Make options from a device or its name and a sequence of names to watch.
+
+        Raises: UsageError if `watch` is one string.
+        """
         refuse_string("watch", watch)
         return cls(device=Device.parse(device), watch=tuple(watch), **given)
 
     def check(self, where: str) -> None:
-        """Raises: UsageError for an unknown value, or the VM on another device than the CPU."""
+        """Raises: UsageError for an unknown value, and for the VM on a device other than the CPU."""
         for name, known in CHOICES.items():
             given = getattr(self, name)
             if given not in known:

@@ -1,4 +1,4 @@
-"""Plan: a program as tables for given input shapes. Immutable and shareable; an `Executable` holds the memory."""
+"""Plan: a program as tables for given input shapes. It is immutable and shareable; an `Executable` holds the memory."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A program as instructions on memory of fixed offsets; see `graphwright.plan.table` for the rows.
+    """A program as instructions on memory of fixed offsets; see `graphwright.plan.table` for the tables.
 
-    The rows are made when first asked for. Slots and buffers are numbered by the plan builder, which several plans of a
-    program share: some may belong to deleted nodes.
+    The tables are built when first read. The plan builder numbers slots and buffers, and several plans of a program
+    share it: some slots and buffers may belong to deleted nodes.
 
     Attributes:
-        program, version: what was planned. The plan runs as planned also after an edit.
+        program, version: the planned program and its version. The plan runs unchanged after an edit of the program.
         options: how it was planned.
         inputs: specs of the inputs, all sizes known.
         outputs, watched: name -> slot.
-        commits: path of a write -> why its value is copied at the end instead of updated in place.
+        commits: path of an assign node -> why its value is copied at the end instead of updated in place.
         commit_start: first instruction of the commit segment, which writes loop-carried state.
         early: instruction -> keys of the states that it updates before the commit segment.
         assumptions: constants whose values a rewrite assumed -> the array and its version.
-        buffer_layout: the tables as numbers.
-        patched: whether it was planned in full or patched, and why.
+        buffer_layout: instruction order, lifetimes and offsets as integer arrays, from which the tables are built.
+        patched: whether the program was planned in full or an earlier plan was patched, and why.
         ms: milliseconds that planning took.
-        recomputed: paths of nodes that are computed again to fit `options.remat`.
+        recomputed: paths of nodes that are computed again so that the arena fits `options.remat`.
     """
 
     program: Program
@@ -86,10 +86,10 @@ class Plan:
         return self.executable().run({**(feeds or {}), **named}, borrow=borrow)
 
     def executable(self) -> Executable:
-        """The plan's own memory, made at the first call, in an arena shared by plans that do not run at once.
+        """Return the plan's own executable, made at the first call; its arena is shared by plans that run in turn.
 
-        Make `Executable(plan)` for another thread. A plan patched from this one takes it over.
-        Raises: StalePlan once the plan was closed.
+        Make `Executable(plan)` for another thread. A plan patched from this one takes the executable over.
+        Raises: StalePlan if the plan was closed.
         """
         if "closed" in self._running:
             raise StalePlan("this plan was closed", where=self.program.name, fix="program.compile(...) again")
@@ -98,30 +98,30 @@ class Plan:
         return self._running["executable"]
 
     def new_executable(self, variables: Mapping[str, Variable] | None = None, *, shared: bool = False) -> Executable:
-        """Further memory to run in; see `Executable`, and `CaptureExecutable` on a device with graphs."""
+        """Make another executable: a `CaptureExecutable` on a device with graphs, else an `Executable`."""
         poison = self.options.poison
         if self.options.captures:
             return CaptureExecutable(self, variables, poison=poison)  # graphs hold addresses: an arena of its own
         return Executable(self, variables, poison=poison, shared=shared)
 
     def bind(self) -> BoundCall:
-        """A call with its own memory: inputs to write to, outputs to read."""
+        """Return a call with its own memory: inputs to write to, outputs to read."""
         return BoundCall(self.new_executable())
 
     def close(self) -> None:
-        """Free the memory; until then the plan runs as planned, even after edits of the program."""
+        """Free the memory of the plan's own executable; `plan(...)` then raises StalePlan."""
         self._running["closed"] = True
         self._running.pop("executable", None)
 
     def hand_over(self, after: Plan) -> Plan:
-        """Pass the executable on to the plan patched from this one, unless it is running; returns that plan."""
+        """Pass the executable to `after`, a plan patched from this one, unless it is running; return `after`."""
         space = self._running.get("executable")
         if space is not None and space.adopt(after):
             after._running["executable"] = self._running.pop("executable")
         return after
 
     def __getitem__(self, part: slice) -> rows.PlanSlice:
-        """`plan[i:j]`, for `Executable.run`. Raises: UsageError for bounds out of range, or a step."""
+        """Return `plan[i:j]`, a slice for `Executable.run`. Raises: UsageError for a bound out of range, or a step."""
         n = len(self.instrs)
         bounds = (part.start, part.stop, part.step) if isinstance(part, slice) else ("no slice",)
         if all(bound is None or isinstance(bound, int) for bound in bounds):
@@ -142,12 +142,12 @@ class Plan:
     # -- validity ----------------------------------------------------------------------------------------------------
     @property
     def latest(self) -> bool:
-        """True for the last plan of its builder, which the next one can be patched from."""
+        """True for the last plan that its builder made; only from that one can the next plan be patched."""
         return self.buffer_layout.turn == self.buffer_layout.builder.turn
 
     @property
     def fresh(self) -> bool:
-        """True while the program has the planned version and the assumptions of rewrites hold."""
+        """True while the program has the planned version and no constant assumed by a rewrite has changed."""
         return self.program.version == self.version and not _source_edited(self.program) and self.assumptions_hold
 
     @property
@@ -165,11 +165,11 @@ class Plan:
         known = [(k, planned[k].data, array, v) for k, (array, v) in self.assumptions.items() if k in planned]
         if changed := [k for k, data, array, v in known if data is not array or array.storage.version != v]:
             fix = "program.compile(...) again; gw.compile(program) plans again by itself"
-            raise StalePlan("a constant that this plan assumes has changed", where=self.program.name,
+            raise StalePlan("a constant assumed by this plan has changed", where=self.program.name,
                             got=", ".join(changed), fix=fix)  # fmt: skip
 
     def check_variables(self, own: Mapping[str, Variable]) -> None:
-        """Raises: UsageError for another variable in place of a constant whose value is part of the plan."""
+        """Raises: UsageError if a different variable replaces a constant whose value a rewrite used."""
         planned, buffers = self.buffer_layout.variables, self.buffer_layout.tables.buffers
         other = [k for k in self.assumptions if k in own and k in planned and own[k] is not planned[k]]
         if not other:
@@ -178,15 +178,15 @@ class Plan:
         read = {s for record in self.buffer_layout.records.values() if record.path in used for s in record.reads}
         assumed = {buffers[self.buffer_layout.tables.holders[s]][2] for s in read}
         if wrong := [k for k in other if k in assumed]:
-            raise UsageError("a rewrite assumed the value of a constant that was replaced by another variable",
+            raise UsageError("a different variable replaces a constant whose value a rewrite of this plan used",
                              where=f"{self.program.name}: {', '.join(wrong)}", expected="the program's own variable",
-                             got=", ".join(f"another {own[k].spec}" for k in wrong),
-                             fix='program.compile(..., rewrites="none"), or variables without it')  # fmt: skip
+                             got=", ".join(f"a different variable, {own[k].spec}" for k in wrong),
+                             fix='program.compile(..., rewrites="none"), or leave it out of variables')  # fmt: skip
 
     # -- rows --------------------------------------------------------------------------------------------------------
     @cached_property
     def instrs(self) -> tuple[rows.Instr, ...]:
-        """Instructions in the order in which they run."""
+        """Instructions in execution order."""
         return tuple(map(self.buffer_layout.tables.instrs.__getitem__, self.buffer_layout.order.tolist()))
 
     @property
@@ -201,7 +201,7 @@ class Plan:
 
     @cached_property
     def slots(self) -> tuple[rows.Slot, ...]:
-        """Slots, each with the buffer whose memory it uses."""
+        """Slots, each with the index of the buffer whose memory it uses."""
         at = self.buffer_layout
         stays = (at.home == np.arange(len(at.home))).tolist()
         found = at.tables.slots[: at.slot_count]
@@ -209,7 +209,7 @@ class Plan:
 
     @cached_property
     def buffers(self) -> tuple[rows.Buffer, ...]:
-        """Buffers; of kind "unused" if no instruction of the plan touches one."""
+        """Buffers; one that no instruction of this plan touches has the kind "unused"."""
         at = self.buffer_layout
         columns = (column.tolist() for column in (at.home, at.first, at.last, at.offsets, at.used, at.fusion.tiles))
         made: list[rows.Buffer] = []
@@ -222,12 +222,12 @@ class Plan:
 
     @property
     def folds(self) -> Mapping[int, rows.Instr]:
-        """Buffer computed once from frozen weights -> the instruction that computes it."""
+        """Index of a buffer computed once from frozen weights -> the instruction that computes it."""
         return self.buffer_layout.folds
 
     @cached_property
     def folding(self) -> list[rows.Instr]:
-        """The instructions that compute the folded values, each after those whose results it reads."""
+        """The instructions that compute folded values from frozen weights, ordered so that operands come first."""
         known, holders = self.buffer_layout.tables.folds, self.buffer_layout.tables.holders
         stack, found = list(self.folds.values()), {}
         while stack:
@@ -239,12 +239,12 @@ class Plan:
 
     @cached_property
     def pruned(self) -> tuple[str, ...]:
-        """Paths of nodes that no output, watch or write needs, in order."""
+        """Paths of nodes that no output, watched value or assign node depends on, in program order."""
         return tuple(r.path for r in self._records() if r.node not in self._needed)
 
     @cached_property
     def rewrites(self) -> tuple[rows.Firing, ...]:
-        """Applications of rewrite rules, in order."""
+        """Applications of rewrite rules, in program order."""
         records = self.buffer_layout.records
 
         def name(node: NodeId | None) -> str:
@@ -256,19 +256,19 @@ class Plan:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Runs of elementwise instructions that the VM runs as one loop over tiles."""
+        """Fusion groups: indices of consecutive elementwise instructions that the VM runs as one loop over tiles."""
         placed = zip(self.buffer_layout.fusion.starts.tolist(), self.buffer_layout.fusion.regions, strict=True)
         return tuple([tuple([i + start for i in group]) for start, region in placed for group in region.groups])
 
     @cached_property
     def cuts(self) -> Mapping[int, str]:
-        """Elementwise instruction -> why it does not continue the group before it."""
+        """Index of an elementwise instruction -> why it does not continue the fusion group before it."""
         at = self.buffer_layout
         return cuts(at.builder, (at.order, at.home, at.first, at.last, at.home == np.arange(len(at.home))))
 
     @cached_property
     def segments(self) -> tuple[rows.Segment, ...]:
-        """Runs of instructions of one executor; a VM segment is one call."""
+        """Maximal spans of consecutive instructions with the same executor; a VM segment is one call."""
         order = self.buffer_layout.order
         if not len(order):
             return ()
@@ -277,7 +277,7 @@ class Plan:
         return tuple([rows.Segment(VM if native[a] else ATEN, a, b) for a, b in pairwise([0, *ends, len(order)])])
 
     def regions(self) -> tuple[Region, ...]:
-        """What graphs of the device can hold, and for every other instruction the reason."""
+        """Return the regions captured as device graphs, and the other regions with the reasons they are not."""
         return self._regions
 
     @cached_property
@@ -286,7 +286,7 @@ class Plan:
 
     @property
     def schedule(self) -> rows.DispatchSchedule:
-        """Groups (on a device captured regions), their coverage, and the number of dispatches."""
+        """Fusion groups (captured regions on a device with graphs), their coverage, and the number of dispatches."""
         total, groups = len(self.instrs), self.groups
         calls = sum(1 if s.kind == VM else s.stop - s.start for s in self.segments)
         if self.options.captures:
@@ -297,12 +297,12 @@ class Plan:
     # -- memory ------------------------------------------------------------------------------------------------------
     @property
     def arena_bytes(self) -> int:
-        """Size of the arena."""
+        """Bytes of the arena."""
         return self.buffer_layout.total
 
     @property
     def lower_bound(self) -> int:
-        """Bytes live at the fullest instruction; no arena can be smaller."""
+        """The maximum of live bytes over all instructions; no arena can be smaller."""
         return self.buffer_layout.bound
 
     @property
@@ -323,26 +323,26 @@ class Plan:
 
     @property
     def frozen(self) -> tuple[int, ...]:
-        """Slots of params and consts, in order of the nodes."""
+        """Slots of params and consts, in program order."""
         return self._slots_of(rows.PARAM, rows.CONST)
 
     def last_use(self, slot: int) -> int | None:
-        """The last instruction that reads the value of a slot, or the one that writes it if none does.
+        """Return the index of the last instruction that reads or writes the value of a slot.
 
         None for values that outlive the run: inputs, weights, states, outputs and watched values.
-        Raises: UsageError for an index out of range.
+        Raises: UsageError if `slot` is out of range.
         """
         return self._last_uses[self.slots[checked_index(self, "slots", slot, len(self.slots))].base]
 
     def free_after(self, i: int) -> tuple[int, ...]:
-        """Arena buffers that are free after instruction `i`, each listed after one instruction only.
+        """Return the arena buffers that instruction `i` is the last to need.
 
-        Raises: UsageError for an index out of range.
+        Raises: UsageError if `i` is out of range.
         """
         return self._freed[checked_index(self, "instrs", i, len(self.instrs))]
 
     def memory_timeline(self) -> tuple[int, ...]:
-        """Arena bytes that are live at each instruction."""
+        """Return the live bytes of the arena at each instruction."""
         change = [0] * (len(self.instrs) + 2)
         for b in self._in_arena():
             change[max(b.first, 0)] += aligned(b.nbytes)
@@ -378,39 +378,39 @@ class Plan:
 
     # -- inspection --------------------------------------------------------------------------------------------------
     def path(self, node: NodeId) -> str:
-        """The name that a node had when the plan was made."""
+        """Return the path that a node had when the plan was made."""
         return self.buffer_layout.records[node].path
 
     def of(self, ref: NodeId | Value | str) -> tuple[rows.Instr, ...]:
-        """Instructions that run a node; none for a view, a source or a folded value."""
+        """Return the instructions that run a node: none for a view, an input, a weight, a state or a folded value."""
         node = self.program.node(ref)
         return tuple(i for i in self.instrs if i.node == node)
 
     def result_slots(self) -> list[rows.Slot]:
-        """Slots of the results of needed nodes, in order."""
+        """Return the result slots of all needed nodes, in program order."""
         slots, buffers = self.slots, self.buffers
         found = [slots[s] for record in self._records() if record.node in self._needed for s in record.own]
         return [s for s in found if s.value is not None and buffers[s.buffer].kind != rows.UNUSED]
 
     @cached_property
     def hash(self) -> str:
-        """BLAKE2b of rows, slots and layout in canonical numbering; equal for equal programs and shapes."""
+        """BLAKE2b of the tables in canonical numbering; equal for equal programs, shapes and options."""
         return blake2b(dumps(tables(self), sort_keys=True).encode(), digest_size=16).hexdigest()
 
     explain = explain
     profile = profile
 
     def diff(self, old: Plan) -> PlanDiff:
-        """The differences from another plan to this one."""
+        """Return the differences from the plan `old` to this one."""
         return compare(old, self)
 
     def compact(self) -> Plan:
-        """A plan of the program as it is now, of the same inputs and options, planned in full."""
+        """Plan the current program in full, with the same inputs and options."""
         wanted = tuple(name for name in self.outputs if name in self.program.output_names())
         return make_plan(self.program, self.inputs, wanted, self.options)
 
     def to_json(self) -> dict[str, Any]:
-        """The tables by position, and by path the instructions and results of each node, as JSON values."""
+        """Return the tables, and the instructions and results of each node by path, as JSON values."""
         return {"schema": 1, "hash": self.hash, "version": self.version, **tables(self), "nodes": nodes(self)}
 
     def __repr__(self) -> str:
@@ -427,7 +427,7 @@ class Plan:
 
     @cached_property
     def _needed(self) -> set[NodeId]:
-        """Nodes that an output, a watch or a write depends on."""
+        """Nodes that an output, a watched value or an assign node depends on."""
         records, stack = self.buffer_layout.records, list(self.buffer_layout.roots)
         seen = set(stack)
         while stack:
@@ -449,13 +449,13 @@ def make_plan(
     """Plan a program for input specs.
 
     Args:
-        inputs: a spec per declared input, all sizes numbers.
+        inputs: a spec without named sizes per declared input.
         outputs: names of the outputs to compute; all by default.
-        before: the last plan of the same program, inputs and options, to patch: what an edit left unchanged is reused.
+        before: the last plan of the same program, inputs and options, to patch: parts unchanged by edits are reused.
     Raises: InvalidProgram; FeedError listing every input that does not fit; UnknownNode; UsageError; BudgetImpossible;
-        OutOfMemory for a value that no machine can hold; DeviceUnavailable.
+        OutOfMemory if a value is too large for any machine; DeviceUnavailable.
     """
-    backend(options.device)  # loads kernels, as the next line loads loops: once per process, no part of planning
+    backend(options.device)  # loads kernels; the next line loads loops: once per process, not counted in `ms`
     loops(len(p))
     started = perf_counter()
     options.check(p.name)
@@ -474,7 +474,7 @@ def make_plan(
 
 
 def _source_edited(p: Program) -> bool:
-    """True if a program that this one was derived from, at any remove, was edited since."""
+    """Return True if a program that this one was derived from, directly or indirectly, was edited since."""
     while p.source is not None:
         if p.source[0].version != p.source[1]:
             return True

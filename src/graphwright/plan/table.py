@@ -1,6 +1,7 @@
-"""The rows of a plan: buffers hold bytes, slots are views of buffers, instructions write slots from slots.
+"""The tables of a plan: buffers hold bytes, slots are views of buffers, instructions read and write slots.
 
-Invariant: a temp slot is written by one instruction; an address is a buffer's offset plus a slot's layout.
+Invariant: exactly one instruction writes each slot of a temp buffer; the address of an element is the offset of its
+buffer plus the offset that the slot's layout gives.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ ARENA = frozenset({INPUT, TEMP})
 
 @dataclass(slots=True)
 class Buffer:
-    """One storage.
+    """One block of memory.
 
     Attributes:
         index: position in `plan.buffers`.
         kind: input, param, const, state, temp, folded (computed from frozen weights when the plan is bound), host (an
-            input that only the host reads, of a plan on another device), moved (its slots are in another buffer, as an
-            in-place result is), unused, or tile (read inside one fusion group only; it has bytes where the group is run
-            instruction by instruction).
-        nbytes: size.
-        key: key of its variable; for a folded result the name of its node, for a folded copy "".
-        first, last: first and last instruction that needs its bytes; those of inputs and outputs span the whole run.
-        offset: offset in the arena; for a tile its number; -1 for memory of a variable.
-        on_host: it is in host memory although the plan runs on another device.
+            input that only the host reads, in a plan for a device), moved (its slots use the memory of another buffer,
+            as in-place results do), unused, or tile (used inside one fusion group only; it gets memory only if the
+            group is run instruction by instruction).
+        nbytes: size in bytes.
+        key: key of its variable; for a folded result the path of its node, for a folded copy "".
+        first, last: first and last instruction that needs its bytes; an input is needed from the start of the run, an
+            output to its end.
+        offset: offset in the arena; for a tile the index of the tile; -1 for memory of a variable.
+        on_host: True if it is in host memory although the plan runs on a device.
     """
 
     index: int
@@ -54,7 +56,7 @@ class Slot(NamedTuple):
 
     Attributes:
         index: position in `plan.slots`.
-        value: the value of the program it holds; None for scratch.
+        value: the program value that it holds; None for scratch.
         buffer: index of the buffer.
         dtype: element type.
         layout: shape, strides and offset within the buffer, in elements.
@@ -81,8 +83,8 @@ class Instr(NamedTuple):
         op: the kernel: the node's op, or `copy` to change a layout or commit a state.
         ins, outs, work: slots of operands, results and scratch.
         attrs: attributes of the op.
-        node: the node it runs.
-        why: the reason for a copy that no node asks for.
+        node: the node that it runs or prepares operands for.
+        why: the reason for an instruction that is not the node's own op, such as a copy; else "".
     """
 
     op: str
@@ -111,12 +113,12 @@ class Segment(NamedTuple):
 
 
 class DispatchSchedule(NamedTuple):
-    """How instructions become dispatches.
+    """The grouping of instructions into dispatches.
 
     Attributes:
-        groups: runs of elementwise instructions that are one loop over tiles; on a device captured regions.
-        coverage: share of instructions inside groups.
-        dispatches: calls in one run: one per VM segment or captured region, one per other instruction.
+        groups: fusion groups, each executed as one loop over tiles; on a device with graphs, captured regions.
+        coverage: fraction of the instructions that are in groups.
+        dispatches: calls in one run: one per VM segment or captured region, and one per other instruction.
     """
 
     groups: tuple[tuple[int, ...], ...]
@@ -125,7 +127,7 @@ class DispatchSchedule(NamedTuple):
 
 
 class ArenaSpan(NamedTuple):
-    """Bytes of the arena, their buffer, and the first and last instruction that needs them."""
+    """A span of the arena: the buffer that uses it, and the first and last instruction that needs it."""
 
     buffer: int
     offset: int
@@ -139,8 +141,8 @@ class Firing(NamedTuple):
 
     Attributes:
         rule: name of the rule.
-        node: path of the node it replaced.
-        into: path of the node that replaces it.
+        node: path of the replaced node.
+        into: path of the node that replaces it, or "constant".
         bound: for a rule that rounds differently, the largest possible distance from the exact result.
     """
 

@@ -45,7 +45,7 @@ def specialise(
 
     Args:
         formulas: a module of this folder.
-        primitives: replacements by name, of primitives or of whole formulas (a native sigmoid, say).
+        primitives: replacements by name, for primitives or for whole formulas (a native sigmoid, say).
         wrap: applied to each function, for instance `numba.njit`; formulas call each other's wrapped forms.
     """
     made = ModuleType(formulas.__name__, formulas.__doc__)

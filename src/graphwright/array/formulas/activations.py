@@ -15,17 +15,17 @@ SQRT_2_PI = 0.7978845608028654
 CUBIC = 0.044715
 """Factor of x³ in the tanh form of GELU (Hendrycks and Gimpel 2016)."""
 STEEPNESS = 4.9
-"""Of NEAT's sigmoid (Stanley and Miikkulainen 2002)."""
+"""Factor of x in NEAT's sigmoid (Stanley and Miikkulainen 2002)."""
 LEAK = 0.01
 
 
 def identity(x: Any) -> Any:
-    """x."""
+    """The activation x."""
     return x
 
 
 def identity_slope(x: Any, y: Any) -> Any:
-    """1."""
+    """The slope 1, or NaN where x is NaN."""
     return select(x == x, 1.0, x)
 
 
@@ -56,7 +56,7 @@ def tanh_slope(x: Any, y: Any) -> Any:
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0); NaN and -0 pass through."""
+    """max(x, 0); NaN and -0 are returned unchanged."""
     return select(x < 0.0, 0.0, x)
 
 
@@ -170,7 +170,7 @@ def step(x: Any) -> Any:
 
 
 def step_slope(x: Any, y: Any) -> Any:
-    """0."""
+    """The slope 0, or NaN where y is NaN."""
     return 0.0 * y
 
 

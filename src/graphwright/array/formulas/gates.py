@@ -1,6 +1,6 @@
-"""Gates, per element: z a logit, t a temperature, u uniform noise in (0, 1); `sigmoid` is the activation.
+"""Gates, per element: z is a logit, t a temperature, u uniform noise in (0, 1); `sigmoid` is the activation.
 
-Kinds, states and modes are numbered by their position in the tuples. Maddison et al. 2017 (concrete); Louizos et al.
+Kinds, states and modes are numbered by their index in the tuples. Maddison et al. 2017 (concrete); Louizos et al.
 2018 (hard concrete); Bengio et al. 2013 (straight through).
 """
 
@@ -20,32 +20,32 @@ LOWEST, WIDTH = -0.1, 1.2
 LN11 = 2.3978952727983707
 """-ln(-γ/ζ), where ζ = 1.1 (Louizos et al. 2018, equation 12)."""
 THIN = 1e-3
-"""A scale whose absolute value is below this is closed."""
+"""A scale gate whose absolute value is below this is closed."""
 
 
 def soft(z: Any, t: Any) -> Any:
-    """(p, dp/dz) with p = σ(z/t): `sigmoid`, `ste` and `bernoulli` gates."""
+    """(p, dp/dz), where p = σ(z/t), for gates of kind `sigmoid`, `ste` and `bernoulli`."""
     p = sigmoid(z / t)
     return p, sigmoid_slope(z, p) / t
 
 
 def logistic(z: Any, u: Any) -> Any:
-    """Z + ln u - ln(1 - u): the logit with logistic noise."""
+    """z + ln u - ln(1 - u): the logit with logistic noise."""
     return z + log(u) - log(1.0 - u)
 
 
 def gumbel(u: Any) -> Any:
-    """-ln(-ln u)."""
+    """-ln(-ln u): Gumbel noise."""
     return -log(-log(u))
 
 
 def hard_concrete(s: Any, slope: Any) -> Any:
-    """(γ + (ζ - γ)·s clipped to [0, 1], its slope), from a concrete gate s and its slope."""
+    """(γ + (ζ - γ)·s clipped to [0, 1], its slope), where s is a concrete gate and `slope` is the slope of s."""
     wide = WIDTH * s + LOWEST
     inside = (wide > 0.0) & (wide < 1.0)
     return select(inside, wide, select(wide > 0.5, 1.0, 0.0)), select(inside, WIDTH * slope, 0.0)
 
 
 def thinned(z: Any) -> Any:
-    """A scale as it is applied in hard mode: 0 where |z| < 1e-3."""
+    """z where |z| >= 1e-3, else 0: a scale gate as applied in hard mode."""
     return select(absolute(z) >= THIN, z, 0.0)

@@ -1,6 +1,6 @@
-"""Updates of optimizers, per element; ops/optimize.py has the formulas as they are written in papers.
+"""Updates of optimizers, per element; `ops/optimize.py` has the formulas as they are written in papers.
 
-Factors like 1 - β are arguments: the VM rounds them to float32 once a step, the population loops keep float64.
+Factors like 1 - β are arguments: the VM rounds them to float32 once per step, the population loops keep float64.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 
 
 def flushed(moment: Any) -> Any:
-    """A moment, or 0 where it is subnormal, because arithmetic on subnormals is slow."""
+    """Return a moment, or 0 where it is subnormal, because arithmetic on subnormals is slow."""
     return select(absolute(moment) < SMALLEST_NORMAL, 0.0, moment)
 
 
@@ -27,22 +27,22 @@ def adam_moments(grad: Any, m: Any, v: Any, beta1: Any, beta2: Any, fresh1: Any,
 
 
 def adam_scales(lr: Any, power1: Any, power2: Any) -> Any:
-    """(lr / (1 - β1ᵗ), 1 / √(1 - β2ᵗ)) from the powers βᵗ: the bias corrections of `adam_update`."""
+    """(lr / (1 - β1ᵗ), 1 / √(1 - β2ᵗ)): the bias corrections for `adam_update`, where power1 = β1ᵗ and power2 = β2ᵗ."""
     return lr / (1.0 - power1), 1.0 / sqrt(1.0 - power2)
 
 
 def adam_update(m: Any, v: Any, rate: Any, scale: Any, eps: Any) -> Any:
-    """rate·m / (√v·scale + eps), with `rate, scale = adam_scales(...)`: what is subtracted from the parameter."""
+    """rate·m / (√v·scale + eps), which is subtracted from the parameter; `rate, scale = adam_scales(...)`."""
     return rate * m / fma(sqrt(v), scale, eps)
 
 
 def with_decay(grad: Any, decay: Any, param: Any) -> Any:
-    """g + λ·θ."""
+    """g + λ·θ: the gradient with weight decay."""
     return fma(decay, param, grad)
 
 
 def momentum(b: Any, grad: Any, mu: Any, fresh: Any) -> Any:
-    """μ·b + fresh·g, with fresh = 1 - dampening."""
+    """μ·b + fresh·g, where fresh = 1 - dampening."""
     return fma(mu, b, fresh * grad)
 
 
@@ -52,12 +52,12 @@ def rmsprop_square(v: Any, grad: Any, alpha: Any, fresh: Any) -> Any:
 
 
 def rmsprop_mean(mean: Any, grad: Any, fresh: Any) -> Any:
-    """α·a + (1-α)·g, for the centered form."""
+    """α·a + (1-α)·g, where fresh = 1 - α: the mean of gradients in centered RMSprop."""
     return fma(fresh, grad - mean, mean)
 
 
 def rmsprop_centered(v: Any, mean: Any) -> Any:
-    """V - a²."""
+    """v - a²: the variance of gradients in centered RMSprop."""
     return fma(-mean, mean, v)
 
 
@@ -67,7 +67,7 @@ def rmsprop_update(grad: Any, v: Any, eps: Any) -> Any:
 
 
 def lerp(start: Any, end: Any, weight: Any) -> Any:
-    """Start + weight·(end - start), computed from the nearer end, as ATen does; `weight` is a number."""
+    """start + weight·(end - start), computed from the nearer end, as in ATen; `weight` is one number, not an array."""
     if weight < 0.5:
         return fma(weight, end - start, start)
     return fma(weight - 1.0, end - start, end)

@@ -16,7 +16,7 @@ WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
 def product(x: Any, factor: Any) -> Any:
-    """The high and the low 32 bits of x·factor, words held in uint64."""
+    """The high and the low 32 bits of x·factor; all are stored in uint64."""
     wide = x * factor
     return wide >> _SHIFT, wide & LOW
 
@@ -27,7 +27,7 @@ def wrapped(x: Any) -> Any:
 
 
 def philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    """The four words of a counter (c0, c1, c2, c3) under a key (k0, k1); all are 32-bit words held in uint64."""
+    """The four random words of a counter (c0, c1, c2, c3) under a key (k0, k1): 32-bit words stored in uint64."""
     for _ in range(10):
         high0, low0 = product(c0, MULTIPLIERS[0])
         high1, low1 = product(c2, MULTIPLIERS[1])

@@ -24,22 +24,23 @@ WHOLE = frozenset({"tries", "tournament", "max_nodes", "max_links"})
 
 
 class Rates(NamedTuple):
-    """Probabilities and sizes; a mutation that is impossible is skipped, and the next one is tried.
+    """Probabilities and sizes of mutations; one that is impossible is skipped, and the next one is tried.
 
     Attributes:
-        grow, split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: one structural mutation
-            at most, tried in this order.
-        weights: probability of changing all weights of a child without a structural mutation.
+        grow, split_link, add_link, toggle_link, remove_link, remove_delay_link, set_activation: probabilities of the
+            structural mutations; they are tried in this order, and a child gets at most one.
+        weights: probability of changing all weights of a child that has no structural mutation.
         perturb: share of weights that move; the others are redrawn.
-        power: largest step, and standard deviation of a redrawn weight; `new_link`: of the weight of an added link.
-        fine, fine_power: share of children whose step is scaled by `fine_power`.
+        power: largest step of a weight, and standard deviation of a redrawn one.
+        new_link: standard deviation of the weight of an added link.
+        fine, fine_power: share of children whose step is multiplied by `fine_power`.
         most: bound on absolute weights.
         delays: share of added links that carry the value of the previous step.
         tries: attempts to find ends for a link.
-        mutate_only, interspecies: shares of children of one parent; of parents of two species.
-        reclose: probability that a link that is closed in a parent stays closed.
+        mutate_only, interspecies: share of children of one parent; share of the others with parents of two species.
+        reclose: probability that a link that is closed in a parent is closed in the child.
         tournament: size of the tournament that selects a parent.
-        max_nodes, max_links: limits of a genome.
+        max_nodes, max_links: the largest size of a genome.
     """
 
     grow: float
@@ -81,7 +82,7 @@ def _copy(src: Any, p: int, out: Any, at: int) -> None:
 
 @native
 def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay: int, weight: float) -> int:
-    """Insert a link into the sorted run of a child; returns its new end."""
+    """Insert a link into the links `low` to `high` of a child, sorted by number; return their new end."""
     at = high
     while at > low and out.link_id[at - 1] > number:
         _copy(out, at - 1, out, at)
@@ -94,7 +95,7 @@ def _link(out: Any, low: int, high: int, number: int, src: int, dst: int, delay:
 
 @native
 def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
-    """Insert a node into the sorted run of a child; returns its new end."""
+    """Insert a node into the nodes `low` to `high` of a child, sorted by number; return their new end."""
     at = high
     while at > low and out.node_id[at - 1] > number:
         out.node_id[at], out.node_act[at] = out.node_id[at - 1], out.node_act[at - 1]
@@ -105,7 +106,7 @@ def _node(out: Any, low: int, high: int, number: int, activation: int) -> int:
 
 @native
 def _reaches(out: Any, n0: int, n1: int, l0: int, l1: int, start: int, goal: int, seen: Any, stack: Any) -> bool:
-    """Whether a path of links without delay, closed ones included, leads from one node to another."""
+    """Return whether a path of links without delay, closed ones included, leads from `start` to `goal`."""
     if start == goal:
         return True
     for n in range(n1 - n0):
@@ -139,7 +140,7 @@ def _parent(rng: Any, pool: Any, low: int, high: int, tournament: int) -> int:
 
 @native
 def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
-    """Whether a is the fitter parent of a and b: by fitness, then fewer genes, then the lower index."""
+    """Return whether a is fitter than b: by fitness, then fewer genes, then the lower index."""
     if fitness[a] != fitness[b]:
         return fitness[a] > fitness[b]
     size_a = parents.link_off[a + 1] - parents.link_off[a] + parents.node_off[a + 1] - parents.node_off[a]
@@ -151,9 +152,10 @@ def _fitter(parents: Any, fitness: Any, a: int, b: int) -> bool:
 def _inherit(
     parents: Any, fitter_parent: int, other_parent: int, out: Any, n1: int, l1: int, reclose: float, rng: Any
 ) -> Any:
-    """Copy the structure of the fitter parent; take matching genes from either.
+    """Copy the structure of the fitter parent, and each matching gene from one of both parents at random.
 
-    A link that is closed in one parent stays closed with probability `reclose`.
+    A link that is closed in a parent is closed in the child with probability `reclose`. Returns the ends of the child's
+    nodes and links.
     """
     n0, nodes = parents.node_off[fitter_parent], parents.node_off[fitter_parent + 1] - parents.node_off[fitter_parent]
     l0, links = parents.link_off[fitter_parent], parents.link_off[fitter_parent + 1] - parents.link_off[fitter_parent]
@@ -192,7 +194,10 @@ def _inherit(
 
 @native
 def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: Any, rng: Any) -> Any:
-    """Split an open link by a node: the link in has weight 1, the link out the old weight. Site -1 if none is open."""
+    """Split a random open link by a node: the link into it has weight 1, the link out of it the old weight.
+
+    Returns the ends of the nodes and links, and the number of the split link, or -1 if no link is open.
+    """
     still = 0
     for e in range(l0, l1):
         still += out.link_open[e]
@@ -220,7 +225,7 @@ def _split(out: Any, n0: int, n1: int, l0: int, l1: int, registry: Any, acts: An
 def _grow(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, registry: Any, acts: Any, rng: Any
 ) -> Any:
-    """Add a node with random weights from all inputs and weight 0 to all outputs: the function is unchanged."""
+    """Add a node with random weights from all inputs and weight 0 to all outputs, so that the function is unchanged."""
     k = 0
     node = number_of(registry, genome.UNIT, k, 0, 0)
     while find(out.node_id, n0, n1, node) >= 0:
@@ -241,7 +246,7 @@ def _add(
     out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, registry: Any, rates: Any, rng: Any, seen: Any,
     stack: Any,
 ) -> Any:  # fmt: skip
-    """Link two unlinked nodes. Returns the end of the links, the innovation number (-1 if it failed) and the delay."""
+    """Add a random link. Return the end of the links, the new link's number (-1 if no try succeeded) and delay."""
     delay = 1 if rates.delays > 0.0 and uniform(rng) < rates.delays else 0
     for _ in range(rates.tries):
         pick = below(rng, inputs + 1 + n1 - n0)
@@ -264,7 +269,7 @@ def _add(
 
 @native
 def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: int, delayed: bool, rng: Any) -> Any:
-    """Remove a link, one with a delay if `delayed`, and hidden nodes that have no link left."""
+    """Remove a random link, if `delayed` one with a delay, and the hidden nodes that have no link left."""
     there = 0
     for e in range(l0, l1):
         there += not delayed or out.link_delay[e] > 0
@@ -291,7 +296,7 @@ def _remove(out: Any, n0: int, n1: int, l0: int, l1: int, inputs: int, outputs: 
 
 @native
 def _activate(out: Any, n0: int, n1: int, inputs: int, outputs: int, acts: Any, rng: Any) -> Any:
-    """Change the activation of a hidden node; returns its number, or -1."""
+    """Change the activation of a random hidden node; return the node's number, or -1 if that is impossible."""
     first = n0 + outputs
     if n1 == first or len(acts) < 2:
         return np.int64(-1)
@@ -315,7 +320,7 @@ def _perturb(out: Any, l0: int, l1: int, rates: Any, rng: Any) -> None:
 
 @compiled
 def largest(genes: Genes) -> tuple[int, int]:
-    """Most nodes and most links of a genome."""
+    """Return the largest number of nodes, and of links, in a genome."""
     nodes, links = 0, 0
     for g in range(len(genes.node_off) - 1):
         nodes = max(nodes, genes.node_off[g + 1] - genes.node_off[g])
@@ -329,16 +334,17 @@ def breed(
     acts: np.ndarray, inputs: int, outputs: int, seed: int, generation: int, rng: np.ndarray, seen: np.ndarray,
     stack: np.ndarray,
 ) -> None:  # fmt: skip
-    """Fill `out` with children.
+    """Write the children of a generation to `out`.
 
     Args:
-        parents, fitness: the previous generation; float64 [G], without NaN.
+        parents: genomes of the previous generation.
+        fitness: float64 [G], their fitness, without NaN.
         of: the pools that parents are selected from.
         out: columns with room for all children; offsets are written.
         births: written; `refused` is incremented.
         registry: with room for all numbers that can be assigned.
         acts: int32; activations of new nodes.
-        inputs, outputs, seed, generation: of the run; child c draws from a stream of its own.
+        inputs, outputs, seed, generation: of the run; child c draws from its own random stream.
         rng, seen, stack: scratch: uint64 [SIZE], uint8 and int64 with room for the nodes of a child.
     """
     out.node_off[0], out.link_off[0] = 0, 0

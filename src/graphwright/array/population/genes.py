@@ -1,8 +1,8 @@
 """The columns of a population, its registry of innovations, their lookups, and the random numbers of a child.
 
 A genome is a run of nodes and a run of links, each in ascending order of innovation numbers. Inputs (0 to n-1) and the
-bias (n) are the same in all genomes and have no row; outputs come next, hidden nodes are numbered as they are created.
-Importing this module loads numba.
+bias (n) are the same in all genomes and are not stored; outputs come next, hidden nodes are numbered as they are
+created. Importing this module loads numba.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ IN, BIAS, OUT, LINK, SPLIT, UNIT = range(6)
 
 
 class Genes(NamedTuple):
-    """Columns of a population of G genomes; those of genome g are `node_off[g]:node_off[g + 1]`, links likewise.
+    """Columns of a population of G genomes.
+
+    Genome g has the entries `node_off[g]:node_off[g + 1]` of the node columns, and those given by `link_off` of the
+    link columns.
 
     Attributes:
         node_off, link_off: int64 [G + 1].
-        node_id, node_act: int32, outputs first; the number of a node and of its activation.
-        link_id, link_src, link_dst, link_delay, link_open: int32; its number, its two nodes, delay in steps, 0 or 1.
-        weight, first, second, steps: float32; weight, moments of Adam and the number of its steps.
+        node_id, node_act: int32; innovation number and activation code of each node, outputs first.
+        link_id, link_src, link_dst, link_delay, link_open: int32; innovation number of each link, numbers of its source
+            and target, delay in steps, 1 if it is open, else 0.
+        weight, first, second, steps: float32; weight of each link, moments of Adam, number of its steps.
     """
 
     node_off: Any
@@ -59,12 +63,12 @@ class Genes(NamedTuple):
 
 
 class Registry(NamedTuple):
-    """Structural keys by innovation number, with a hash table.
+    """Structural keys, indexed by innovation number, with a hash table.
 
     Attributes:
-        keys: int64 [capacity, 4]; row = innovation number.
-        slots: int64 [power of two, at least twice the capacity]; a row, or -1.
-        count: int64 [1]; rows in use.
+        keys: int64 [capacity, 4]; keys[n] has innovation number n.
+        slots: int64 [power of two, at least twice the capacity]; the hash table of innovation numbers, -1 where empty.
+        count: int64 [1]; the number of keys.
     """
 
     keys: Any
@@ -104,13 +108,13 @@ _copy_bytes = vec.define("copy_bytes", vec.void, (vec.i64, vec.i64, vec.i64), ve
 
 @native
 def copy_run(of: Any, low: Any, count: Any, to: Any, at: Any) -> None:
-    """Copy entries of 4 bytes from a column of genes to another."""
+    """Copy `count` entries of 4 bytes from one column of genes to another."""
     _copy_bytes(to.ctypes.data + 4 * at, of.ctypes.data + 4 * low, 4 * count)
 
 
 @native
 def find(column: Any, low: Any, high: Any, number: Any) -> Any:
-    """Index of a number in a sorted run, or -1."""
+    """Return the index of a number in the entries `low` to `high` of a sorted column, or -1."""
     end = high
     while low < high:
         middle = (low + high) // 2
@@ -128,7 +132,7 @@ _philox: Any = specialise(philox, {}, native).philox
 
 @native
 def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> None:
-    """Set a state of `SIZE` uint64 to the start of a stream, keyed by the run's seed: no child depends on another."""
+    """Set a random state (uint64 [SIZE]) to the start of a stream; each child of a generation has its own."""
     state[0], state[1] = np.uint64(seed) & LOW, np.uint64(seed) >> np.uint64(32)
     state[2], state[3], state[4], state[5] = 0, child, generation, purpose
     state[6] = 4
@@ -136,7 +140,7 @@ def begin(state: Any, seed: int, child: int, generation: int, purpose: int) -> N
 
 @native
 def uniform(state: Any) -> float:
-    """A number in [0, 1), a multiple of 2⁻³²."""
+    """Draw a number in [0, 1), a multiple of 2⁻³²."""
     if state[6] == 4:
         state[7], state[8], state[9], state[10] = _philox(state[2], state[3], state[4], state[5], state[0], state[1])
         state[2] += np.uint64(1)
@@ -148,12 +152,12 @@ def uniform(state: Any) -> float:
 
 @native
 def below(state: Any, count: Any) -> Any:
-    """An integer from 0 to count - 1."""
+    """Draw an integer from 0 to count - 1."""
     return np.int64(uniform(state) * count)
 
 
 @native
 def normal(state: Any) -> float:
-    """A sample of N(0, 1), by the Box-Muller transform of two uniform numbers."""
+    """Draw a sample of N(0, 1), by the Box-Muller transform of two uniform numbers."""
     u, w = uniform(state), uniform(state)
     return np.sqrt(-2.0 * np.log(1.0 - u)) * np.cos(6.283185307179586 * w)

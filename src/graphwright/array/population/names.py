@@ -29,12 +29,13 @@ LINK_COLUMNS = ("link_id", "link_src", "link_dst", "link_delay", "link_open", "w
 
 
 class Births(NamedTuple):
-    """How each genome of a generation was made: one row per genome.
+    """How each genome of a generation was made; all arrays but `refused` have one entry per genome.
 
     Attributes:
         fitter_parent, other_parent: int32 [G]; indices into the previous generation, or -1. The structure is that of
             the fitter parent.
-        mutation: int8 [G]; index into `MUTATIONS`; site: int32 [G]; innovation number of the gene, or -1.
+        mutation: int8 [G]; index into `MUTATIONS`.
+        site: int32 [G]; innovation number of the mutated gene, or -1.
         refused: int64 [mutations]; how often each mutation was impossible.
     """
 
@@ -46,6 +47,6 @@ class Births(NamedTuple):
 
 
 def founders(count: int) -> Births:
-    """Births of genomes without parents."""
+    """Return the births of `count` genomes without parents."""
     fitter_parent, other_parent, site = np.full((3, count), -1, np.int32)
     return Births(fitter_parent, other_parent, np.zeros(count, np.int8), site, np.zeros(len(MUTATIONS), np.int64))

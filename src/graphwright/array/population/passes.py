@@ -1,8 +1,8 @@
-"""Run and train all genomes on all cases: the rows of a table, 16 cases at a time. Importing this module loads numba.
+"""Run and train the genomes of a table on all cases, 16 cases at a time. Importing this module loads numba.
 
-Memory: inputs and the bias are rows of cases that all genomes share; a genome's values are stored in one buffer per
-call, with as many steps as the longest delay needs. Cases are padded to whole vectors. Training is one native call:
-forward through time, backward, clipping, Adam; the whole set of cases is one batch.
+Memory: all genomes share one array of inputs and bias; the values of a genome are stored in one buffer per call, with
+as many steps as the longest delay needs. Cases are padded to whole vectors. Training is one native call: forward
+through time, backward, clipping, Adam; the whole set of cases is one batch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from graphwright.array.vm.math import exp, formulas, log, updates
 
 
 def _by_kind(functions: list[Any]) -> Any:
-    """Dispatch on an activation's code, the index of its function."""
+    """Make a function of (kind, x, y) that calls `functions[kind](x, y)`."""
 
     def either(code: int, function: Any, others: Any) -> Callable[..., Any]:
         @inlined
@@ -36,7 +36,7 @@ def _by_kind(functions: list[Any]) -> Any:
 
 
 def _of_two(function: Any) -> Any:
-    """A function of (x, y) that ignores y."""
+    """Make a function of (x, y) that ignores y."""
     return native(lambda x, y: function(x))
 
 
@@ -53,7 +53,7 @@ LINE = 64
 
 @native
 def _slot(step: int, ring: int) -> int:
-    """Index of a step in a ring. Most rings hold one step, and a division takes as long as a row."""
+    """Return the index of a step in a ring. Most rings hold one step, and a division takes as long as a row."""
     return step % ring if ring > 1 else 0
 
 
@@ -62,7 +62,7 @@ def _genome(
     rows: int, count: int, links: int, ends: int, outputs: int, weight: int, x: int, x_ring: int, inputs: int,
     begin: int, steps: int, padded: int, values: int, ring: int, most: int, y: int,
 ) -> None:  # fmt: skip
-    """Run some steps of one genome; for the arguments see `advance`."""
+    """Run one genome for `steps` steps from step `begin` on; for the other arguments see `advance`."""
     row_bytes = 4 * padded
     step_bytes, seen_bytes = most * row_bytes, (inputs + 1) * row_bytes
     for t in range(begin, begin + steps):
@@ -101,11 +101,11 @@ def _genome(
 def answer(
     table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, low: int, high: int
 ) -> None:
-    """Run genomes low to high on all cases, from the first step on.
+    """Run genomes `low` to `high` on all cases, from the first step on.
 
     Args:
         x: float32 [tiles, steps, inputs + 1, padded].
-        values: float32 scratch for [ring, most, padded] and a line; genomes use it in turn.
+        values: float32 scratch for [ring, most, padded] and a cache line; the genomes use it one after the other.
         y: float32 [tiles, G, steps, outputs, padded].
     """
     tiles, steps, seen, padded = x.shape
@@ -129,13 +129,13 @@ def answer(
 def advance(
     table: Table, weight: np.ndarray, x: np.ndarray, values: np.ndarray, y: np.ndarray, step: int, low: int, high: int
 ) -> None:
-    """Run one step of genomes low to high, each in its own cases.
+    """Run one step of genomes `low` to `high`, each on its own cases.
 
     Args:
-        x: float32 [G, ring, inputs + 1, padded]; a step is stored at its number modulo ring.
+        x: float32 [G, ring, inputs + 1, padded]; step s is stored at index s modulo ring.
         values: float32 [G, ring, most, padded], zeros before the first step.
         y: float32 [G, outputs, padded].
-        step: number of the step.
+        step: index of the step.
     """
     _, ring, seen, padded = x.shape
     rows, links, ends = table.rows.ctypes.data, table.links.ctypes.data, table.outputs.ctypes.data
@@ -157,7 +157,7 @@ def _forward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any,
 ) -> None:  # fmt: skip
-    """Run a genome's rows, keep sums and values of every step, and clear the gradients."""
+    """Run all steps of a genome: store the sums and values of every step, and set the gradients to 0."""
     zero = vec.splat(np.float32(0.0))
     for t in range(steps):
         for r in range(count):
@@ -180,7 +180,7 @@ def _forward(
 
 @native
 def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, weight: Any) -> Any:
-    """The loss of 16 cases over the `outputs` (rows of a genome); its gradient is added to `slopes`."""
+    """Return the loss of 16 cases over the `outputs` (row indices of a genome); add its gradient to `slopes`."""
     best = vec.load(values + np.int64(outputs[0]) * row_bytes)
     for o in range(1, len(outputs)):
         best = vec.maximum(best, vec.load(values + np.int64(outputs[o]) * row_bytes))
@@ -202,7 +202,7 @@ def _cross_entropy(outputs: Any, target: Any, values: Any, slopes: Any, row_byte
 def _pointwise(
     kind: Any, outputs: Any, target: Any, values: Any, slopes: Any, row_bytes: Any, share: Any, weight: Any
 ) -> Any:
-    """As `_cross_entropy`, for losses that are a sum over the outputs; an output counts `share`."""
+    """Return the loss of 16 cases, summed over the outputs; add its gradient times `share` and `weight` to `slopes`."""
     loss = vec.splat(np.float32(0.0))
     for o in range(len(outputs)):
         at = np.int64(outputs[o]) * row_bytes
@@ -224,7 +224,7 @@ def _backward(
     table: Any, weights: Any, base: Any, count: Any, x: Any, inputs: Any, steps: Any, row_bytes: Any, step_bytes: Any,
     sums: Any, values: Any, slopes: Any, gradient: Any,
 ) -> None:  # fmt: skip
-    """Add the gradients by a genome's weights to `gradient`, last step and last row first."""
+    """Add the gradients of a genome's weights to `gradient`, from the last step and the last row backwards."""
     for t in range(steps - 1, -1, -1):
         for r in range(count - 1, -1, -1):
             kind, low, high = table.rows[base + r, 0], table.rows[base + r, 1], table.rows[base + r, 2]
@@ -250,7 +250,7 @@ def _backward(
 
 @native
 def _adam(genes: Any, links: Any, low: Any, high: Any, gradient: Any, lr: Any, clip: Any) -> None:
-    """Clip the gradient of links low to high by its norm, then step; every weight counts its own steps."""
+    """Clip the gradient of links `low` to `high` by its norm, then step; every weight counts its own steps."""
     norm = 0.0
     for i in range(low, high):
         norm += np.float64(gradient[links[i, 2]]) ** 2
@@ -274,7 +274,7 @@ def train(
     heads: np.ndarray, loss_weights: np.ndarray, epochs: np.ndarray, lr: np.ndarray, clip: float, memory: int,
     most_rows: int, gradient: np.ndarray, losses: np.ndarray, low: int, high: int,
 ) -> None:  # fmt: skip
-    """Run `epochs[g]` steps of Adam with rate `lr[g]` on genomes low to high; genes are changed in place.
+    """Run `epochs[g]` steps of Adam with rate `lr[g]` on genomes `low` to `high`; genes are changed in place.
 
     Args:
         x: address of float32 [steps, inputs + 1, padded].
@@ -285,7 +285,7 @@ def train(
         clip: bound on a genome's gradient norm; 0 for no bound.
         memory: address of scratch, float32 [3, steps, most_rows, padded]: sums, values, gradients.
         gradient: float32, one per weight: scratch.
-        losses: float64 [G, 2], written: before the first step, and before the last one.
+        losses: float64 [G, 2], written: the loss before the first step, and that before the last one.
     """
     row_bytes = 4 * padded
     step_bytes = row_bytes * most_rows

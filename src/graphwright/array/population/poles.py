@@ -1,4 +1,4 @@
-"""Two poles on a cart: one action of many episodes in one native call.
+"""Two poles on a cart: one native call advances many episodes by one action.
 
 In numpy, the overhead of calls exceeds the physics: eight derivatives per action, each of few numbers.
 Source: Wieland 1991; equations and constants as in Gomez and Miikkulainen 1999, Runge-Kutta of order 4.
@@ -20,7 +20,7 @@ X_LIMIT, ANGLE_LIMIT = 2.4, math.radians(36.0)
 
 @native
 def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, float, float, float]:
-    """The force of a pole on the cart, its effective mass, gravity and friction, and the cosine of its angle."""
+    """Return the force of a pole on the cart, its effective mass, its pull by gravity and friction, and cos(angle)."""
     cos, sin = math.cos(angle), math.sin(angle)
     pull = HINGE * spin / (mass * half) + GRAVITY * sin
     force = mass * half * spin * spin * sin + 0.75 * mass * cos * pull
@@ -31,7 +31,7 @@ def _pole(angle: float, spin: float, mass: float, half: float) -> tuple[float, f
 def _derivative(
     s: tuple[float, float, float, float, float, float], force: float, friction: float
 ) -> tuple[float, float, float, float, float, float]:
-    """ds/dt of the state: x, its speed, and the angle and angular velocity of each pole."""
+    """Return ds/dt of the state: x, its speed, and the angle and angular velocity of each pole."""
     first, mass1, pull1, cos1 = _pole(s[2], s[3], MASSES[0], HALVES[0])
     second, mass2, pull2, cos2 = _pole(s[4], s[5], MASSES[1], HALVES[1])
     rubbed = friction * np.sign(s[1])
@@ -51,11 +51,13 @@ def _moved(
 
 @compiled
 def act(state: np.ndarray, answers: np.ndarray, friction: float, fell: np.ndarray) -> None:
-    """Advance episodes by one action, two steps of 0.01 s; failed episodes are marked and reset to 0, to stay finite.
+    """Advance episodes by one action, two steps of 0.01 s; failed episodes are marked and reset to 0, to remain finite.
 
     Args:
-        state: float64 [N, 6], changed; answers: float64 [N], in (0, 1); fell: bool [N], written.
-        friction: of the cart.
+        state: float64 [N, 6], changed.
+        answers: float64 [N], outputs of the networks in (0, 1), which set the force.
+        friction: friction of the cart on its track.
+        fell: bool [N], written: whether the episode failed.
     """
     for n in range(len(state)):
         force = FORCE * (answers[n] - 0.5)

@@ -18,7 +18,7 @@ from graphwright.array.population.names import LOSSES
 from graphwright.array.population.passes import LANES, advance, answer, train
 from graphwright.array.population.table import Table
 
-_TILE = 1024  # cases at a time: values of a genome stay in the cache
+_TILE = 1024  # cases at a time: values of a genome remain in the cache
 
 
 def _padded(count: int) -> int:
@@ -26,7 +26,7 @@ def _padded(count: int) -> int:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """Zeros aligned to a cache line."""
+    """Allocate zeros aligned to a cache line."""
     size = prod(shape)
     raw = np.zeros(size + LANES, np.float32)
     shift = -raw.ctypes.data % 64 // 4
@@ -35,11 +35,11 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """Inputs as the loops read them.
+    """Inputs in the layout that the compiled loops read.
 
     Attributes:
         blocks: float32 [tiles, steps, inputs + 1, padded]; the last row is 1, the bias.
-        count, steps, inputs: sizes of the array that was given.
+        count, steps, inputs: number of cases, of steps and of inputs.
     """
 
     blocks: np.ndarray
@@ -64,7 +64,7 @@ class Cases:
 
 
 def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
-    """Call with (low, high) for equal shares of the genomes, one per thread."""
+    """Run `call(low, high)` on equal shares of the genomes, one share per thread."""
     threads = max(1, min(threads, genomes))
     if threads == 1:
         call(0, genomes)
@@ -75,7 +75,10 @@ def spread(call: Callable[[int, int], Any], genomes: int, threads: int) -> None:
 
 
 def outputs(table: Table, genes: Genes, cases: Cases, threads: int = 1) -> np.ndarray:
-    """Outputs of all genomes for all cases: float32 [G, N, T, outputs]; delayed links read 0 before the first step."""
+    """Return the outputs of all genomes for all cases, float32 [G, N, T, outputs].
+
+    Delayed links read 0 before the first step.
+    """
     genomes, out = table.outputs.shape
     tiles, steps, _, width = cases.blocks.shape
     y = np.empty((tiles, genomes, steps, out, width), np.float32)
@@ -94,8 +97,8 @@ class Session:
 
     Args:
         table, genes: the population.
-        episodes: per genome.
-        inputs: of a genome.
+        episodes: number of episodes per genome.
+        inputs: number of inputs of a genome.
     """
 
     def __init__(self, table: Table, genes: Genes, episodes: int, inputs: int, threads: int = 1) -> None:
@@ -111,7 +114,7 @@ class Session:
         self._steps = 0
 
     def step(self, x: np.ndarray) -> np.ndarray:
-        """Float32 [G, episodes, inputs] to [G, episodes, outputs]; valid until the next step."""
+        """Map inputs, float32 [G, episodes, inputs], to outputs [G, episodes, outputs], valid until the next step."""
         self._shown[self._steps % len(self._shown)] = x
         spread(self._part, self._genomes, self._threads)
         self._steps += 1
@@ -126,8 +129,10 @@ class Lesson:
     """Training data of a population.
 
     Attributes:
-        cases: the inputs; target: float32 [T, outputs, padded]; share: float32 [T, padded], weights that sum to 1.
-        heads: int64 [H, 3]: loss, first output, end of the outputs.
+        cases: the inputs.
+        target: float32 [T, outputs, padded].
+        share: float32 [T, padded], weights that sum to 1.
+        heads: int64 [H, 3]: kind of the loss, first output, end of the outputs.
         loss_weights: float64 [H], a factor per head.
     """
 
@@ -142,10 +147,10 @@ class Lesson:
         x: np.ndarray, target: np.ndarray, loss: str | Sequence[tuple[str, int, int, float]],
         counts: np.ndarray | None = None,
     ) -> Lesson:  # fmt: skip
-        """Inputs [N, inputs] or [N, T, inputs]; targets [N, outputs] or [N, T, outputs], one-hot for cross entropy.
+        """Pack inputs [N, inputs] or [N, T, inputs], and targets of the same form, one-hot for cross entropy.
 
         Args:
-            loss: one for all outputs; or for several heads (loss, first output, end of the outputs, weight).
+            loss: the loss of all outputs, or a list of heads (loss, first output, end of the outputs, weight).
             counts: [N, T], relative weights; 0 leaves a step of a case out.
         """
         cases = Cases.of(x, tile=_padded(len(x)))
@@ -168,7 +173,8 @@ def fit(
     """Train all genomes in place with Adam; the whole lesson is one batch.
 
     Args:
-        epochs: int64 [G]; lr: float64 [G].
+        epochs: int64 [G], steps per genome.
+        lr: float64 [G], learning rates.
     Returns: float64 [G, 2]: losses before the first and before the last step.
     """
     genomes, out = len(table.row_off) - 1, table.outputs.shape[1]

@@ -1,6 +1,6 @@
 """Distances between genomes, species, and selection: children per species, pools of parents, representatives.
 
-Importing this module loads numba.
+δ is NEAT's compatibility distance, see `distances`. Importing this module loads numba.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Coefficients(NamedTuple):
 
 @native
 def _distance(a: Any, i: int, b: Any, j: int, c: Any, enough: float) -> float:
-    """δ; or `enough` where disjoint links alone reach it."""
+    """Return the distance δ, or `enough` if the disjoint links alone reach it."""
     p, p_end, q, q_end = a.link_off[i], a.link_off[i + 1], b.link_off[j], b.link_off[j + 1]
     larger = max(p_end - p, q_end - q)
     size = 1.0 if larger < _SMALL else np.float64(larger)
@@ -71,10 +71,10 @@ def _distances(a: Genes, b: Genes, c: Coefficients, out: np.ndarray) -> None:
 
 
 def distances(a: Genes, b: Genes, c: Coefficients) -> np.ndarray:
-    """δ of all pairs, float64 [G of a, G of b]: (c1 E + c2 D)/N + c3 W + c4 A.
+    """Return δ = (c1 E + c2 D)/N + c3 W + c4 A of all pairs, float64 [G of a, G of b].
 
     E excess and D disjoint links; N links of the larger genome, 1 if both have fewer than 20; W the mean difference of
-    weights over matching links; A the share of matching nodes with another activation.
+    weights over matching links; A the share of matching nodes with different activations.
     Source: Stanley and Miikkulainen 2002, "Evolving Neural Networks through Augmenting Topologies", eq. 1.
     """
     out = np.empty((len(a.node_off) - 1, len(b.node_off) - 1))
@@ -89,7 +89,7 @@ def speciate(
 
     Args:
         old: the genomes that contain the representatives of existing species.
-        representatives: int64 [S]; genomes of `old`.
+        representatives: int64 [S]; indices into `old`.
     Returns: species int64 [G], and the number of new ones; the first genome of a new species represents it.
     """
     count = len(genes.node_off) - 1
@@ -127,12 +127,13 @@ _CHOICE = 2  # purpose of the stream that picks representatives
 
 
 class Parents(NamedTuple):
-    """Parents for `breed`.
+    """The parents that `breed` selects from: C children, S species.
 
     Attributes:
-        elite: int64 [C]; a parent to copy unchanged, or -1; species: int64 [C]; the pool to draw the parents of a child
-            from.
-        pool_off: int64 [S + 1]; pool: int64; parents by species, best first.
+        elite: int64 [C]; a genome that the child copies unchanged, or -1.
+        species: int64 [C]; the pool to draw the parents of the child from.
+        pool_off: int64 [S + 1]; species s has the pool `pool[pool_off[s]:pool_off[s + 1]]`.
+        pool: int64; parents by species, best first.
     """
 
     elite: np.ndarray
@@ -142,13 +143,15 @@ class Parents(NamedTuple):
 
 
 def offspring(fitness: np.ndarray, of: np.ndarray, breeds: np.ndarray, total: int) -> np.ndarray:
-    """Children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
+    """Return the children per species, int64 [S], `total` in all: by shared fitness, largest remainders first.
 
     A genome's shared fitness is (f - min(0, min f)) / size of its species; a species gets children in proportion to the
     sum of it. A fitness of -inf counts as the lowest finite fitness.
 
     Args:
-        fitness: float64 [G], NaN-free; of: int64 [G], rows of species; breeds: bool [S].
+        fitness: float64 [G], without NaN.
+        of: int64 [G], the species index of each genome.
+        breeds: bool [S], whether a species may have children.
     Source: Stanley and Miikkulainen 2002, section 3.3.
     """
     counts = np.empty(len(breeds), np.int64)
@@ -196,7 +199,9 @@ def parents(
     """Build the pools of parents, and a species for each of `total` children, in order of species.
 
     Args:
-        fitness: float64 [G]; of: int64 [G]; counts: int64 [S], children of a species.
+        fitness: float64 [G].
+        of: int64 [G], the species index of each genome.
+        counts: int64 [S], children of a species.
         survival: share of a species that breeds, best first, at least one genome.
         champions: a species larger than this copies its best genome unchanged; 0 copies only the best of all.
     """
@@ -212,7 +217,10 @@ def _parents(
     ranked: np.ndarray, order: np.ndarray, fitness: np.ndarray, of: np.ndarray, counts: np.ndarray, survival: float,
     champions: int, elite: np.ndarray, species: np.ndarray, pool_off: np.ndarray, pool: np.ndarray,
 ) -> int:  # fmt: skip
-    """Fill elite, species, pool_off and pool; returns the size of the pool. `order` is scratch: ranks by species."""
+    """Fill elite, species, pool_off and pool; return the size of the pool.
+
+    `order` is scratch: the genomes by species, best first.
+    """
     for s in range(len(pool_off)):
         pool_off[s] = 0
     for g in of:
@@ -251,7 +259,7 @@ def _parents(
 
 @compiled
 def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray, gained: np.ndarray) -> None:
-    """Raise the `best` fitness of each species to that of its members, and set `gained` where it rose; both [S]."""
+    """Raise the `best` fitness of each species to that of its members; if it rose, set `gained` to `generation`."""
     for g in range(len(of)):
         if fitness[g] > best[of[g]]:
             best[of[g]], gained[of[g]] = fitness[g], generation
@@ -260,11 +268,13 @@ def note(of: np.ndarray, fitness: np.ndarray, generation: int, best: np.ndarray,
 def survivors(
     of: np.ndarray, made: int, ids: np.ndarray, best: np.ndarray, gained: np.ndarray, next_id: int, generation: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, best and gained of the species that have members: of the S old ones, then of the `made` new ones.
+    """Return id, best fitness and generation of the last gain for each species that has members.
+
+    The S old species come first, then the `made` new ones.
 
     Args:
-        of: int64 [G]; rows of species, renumbered in place to rows of the survivors.
-        next_id: id of the first new species; its best is -inf, and its gain `generation`.
+        of: int64 [G]; species indices, renumbered in place to indices into the result.
+        next_id: id of the first new species; its best is -inf, and its gained is `generation`.
     """
     count = len(ids) + made
     new = np.empty(count, np.int64), np.empty(count), np.empty(count, np.int64)
@@ -297,7 +307,7 @@ def _survivors(
 
 
 def representatives(of: np.ndarray, count: int, seed: int, generation: int) -> np.ndarray:
-    """A random member of each of `count` species, int64 [S]; `of` int64 [G] holds rows of species."""
+    """Return a random member of each of `count` species, int64 [S]; `of`, int64 [G], holds species indices."""
     chosen = np.empty(count, np.int64)
     _representatives(of, seed, generation, chosen, np.empty(SIZE, np.uint64), np.empty((2, count), np.int64))
     return chosen

@@ -1,7 +1,7 @@
-"""From genes to rows: the neurons to compute, in topological order. Importing this module loads numba.
+"""From genes to tables of the neurons to compute, in topological order. Importing this module loads numba.
 
-A row computes one neuron: the weighted sum of its open links in ascending order of their numbers, then its activation.
-Nodes that no output depends on have no row.
+A row of a table is one neuron: the weighted sum of its open links in ascending order of their numbers, then its
+activation. Nodes that no output depends on have no row.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from graphwright.array.population.genes import Genes, compiled, find, native
 
 
 class Table(NamedTuple):
-    """Rows of all genomes, one genome after another.
+    """Rows of all genomes, one genome after another; genomes have n inputs.
 
     Attributes:
-        row_off: int64 [G + 1].
+        row_off: int64 [G + 1]; genome g has the rows `row_off[g]:row_off[g + 1]`.
         rows: int32 [R, 3]: activation, first link, end of the links.
         links: int32 [L, 3]: source, delay in steps, index of the weight in the genes. A source below n + 1 is an input
             or the bias, n + 1 + r is row r of the genome.
         outputs: int32 [G, outputs]: rows of the outputs.
         node: int32 [R]: index of the row's node in the genes.
-        most, ring: rows of the largest genome, at least 1; steps of values to keep, one more than the longest delay.
+        most: rows of the largest genome, at least 1.
+        ring: steps of values to keep, one more than the longest delay.
         written: number of rows that were computed, not copied from a parent.
     """
 
@@ -42,7 +43,7 @@ def _visit(
     genes: Any, g: int, root: int, first: Any, by_target: Any, source: Any, at: Any, row: Any, node: Any,
     base: int, made: int, stack: Any,
 ) -> int:  # fmt: skip
-    """Give rows to a node and the nodes that it reads in the same step, operands first."""
+    """Assign rows to a node and the nodes that it reads in the same step, operands first; return the row count."""
     n0 = genes.node_off[g]
     if row[root] >= 0 or at[root] >= 0:
         return made
@@ -67,7 +68,7 @@ def _visit(
 
 @native
 def _same(genes: Any, g: int, before: Any, m: int) -> bool:
-    """Whether two genomes have the same structure."""
+    """Return whether two genomes have the same structure."""
     n0, p0, l0, q0 = genes.node_off[g], before.node_off[m], genes.link_off[g], before.link_off[m]
     if genes.node_off[g + 1] - n0 != before.node_off[m + 1] - p0:
         return False
@@ -83,7 +84,10 @@ def _same(genes: Any, g: int, before: Any, m: int) -> bool:
 
 
 class Past(NamedTuple):
-    """The previous generation and its table, to copy rows from; int32 [G], the fitter parent of each genome, or -1."""
+    """The previous generation and its table, from which rows are copied.
+
+    `fitter_parent`, int32 [G], is the fitter parent of each genome, or -1.
+    """
 
     genes: Genes
     table: Table
@@ -91,9 +95,10 @@ class Past(NamedTuple):
 
 
 def tabulate(genes: Genes, inputs: int, outputs: int, past: Past | None = None) -> Table:
-    """The table of a population whose genomes have `inputs` inputs and `outputs` outputs.
+    """Return the table of a population whose genomes have `inputs` inputs and `outputs` outputs.
 
-    With a `past`, the rows of genomes with the structure of their fitter parent are copied; the result is the same.
+    With a `past`, a genome with the structure of its fitter parent gets a copy of the parent's rows; the result is the
+    same.
     """
     count = len(genes.node_off) - 1
     nodes, links = int(genes.node_off[-1]), int(genes.link_off[-1])
@@ -113,7 +118,7 @@ def _tabulate(
     genes: Genes, inputs: int, outputs: int, past: Past, row_off: np.ndarray, rows: np.ndarray, links: np.ndarray,
     ends: np.ndarray, node: np.ndarray, scratch: np.ndarray, more_scratch: np.ndarray,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Write the table; returns the number of its links, `most`, `ring` and `written`."""
+    """Write the table; return the number of its links, `most`, `ring` and `written`."""
     first, at, row, stack = scratch[0], scratch[1], scratch[2], scratch[3]
     target, source, by_target = more_scratch[0], more_scratch[1], more_scratch[2]
     row_off[0], used, most, longest, written = 0, 0, 1, 0, 0

@@ -1,1 +1,1 @@
-"""The VM: small float32 ops as rows of code for one compiled function, which is built once per install."""
+"""The VM: small float32 ops as instructions for one compiled interpreter, which is built once per install."""

@@ -1,15 +1,15 @@
-"""Attention and its gradient by blocks of 64 queries and 64 keys; attention over a KV cache; writes to KV caches.
+"""Attention and its gradient in blocks of 64 queries by 64 keys; attention over a KV cache; writes to KV caches.
 
 Blocked attention computes the scores of one block at a time with a running softmax (Dao 2023, "FlashAttention-2",
-algorithms 1 and 2). Its code is a row and two more that hold operands: cells 1 first unit, 2 units, 3 query heads, 4
-key heads, 5 queries, 6 keys, 7 and 8 sizes of a key and a value, 9 scale, 10 address of the position of the first
-query (0: keys - queries), 11 causal, 12 window (0: none), 13 key mask (0: none), 14 block table (0: all blocks). Then
-per operand its address and bytes per batch element, head and position: q, k, v, out; for the gradient also the
-gradients of out, q, k, v. A unit is a query head of a batch element, in the gradient a key head with all its query
-heads.
+algorithms 1 and 2). A unit of work is one query head of one batch element; in the gradient, one key head with all its
+query heads. Words of the instruction: 1 first unit, 2 number of units, 3 query heads, 4 key heads, 5 queries, 6 keys,
+7 size of a key, 8 size of a value, 9 scale, 10 address of the first query's position (0: it is keys - queries),
+11 causal, 12 window (0: none), 13 address of the key mask (0: none), 14 address of the block table (0: all blocks).
+A row of operands follows, two for the gradient, with four words per operand: its address and its bytes per batch
+element, head and position. Operands: q, k, v, out; for the gradient also the gradients of out, q, k, v.
 
-A block table holds, for each block of queries, the index at which its list of key blocks begins; one more index for
-the end; then the lists.
+A block table is int64: for each block of queries, the index at which its list of key blocks begins; then the end of
+the last list; then the lists.
 
 Attention over a cache is one pass over the keys that a query sees, 16 at a time, with a running maximum and sum
 (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"). With a block table, the address of a key
@@ -37,32 +37,32 @@ _SCORES, _SLOPES = TILES_END, TILES_END + _SIDE * _LINE  # after the part that p
 _TOP = _SLOPES + _SIDE * _LINE
 _SUM, _ALPHA = _TOP + _LINE, _TOP + 2 * _LINE
 _KEPT, _MOST = STRIPS, 4 * DEPTH * BLOCK // (_SIDE * _LINE)
-"""Offset where the gradient stores scores, and of how many blocks; products of one block leave this part unused."""
+"""Offset at which the gradient stores blocks of scores, and how many fit; products of one block do not use it."""
 
 
 @native
 def _operand(row: Any, index: Any, batch: Any, head: Any) -> Any:
-    """Address of an operand of a batch element and head."""
+    """Return the address of operand `index` for a batch element and head."""
     at = row + BYTES + 32 * index
     return vec.load_i64(at) + batch * vec.load_i64(at + 8) + head * vec.load_i64(at + 16)
 
 
 @native
 def _step(row: Any, index: Any) -> Any:
-    """Bytes from one position of an operand to the next."""
+    """Return the bytes from one position of operand `index` to the next."""
     return vec.load_i64(row + BYTES + 32 * index + 24)
 
 
 @native
 def _start(row: Any) -> Any:
-    """Position of the first query among the keys."""
+    """Return the position of the first query among the keys."""
     given = cell(row, 10)
     return vec.load_i64(given) if given else cell(row, 6) - cell(row, 5)
 
 
 @native
 def _blocks(row: Any, i: Any, rows: Any) -> Any:
-    """First and end of the key blocks that queries i to i + rows can see; with a table, indices into its lists."""
+    """Return the range of key blocks that queries i to i + rows can see; with a block table, the range in its lists."""
     table = cell(row, 14)
     if table:
         at = table + 8 * (i // _SIDE)
@@ -78,7 +78,7 @@ def _blocks(row: Any, i: Any, rows: Any) -> Any:
 
 @native
 def _block(row: Any, t: Any) -> Any:
-    """The first key of a block."""
+    """Return the index of the first key of block t; with a block table, t is an index into its lists."""
     table = cell(row, 14)
     if table:
         lists = (cell(row, 5) + _SIDE - 1) // _SIDE + 1
@@ -94,7 +94,7 @@ def _scores(row: Any, at: Any, q: Any, k: Any, rows: Any, keys: Any, scratch: An
 
 @native
 def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
-    """Mask of the 16 keys from j + 16·v on that a query sees."""
+    """Return the mask of the 16 keys from j + 16·v on: true for keys that the query sees."""
     begin, end = 0, keys
     if cell(row, 11):
         place = _start(row) + query
@@ -110,7 +110,7 @@ def _seen(row: Any, batch: Any, query: Any, j: Any, keys: Any, v: Any) -> Any:
 
 @native
 def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
-    """Whether every query of a block sees every key, and the keys fill whole vectors."""
+    """Return whether every query of a block sees every key of it, and the keys fill whole vectors."""
     if keys & 15 or cell(row, 13):
         return False
     if cell(row, 11) == 0:
@@ -121,7 +121,7 @@ def _open(row: Any, i: Any, j: Any, rows: Any, keys: Any) -> Any:
 
 @native
 def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
-    """Scale and mask the scores of a block, update the maximum per query, and set ALPHA, the factor of earlier sums."""
+    """Scale and mask a block's scores, update the maximum per query, and set ALPHA, which rescales earlier sums."""
     low, scale, whole = vec.splat(F(-np.inf)), vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
@@ -142,7 +142,7 @@ def _bounded(row: Any, at: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: 
 
 @native
 def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
-    """Add the exponentials of a block's scores to the sums per query; with `keep` they overwrite the scores."""
+    """Add the exponentials of a block's scores to the sums per query; if `keep`, store them in place of the scores."""
     for r in range(rows):
         line, top = at + _LINE * r, vec.load_f32(scratch + _TOP + 4 * r)
         base = vec.splat(top if top > F(-np.inf) or top != top else F(0.0))  # no key seen yet: weights e^-inf
@@ -158,7 +158,7 @@ def _raised(at: Any, scratch: Any, rows: Any, keys: Any, keep: Any) -> None:
 
 @native
 def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
-    """Multiply each row by its own factor."""
+    """Multiply each row by its entry of `factors`."""
     for r in range(rows):
         factor = vec.load_f32(factors + 4 * r)
         if factor != F(1.0):
@@ -171,7 +171,7 @@ def _scaled(at: Any, step: Any, rows: Any, size: Any, factors: Any) -> None:
 
 @native
 def _fresh(scratch: Any) -> None:
-    """Reset maxima and sums."""
+    """Reset the maximum and the sum of each query."""
     for v in range(_SIDE // 16):
         vec.store(scratch + _TOP + 64 * v, vec.splat(F(-np.inf)))
         vec.store(scratch + _SUM + 64 * v, vec.splat(F(0.0)))
@@ -221,7 +221,7 @@ def _cleared(at: Any, step: Any, rows: Any, size: Any) -> None:
 
 @native
 def _weights(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys: Any) -> None:
-    """Turn the scores of a block into weights, from the maximum and sum per query."""
+    """Turn a block's scores into softmax weights, given the maximum and 1 / sum of each query."""
     scale, whole = vec.splat(F(number(row, 9))), _open(row, i, j, rows, keys)
     for r in range(rows):
         line = scratch + _SCORES + _LINE * r
@@ -235,9 +235,10 @@ def _weights(row: Any, scratch: Any, batch: Any, i: Any, j: Any, rows: Any, keys
 
 @loop(Code.ATTEND_BACKWARD)
 def attend_backward(row: Any, scratch: Any) -> Any:
-    """Gradients of q, k, v. Weights are recomputed: once if all blocks of a query fit the scratch, else twice.
+    """Compute the gradients of q, k and v.
 
-    D = rowsum(dO ⊙ O); dV = Pᵀ·dO; dS = scale·P ⊙ (dO·Vᵀ - D); dQ = dS·K; dK = dSᵀ·Q.
+    D = rowsum(dO ⊙ O); dV = Pᵀ·dO; dS = scale·P ⊙ (dO·Vᵀ - D); dQ = dS·K; dK = dSᵀ·Q. The weights P are recomputed:
+    once if all key blocks of a query block fit the scratch, else twice.
     """
     heads, groups, queries, keys_all = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6)
     deep, wide, scale = cell(row, 7), cell(row, 8), vec.splat(F(number(row, 9)))
@@ -312,13 +313,13 @@ _ZERO = ir.Constant(vec.FLOATS, None)
 
 
 def _rows_of(builder: Any, base: Any, stride: Any, count: Any) -> list[Any]:
-    """Addresses of 16 rows; from `count` on the address of the first row, so that no other memory is read."""
+    """Return the addresses of 16 rows; from row `count` on that of the first, so that no other memory is read."""
     addresses = [builder.add(base, builder.mul(stride, vec.I64(r))) for r in range(vec.LANES)]
     return [builder.select(builder.icmp_signed(">", count, vec.I64(r)), at, base) for r, at in enumerate(addresses)]
 
 
 def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
-    """Emit a loop of `step(offset in bytes, mask or None, state) -> state` over `width`, 16 entries a turn."""
+    """Emit a loop over `width`, 16 entries a turn, with the body `step(byte offset, mask or None, state) -> state`."""
     whole = builder.and_(width, vec.I64(-vec.LANES))
     before = builder.block
     loop, rest, tail, done = (builder.append_basic_block(name) for name in ("full", "rest", "tail", "done"))
@@ -343,7 +344,7 @@ def _along(builder: Any, width: Any, start: list[Any], step: Any) -> list[Any]:
 
 
 def _sums(builder: Any, rows: list[Any]) -> Any:
-    """The sums of 16 vectors as one vector: four rounds that interleave row i with row i + half and add."""
+    """Return the sums of 16 vectors as one vector: four rounds interleave vector i with vector i + half and add."""
     while len(rows) > 1:
         half = len(rows) // 2
         rows = [builder.fadd(*vec.interleaved(builder, a, b)) for a, b in zip(rows[:half], rows[half:], strict=True)]
@@ -352,7 +353,7 @@ def _sums(builder: Any, rows: list[Any]) -> Any:
 
 @intrinsic
 def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: Any) -> Any:
-    """Dot products of q with `count` rows of `width`; lanes from `count` on are undefined."""
+    """Return the dot products of q with `count` rows of `width` entries; lanes from `count` on are undefined."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         q, k, stride, width, count = args
@@ -370,7 +371,7 @@ def _products(typingctx: Any, q: Any, k: Any, stride: Any, width: Any, count: An
 
 @intrinsic
 def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, width: Any, count: Any) -> Any:
-    """out = kept·out + Σ p[r]·v[r]."""
+    """out = kept·out + Σ p[r]·v[r], over `count` rows r."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         out, kept, p, v, stride, width, count = args
@@ -395,14 +396,15 @@ def _weighted(typingctx: Any, out: Any, kept: Any, p: Any, v: Any, stride: Any, 
 
 @loop(Code.ATTEND_CACHED)
 def attend_cached(row: Any) -> Any:
-    """Attention over a KV cache.
+    """Compute attention over a KV cache, one query at a time.
 
-    Cells 1 first unit, 2 units, each a query head of a batch element, 3 q, 4 k, 5 v, 6 out, 7 query heads, 8 key heads,
-    9 queries, 10 entries of a key, 11 of a value, 12 address of the first query's position or 0, 13 that position if
-    there is no address, 14 window or 0, 15 scale. The next row holds 0 to 2 bytes per batch element, head and key of k,
-    3 to 5 of v, 6 the largest number of keys, 7 block table (int32) or 0, 8 its bytes per batch element, 9 keys in a
-    block, 10 bytes of a block of k, 11 of v, 12 the cap of scores or 0. With a table the positions are int32, one per
-    batch element; a negative position marks an unused element, whose result is 0.
+    Words: 1 first unit and 2 number of units (a unit is one query head of one batch element); addresses of 3 q, 4 k,
+    5 v, 6 out; 7 query heads, 8 key heads, 9 queries, 10 size of a key, 11 size of a value, 12 address of the first
+    query's position or 0, 13 that position if word 12 is 0, 14 window or 0, 15 scale. Words of the next row: 0 to 2
+    bytes of k per batch element, head and key, 3 to 5 the same of v, 6 the largest number of keys, 7 address of the
+    block table (int32) or 0, 8 its bytes per batch element, 9 keys in a block, 10 bytes of a block of k, 11 of v,
+    12 the cap of scores or 0. With a block table, the positions are int32, one per batch element; a negative position
+    marks an unused batch element, whose result is 0.
     """
     for unit in range(cell(row, 1), cell(row, 1) + cell(row, 2)):
         _attend_head(row, unit)
@@ -462,10 +464,11 @@ def _attend_head(row: Any, unit: Any) -> None:
 
 @loop(Code.KV_APPEND)
 def kv_append(row: Any) -> Any:
-    """Write rows into a KV cache; returns -1, and writes nothing, if they do not fit.
+    """Write new entries into a KV cache. Return -1, and write nothing, if they do not fit.
 
-    Cells 1 cache, 2 rows, 3 address of the start, 4 batch, 5 heads, 6 number of rows, 7 entries, 8 to 10 bytes per
-    batch element, head and row of the cache, 11 to 13 of the rows, 14 capacity of the cache in rows.
+    Words: 1 cache, 2 new entries, 3 address of the start position, 4 batch, 5 heads, 6 number of new positions, 7 size
+    of an entry, 8 to 10 bytes of the cache per batch element, head and position, 11 to 13 the same of the new entries,
+    14 capacity of the cache in positions.
     """
     start, rows, width = vec.load_i64(cell(row, 3)), cell(row, 6), cell(row, 7)
     if start < 0 or start + rows > cell(row, 14):
@@ -481,11 +484,12 @@ def kv_append(row: Any) -> Any:
 
 @loop(Code.KV_SCATTER)
 def kv_scatter(row: Any) -> Any:
-    """Write rows into the blocks of a pool; returns -1, and writes nothing, if a row has no block.
+    """Write new entries into the blocks of a paged KV cache. Return -1, and write nothing, if a position has no block.
 
-    Cells 1 pool, 2 rows, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads, 7 number of rows, 8 entries,
-    9 rows in a block, 10 blocks in the table per batch element, 11 blocks in the pool, 12 to 14 bytes per batch
-    element, head and row of the rows. A batch element with a negative length is skipped.
+    Words: 1 pool of blocks, 2 new entries, 3 block table (int32), 4 lengths (int32), 5 batch, 6 heads, 7 number of new
+    positions, 8 size of an entry, 9 positions in a block, 10 blocks per batch element in the table, 11 blocks in the
+    pool, 12 to 14 bytes of the new entries per batch element, head and position. A batch element with a negative length
+    is skipped.
     """
     table, lengths, batch, rows, width = cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 7), cell(row, 8)
     heads, block, most = cell(row, 6), cell(row, 9), cell(row, 10)

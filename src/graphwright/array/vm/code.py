@@ -1,4 +1,7 @@
-"""The machine's code: opcodes, and the sizes of rows and of the scratch. A row is 16 int64; the first is the opcode."""
+"""Opcodes of the VM's instructions, and the sizes of instructions and of the scratch memory.
+
+An instruction, also called a row of code, is 16 words (int64): word 0 is the opcode, the others are its arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ BYTES = 8 * CELLS
 ZEROS = 128
 TILES_END = ZEROS + (1 << 16)
 DEPTH, BLOCK = 256, 192
-"""Terms, and rows of A, of one block of a matrix product."""
+"""Terms, and rows of A, in one block of a matrix product."""
 STRIPS = TILES_END + (1 << 16)
 SPARE = STRIPS - TILES_END
 """Bytes of the scratch from TILES_END to STRIPS."""
 SCRATCH = STRIPS + 4 * DEPTH * BLOCK + 1024
-"""Bytes of the scratch: zeros, a packed panel of B or the tiles of a loop, blocks of attention, packed rows of A."""
+"""Bytes of the scratch: zeros, then a packed panel of B or tiles of a LOOP, blocks of attention, packed rows of A."""
 FEW = 4
-"""Rows of x up to which a product is bound by the bandwidth of reading its weights."""
+"""The most rows of x for which a product is bound by the bandwidth of reading its weights."""
 GROUP = 64
-"""int8 weights along a row that share a scale."""
+"""Number of int8 weights along a row that share a scale."""
 WORK = {4: 0, 2: 4 * GROUP, 1: 2 * GROUP + 4}
-"""Bytes of a weight -> bytes of scratch that a product of few rows needs per (begun) group of a row."""
+"""Bytes of a weight -> bytes of scratch that a product of few rows needs per group of a row, rounded up."""
 PAST = 2
-"""As the step of a result: adjacent columns, written with non-temporal stores."""
+"""As the step of a result: its columns are adjacent, and written with non-temporal stores."""
 LOCAL = 1 << 20
-"""Smaller addresses are offsets into the scratch; no operating system maps memory there."""
+"""Addresses below it are offsets into the scratch; no operating system maps memory there."""
 
 
 Code = IntEnum("Code", [
@@ -47,9 +50,9 @@ Code = IntEnum("Code", [
 """Opcodes; the loops are in the files of this folder, mostly under the same names."""
 
 UPDATES = frozenset({Code.ADAM, Code.ADAMW, Code.SGD, Code.RMSPROP, Code.LION, Code.MUON, Code.AVERAGE})
-"""Optimizer steps: a row, and half a row for each of its parameters (cell 1 how many)."""
+"""Optimizer steps: an instruction whose word 1 counts parameters, followed by half a row for each of them."""
 
 UNIFORM, BERNOULLI, DROPOUT = range(3)
-"""Kinds of NOISE rows."""
+"""Kinds of NOISE instructions."""
 STORED: dict[int, int] = {Code.ROWS_F32: 4, Code.ROWS_BF16: 2, Code.ROWS_I8: 1, Code.PANELS_BF16: 2, Code.PANELS_I8: 1}
 """Opcodes of products that read stored weights -> bytes of a weight."""

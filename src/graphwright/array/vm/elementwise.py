@@ -1,14 +1,14 @@
-"""Elementwise loops of the machine's code, and how a row names its operands.
+"""Elementwise loops of the VM, and how an instruction describes its operands.
 
-A row is 16 int64 cells; cell 0 is the opcode. An elementwise row loops over `rows` times `cols` elements: cells 1 and 2
-are the counts. Three cells per operand follow, the result first: its address, the bytes from one row to the next, and
-the step along a row, 1 or 0 (one value for all columns). The result's columns are adjacent; a step of PAST asks for
-non-temporal stores. Inside a LOOP, a row of code computes one row of elements per turn. Addresses below LOCAL are
-offsets into the scratch of the thread that runs the code, so that several threads can run the same rows.
+An elementwise instruction loops over `rows` times `cols` elements: words 1 and 2 are these counts. Three words per
+operand follow, the result first: its address, the bytes from one row to the next, and the step along a row, 1 or 0
+(one value for all columns). The result's columns are adjacent; a step of PAST asks for non-temporal stores. Inside a
+LOOP, an instruction computes one row of elements per turn. Addresses below LOCAL are offsets into the scratch of the
+thread that runs the code, so that several threads can run the same code.
 
-Ops on single numbers are packed: a run of them is one row, SCALARS (cell 1 how many), and a line of 4 cells for each:
-opcode, address of the result, of x and of y. They use scalar loads and stores, because a masked vector store would
-stall the load that follows it.
+Instructions on single numbers are packed: a run of them is one SCALARS instruction (word 1: their number), followed by
+a line of 4 words for each: opcode, address of the result, of x and of y. They use scalar loads and stores, because a
+masked vector store would stall the load that follows it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from graphwright.array.vm.math import erf, exp, formulas, log, native, tanh
 
 F = np.float32
 LINE = 32
-"""Bytes of a line of SCALARS."""
+"""Bytes of a line of a SCALARS instruction."""
 LOOPS: dict[int, Any] = {}
-"""The compiled loop of each instruction; it takes those of `row`, `turn` and `scratch` that it names.
+"""Opcode -> compiled loop, a function of those of `row` (address of the instruction), `turn`, `scratch` that it names.
 
-It returns None, or how many further rows it read, or -1 if an index is out of range.
+It returns None, the number of further rows that it read, or -1 if an index is out of range.
 """
 
 
 def loop(*codes: Code) -> Callable[[Any], Any]:
-    """Compile a function as the loop of some instructions."""
+    """Compile a function and register it as the loop of the given opcodes."""
 
     def enter(function: Any) -> Any:
         compiled = native(function)
@@ -46,19 +46,19 @@ def loop(*codes: Code) -> Callable[[Any], Any]:
 
 @native
 def cell(row: Any, index: Any) -> Any:
-    """One int64 of a row."""
+    """Return word `index` of an instruction."""
     return vec.load_i64(row + 8 * index)
 
 
 @native
 def number(row: Any, index: Any) -> Any:
-    """A float64 stored in a cell."""
+    """Return word `index` of an instruction as a float64."""
     return vec.load_f64(row + 8 * index)
 
 
 @native
 def start(row: Any, index: Any, turn: Any, scratch: Any) -> Any:
-    """The address of the operand in cells `index` and following, at a turn of a loop."""
+    """Return the address, at a turn of a LOOP, of the operand that is described from word `index` on."""
     address = cell(row, index)
     return (address + scratch if address < LOCAL else address) + turn * cell(row, index + 1)
 
@@ -75,13 +75,13 @@ def _rest(p: Any, step: Any, i: Any, mask: Any) -> Any:
 
 @native
 def past(row: Any, out: Any) -> Any:
-    """Whether the result that begins at `out` is written with non-temporal stores."""
+    """Return whether the result that begins at `out` is written with non-temporal stores."""
     return cell(row, 5) == PAST and out & 63 == 0
 
 
 @native
 def put(p: Any, x: Any, streamed: Any) -> None:
-    """Write 16 entries of a result."""
+    """Write 16 entries of a result, if `streamed` with a non-temporal store."""
     if streamed:
         vec.stream(p, x)
     else:
@@ -91,7 +91,7 @@ def put(p: Any, x: Any, streamed: Any) -> None:
 def unary(
     f: Any, part: Any = _part, rest: Any = _rest, write: Any = put, write_rest: Any = vec.store_first, size: int = 4
 ) -> Any:
-    """out = f(x), for entries of the result of `size` bytes; the other arguments read and write 16 entries."""
+    """Make the loop out = f(x); a result's entry has `size` bytes, the other arguments read and write 16 entries."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -112,7 +112,7 @@ def unary(
 
 
 def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: int = 4) -> Any:
-    """out = f(x, y); the other arguments as of `unary`."""
+    """Make the loop out = f(x, y); the other arguments are those of `unary`."""
 
     @native
     def run(row: Any, turn: Any, scratch: Any) -> None:
@@ -136,7 +136,7 @@ def binary(f: Any, write: Any = put, write_rest: Any = vec.store_first, size: in
 
 @loop(Code.WHERE)
 def where(row: Any, turn: Any, scratch: Any) -> None:
-    """out = x where the byte is not 0, else y; the condition is in cells 6 to 8."""
+    """out = x where the condition is not 0, else y; words 6 to 8 describe the condition, of one byte per element."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     c, sc, cc = start(row, 6, turn, scratch), cell(row, 7), cell(row, 8)
     x, sx, cx = start(row, 9, turn, scratch), cell(row, 10), cell(row, 11)
@@ -157,7 +157,7 @@ def where(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.FILL)
 def fill(row: Any, turn: Any, scratch: Any) -> None:
-    """out = the number in cell 6."""
+    """out = the float64 in word 6."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     value = vec.splat(F(number(row, 6)))
     for _ in range(rows):
@@ -172,13 +172,13 @@ def fill(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.PUT_I64)
 def put_i64(row: Any) -> None:
-    """Write the number in cell 2 to the address in cell 1."""
+    """Write the int64 in word 2 to the address in word 1."""
     vec.store_i64(cell(row, 1), cell(row, 2))
 
 
 @loop(Code.ADD_I64)
 def add_i64(row: Any) -> None:
-    """out = x + y, of int64; not inside a LOOP."""
+    """out = x + y, for int64; it must not be inside a LOOP."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, cx = cell(row, 6), cell(row, 7), 8 * cell(row, 8)
     y, sy, cy = cell(row, 9), cell(row, 10), 8 * cell(row, 11)
@@ -224,7 +224,7 @@ LOOPS[Code.NARROW] = unary(native(lambda x: x), write=_put_bf16, write_rest=narr
 
 @loop(Code.SCALARS)
 def scalars(row: Any) -> Any:
-    """Run the lines of a SCALARS row."""
+    """Run the lines of a SCALARS instruction; return the number of rows that they fill."""
     line = row + BYTES
     stop = line + LINE * cell(row, 1)
     while line < stop:

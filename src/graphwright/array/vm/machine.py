@@ -1,4 +1,4 @@
-"""The VM's machine: one compiled function that interprets rows of code. No plan, edit or shape compiles anything.
+"""The VM's machine: one compiled function that interprets instructions. No plan, edit or shape compiles anything.
 
 It is compiled once per install. numba caches it on disk, and compiles it again when a file of this folder or of
 `array.formulas` changes.
@@ -28,7 +28,7 @@ from graphwright.native import cfunc, source_hash
 
 @intrinsic
 def _run(typingctx: Any, op: Any, row: Any, turn: Any, scratch: Any) -> Any:
-    """Run the loop of an instruction; returns how many further rows it read, or -1 if it failed. One jump."""
+    """Emit one jump to the loop of an instruction; the value is the number of further rows read, or -1."""
     names = {code: f.py_func.__code__.co_varnames[: f.py_func.__code__.co_argcount] for code, f in LOOPS.items()}
     kinds = {code: types.Dispatcher(f) for code, f in LOOPS.items()}
     typed = {code: kind.get_call_type(typingctx, (vec.i64,) * len(names[code]), {}) for code, kind in kinds.items()}
@@ -109,7 +109,7 @@ def _dispatcher(source: int) -> Any:
                 more = _run(op, row, turn, scratch)  # pyright: ignore[reportCallIssue]
                 if more >= 0:
                     row += BYTES * (1 + more)
-                elif sharing:  # the thread that shared the rows reports it
+                elif sharing:  # the thread that offered the tickets reports it
                     vec.store_i64(team + 8 * at.WRONG, row)
                     row += BYTES
                 else:
@@ -126,15 +126,15 @@ def _dispatcher(source: int) -> Any:
 
 
 def source() -> int:
-    """Hash the files that the machine is compiled from; numba's cache checks a single file.
+    """Hash the files that the machine is compiled from; numba's own cache checks a single file.
 
-    The folder of this file holds nothing that runs only in Python, so that a change there is a change of native code.
+    All code in the folder of this file is compiled, so any change there makes the machine stale.
     """
     return source_hash(Path(__file__).parent, Path(formulas.__file__).parent)
 
 
 def _stamp() -> Path:
-    """The marker file that exists once the machine is compiled for these sources, this numba and this CPU."""
+    """Return the marker file that exists once the machine is compiled for these sources, this numba and this CPU."""
     from llvmlite import binding
     from numba.core.caching import FunctionCache
 
@@ -145,13 +145,13 @@ def _stamp() -> Path:
 
 @cache
 def built() -> bool:
-    """Whether the compiled machine is in the cache on disk."""
+    """Return whether the compiled machine is in the cache on disk."""
     return _stamp().exists()
 
 
 @cache
 def build() -> Any:
-    """Return the machine, a C function int64(int64) with its `address`.
+    """Return the machine, a C function int64(int64) with an attribute `address`.
 
     It is compiled if it is not cached: about a minute, once per install.
     """

@@ -25,7 +25,7 @@ _INF, _NAN = F(np.inf), F(np.nan)
 
 
 def _polynomial(*coefficients: float) -> Any:
-    """A polynomial, highest power first, by Horner's rule with fused multiplications."""
+    """Make a polynomial, highest power first, evaluated by Horner's rule with fused multiply-adds."""
     *others, last = coefficients
     if len(others) == 1:
         leading = others[0]
@@ -54,7 +54,7 @@ _ERF_FAR = _polynomial(
 
 @native
 def exp(x: Any) -> Any:
-    """eˣ: x = n ln 2 + r, |r| <= ln 2 / 2."""
+    """eˣ = 2ⁿ·eʳ, where x = n·ln 2 + r and |r| <= ln 2 / 2."""
     bound = vec.least(vec.most(x, -104.0), 89.0)
     n = vec.rint(bound * _LOG2E)
     r = fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, bound))
@@ -63,7 +63,7 @@ def exp(x: Any) -> Any:
 
 @native
 def log(x: Any) -> Any:
-    """ln x: x = m·2ᵉ with √½ <= m <= √2."""
+    """ln x = ln m + e·ln 2, where x = m·2ᵉ and √½ <= m <= √2."""
     small = x < _TINY
     normal = select(small, x * _2_24, x)
     m, e = vec.mantissa(normal), vec.exponent(normal)
@@ -82,7 +82,7 @@ def log(x: Any) -> Any:
 
 @native
 def tanh(x: Any) -> Any:
-    """An odd polynomial up to 0.62, 1 - 2 / (e²ˣ + 1) beyond."""
+    """tanh x: an odd polynomial up to |x| = 0.62, ±(1 - 2 / (e^2|x| + 1)) beyond."""
     size = vec.absolute(x)
     z = x * x
     near = vec.copysign(fma(z * x, _TANH(z), x), x)  # the product of -0 is +0
@@ -92,7 +92,7 @@ def tanh(x: Any) -> Any:
 
 @native
 def erf(x: Any) -> Any:
-    """x·(1 + p(x²)) near 0, 1 - e^q(|x|) beyond."""
+    """erf x: x·(1 + p(x²)) near 0, ±(1 - e^q(|x|)) beyond."""
     size = vec.absolute(x)
     z = x * x
     near = fma(_ERF_NEAR(z), x, x)
@@ -109,9 +109,9 @@ def rsqrt(x: Any) -> Any:
 
 @native
 def cos_sin(x: Any) -> Any:
-    """(cos x, sin x): x = k·π/2 + r with π/2 in three parts (Cody and Waite 1980).
+    """(cos x, sin x), from x = k·π/2 + r with π/2 in three parts (Cody and Waite 1980).
 
-    Within the error bound up to |x| = 10⁶. For much larger angles k itself is inexact.
+    The error bound holds up to |x| = 10⁶. For much larger angles k itself is inexact.
     """
     k = vec.rint(x * _2_PI)
     r = fma(k, -_PI_2_LAST, fma(k, -_PI_2_NEXT, fma(k, -_PI_2, x)))

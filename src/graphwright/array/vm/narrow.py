@@ -1,4 +1,4 @@
-"""bfloat16, int8 and int16 as vectors of 16 float32, and integer dot products."""
+"""Conversion of bfloat16, int8 and int16 from and to vectors of 16 float32, and integer dot products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TWICE = 2 * vec.LANES
 
 
 def from_bf16(builder: Any, bits: Any) -> Any:
-    """Convert bfloat16 bits, the upper half of a float32."""
+    """Convert bfloat16 bits to float32, whose upper half they are."""
     return builder.bitcast(builder.shl(builder.zext(bits, INTS), constant(I32, 16)), FLOATS)
 
 
@@ -24,7 +24,7 @@ def _one_bf16(builder: Any, address: Any) -> Any:
 
 
 def _to_bf16(builder: Any, x: Any) -> Any:
-    """Round to the nearest bfloat16, ties to even; NaN stays NaN."""
+    """Round float32 to the nearest bfloat16, ties to even; NaN remains NaN."""
     bits = builder.bitcast(x, INTS)
     upper = builder.lshr(bits, constant(I32, 16))
     half = builder.add(builder.and_(upper, constant(I32, 1)), constant(I32, 0x7FFF))
@@ -50,12 +50,12 @@ store_first_bf16 = define(
 
 
 def fetch_bf16(builder: Any, address: Any, mask: Any) -> Any:
-    """Load bfloat16 under a mask."""
+    """Load bfloat16 under a mask, converted to float32."""
     return from_bf16(builder, vec.masked_load(builder, address, mask, _HALVES, "v16i16", 2))
 
 
 def fetch_i8(builder: Any, address: Any, mask: Any) -> Any:
-    """Load int8 under a mask."""
+    """Load int8 under a mask, converted to float32."""
     whole = vec.masked_load(builder, address, mask, vec.BYTES, "v16i8", 1)
     return builder.sitofp(builder.sext(whole, INTS), FLOATS)
 
@@ -83,7 +83,7 @@ odds = define("odds", V, (V, V), _every_second(1))
 
 # -- products of whole numbers -----------------------------------------------------------------------------------------
 def _pairs(builder: Any, x: Any, y: Any) -> Any:
-    """x[2i] · y[2i] + x[2i + 1] · y[2i + 1] of 32 numbers of 16 bits."""
+    """x[2i]·y[2i] + x[2i + 1]·y[2i + 1], for vectors of 32 int16."""
     if vec.PAIRED:
         return vec.intrinsic_call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, x, y)
     wide = ir.VectorType(I32, _TWICE)

@@ -1,8 +1,8 @@
-"""Steps of optimizers as rows of code; the formulas are those of `array.formulas.optimizers`.
+"""Steps of optimizers as instructions; the formulas are those of `array.formulas.optimizers`.
 
-A step's row: cell 1 the number of parameters, 2 the address of lr (float64), 3 the address of a float32 flag that
-skips the step, from 4 on numbers, 9 flags as bits. Then half a row for each parameter: count, parameter, gradient,
-steps made, and moments. Everything is updated in place.
+Words of an instruction: 1 number of parameters, 2 address of lr (float64), 3 address of a float32 flag that, if not 0,
+skips the step, 4 to 8 hyperparameters, 9 flags as bits. Then half a row (8 words) for each parameter: its number of
+elements, and the addresses of the parameter, gradient, step count and moments. Everything is updated in place.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from graphwright.array.vm.math import native, updates
 from graphwright.array.vm.products import gemm
 
 MAXIMIZE, AMSGRAD, NESTEROV, CENTERED = 1, 2, 2, 2
-"""Bits of cell 9; the meaning of bit 1 depends on the optimizer."""
+"""Values of the flags in word 9; the meaning of 2 depends on the optimizer."""
 _A, _B, _C = map(F, QUINTIC)
 
 
 @native
 def _powers(x: Any, y: Any, n: Any) -> Any:
-    """(xⁿ, yⁿ) for whole n >= 0, by squaring."""
+    """(xⁿ, yⁿ) for an integer n >= 0, by squaring."""
     a, b = 1.0, 1.0
     while n > 0:
         a, b = a * (x if n & 1 else 1.0), b * (y if n & 1 else 1.0)
@@ -35,19 +35,19 @@ def _powers(x: Any, y: Any, n: Any) -> Any:
 
 @native
 def _skipped(row: Any) -> Any:
-    """True if the gradients held an infinity or NaN."""
+    """Return whether to skip the step, because a gradient holds an infinity or NaN."""
     return vec.load_f32(cell(row, 3)) != 0.0
 
 
 @native
 def _lines(row: Any) -> Any:
-    """How many rows hold the parameters."""
+    """Return the number of rows that list the parameters."""
     return (cell(row, 1) + 1) // 2
 
 
 @native
 def _sign(row: Any) -> Any:
-    """The factor of gradients: -1 to maximize."""
+    """Return the factor of gradients: -1 to maximize, else 1."""
     return F(-1.0) if cell(row, 9) & MAXIMIZE else F(1.0)
 
 
@@ -61,15 +61,16 @@ def _counted(one: Any) -> Any:
 
 @native
 def _gradient(way: Any, grad: Any, decay: Any, param: Any) -> Any:
-    """The signed gradient, with weight decay added where there is any."""
+    """Return way·grad, plus decay·param if decay is not 0."""
     grad = way * grad
     return updates.with_decay(grad, decay, param) if decay != 0.0 else grad
 
 
 @loop(Code.ADAM, Code.ADAMW)
 def adam(row: Any) -> Any:
-    """Numbers: β₁, β₂, eps, decay (of ADAMW applied to the parameter). Moments: m, v, and largest v or 0.
+    """Update parameters by Adam or AdamW.
 
+    Hyperparameters: β₁, β₂, eps, weight decay (ADAMW applies it to the parameter). Moments: m, v, largest v or 0.
     Source: Kingma and Ba 2015, algorithm 1; Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization",
     algorithm 2; Reddi, Kale and Kumar 2018, algorithm 2.
     """
@@ -123,8 +124,9 @@ def adam(row: Any) -> Any:
 
 @loop(Code.SGD)
 def sgd(row: Any) -> Any:
-    """Numbers: momentum, dampening, decay. Moments: b or 0; the first step sets b to the gradient.
+    """Update parameters by SGD.
 
+    Hyperparameters: momentum, dampening, weight decay. Moments: b or 0; the first step sets b to the gradient.
     Source: Sutskever et al. 2013, section 2, as PyTorch implements it.
     """
     if _skipped(row):
@@ -148,8 +150,9 @@ def sgd(row: Any) -> Any:
 
 @loop(Code.RMSPROP)
 def rmsprop(row: Any) -> Any:
-    """Numbers: α, eps, decay, momentum. Moments: v, then b or 0, then the mean of gradients or 0.
+    """Update parameters by RMSprop.
 
+    Hyperparameters: α, eps, weight decay, momentum. Moments: v, then b or 0, then the mean of gradients or 0.
     Source: Graves 2013, "Generating Sequences With Recurrent Neural Networks", equations 38 to 45.
     """
     if _skipped(row):
@@ -180,8 +183,9 @@ def rmsprop(row: Any) -> Any:
 
 @loop(Code.LION)
 def lion(row: Any) -> Any:
-    """Numbers: β₁, β₂, decay. Moment: m.
+    """Update parameters by Lion.
 
+    Hyperparameters: β₁, β₂, weight decay. Moment: m.
     Source: Chen et al. 2023, "Symbolic Discovery of Optimization Algorithms", algorithm 2.
     """
     if _skipped(row):
@@ -203,7 +207,10 @@ def lion(row: Any) -> Any:
 
 @loop(Code.AVERAGE)
 def average(row: Any) -> Any:
-    """Move targets towards sources: cells 1 how many, 2 the address of τ; half a row each: count, target, source."""
+    """target += τ·(source - target), for several arrays.
+
+    Words: 1 number of arrays, 2 address of τ; half a row for each array: its number of elements, target, source.
+    """
     share = vec.load_f64(cell(row, 2))
     for k in range(cell(row, 1)):
         one = row + BYTES + k * (BYTES // 2)
@@ -223,9 +230,10 @@ def _multiplied(target: Any, source: Any, count: Any, factor: Any) -> None:
 
 @loop(Code.MUON)
 def muon(row: Any, scratch: Any) -> Any:
-    """Numbers: momentum, eps, decay, iterations. Half a row: as above, then moment, rows, columns, scale.
+    """Update parameters by Muon.
 
-    For matrices that fit the scratch; one with more rows than columns is orthogonalised as its transpose.
+    Hyperparameters: momentum, eps, weight decay, iterations. Half rows end with moment, rows, columns and scale.
+    Each matrix must fit the scratch; one with more rows than columns is orthogonalised as its transpose.
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
     if _skipped(row):

@@ -33,7 +33,7 @@ _FAR = 1 << 23  # rows of A times the bytes that a panel of B spans, above which
 
 
 def _tile(rows: int, vectors: int) -> Any:
-    """C[rows, 16·vectors] = init + A[rows, k]·B with C in registers; the last vector is cut to `columns`.
+    """Make an intrinsic: C[rows, 16·vectors] = init + A[rows, k]·B, C in registers, the last vector cut to `columns`.
 
     `init` is added to the finished sum, so that long sums are accumulated block by block, with a smaller error.
     """
@@ -47,7 +47,7 @@ def _tile(rows: int, vectors: int) -> Any:
             return builder.add(builder.add(base, builder.mul(stride, vec.I64(r))), vec.I64(64 * v))
 
         def terms(count: Any, at_a: Any, at_b: Any, sums: Any, unrolled: int) -> tuple[Any, ...]:
-            """Emit a loop of `count` turns that adds `unrolled` terms each; returns addresses and sums after it."""
+            """Emit a loop of `count` turns that add `unrolled` terms each; return the addresses and sums after it."""
             before = builder.block
             loop, done = builder.append_basic_block("terms"), builder.append_basic_block("done")
             builder.cbranch(builder.icmp_signed(">", count, vec.I64(0)), loop, done)
@@ -88,7 +88,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
 
 def _rows(height: int, vectors: int) -> Any:
-    """A loop over tiles of one height while enough rows are left; it returns the next row."""
+    """Make a loop over tiles of one height while enough rows are left; it returns the index of the next row."""
     tile = _tile(height, vectors)
 
     @native
@@ -110,10 +110,10 @@ _thin12, _thin8, _thin4, _thin2, _thin1 = (_rows(height, 1) for height in (12, 8
 
 
 def transposer(fetch: Any) -> Any:
-    """Transpose 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row), with 0 for missing entries.
+    """Make an intrinsic that transposes 16 rows of 16 numbers from `source` into `target` (`pitch` bytes a row).
 
-    Rows of the target are written whole and in order: where they overlap, the later one remains.
-    `fetch(builder, address, mask)` reads 16 numbers as float32.
+    Missing entries become 0. Rows of the target are written whole and in order: where they overlap, the later one
+    remains. `fetch(builder, address, mask)` reads 16 numbers as float32.
     """
 
     def turn(typingctx, source, stride, target, pitch, rows, columns):
@@ -142,7 +142,7 @@ _turn = transposer(lambda b, address, mask: vec.masked_load(b, address, mask, ve
 
 @native
 def _pack(b: Any, row_b: Any, col_b: Any, terms: Any, columns: Any, scratch: Any) -> None:
-    """Pack B[terms, columns] into rows of 32."""
+    """Pack B[terms, columns] into rows of 32 numbers."""
     if col_b == 4:
         mask, more = vec.first(columns), vec.first(columns - 16)
         for k in range(terms):
@@ -163,7 +163,7 @@ def _small(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any,
 ) -> None:  # fmt: skip
-    """Compute four rows of C at a time without packing B; the last row is computed repeatedly where fewer are left."""
+    """Compute four rows of C at a time without packing B; if fewer are left, the last row is computed repeatedly."""
     mask = vec.first(n)
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
@@ -183,7 +183,7 @@ def _small(
 
 @native
 def _strips(a: Any, row_a: Any, col_a: Any, m: Any, terms: Any, packed: Any) -> None:
-    """Pack A[m, terms], contiguous along one axis, into strips of the height of the tiles that read them."""
+    """Pack A[m, terms], contiguous along one axis, into strips as high as the tiles that read them."""
     i, at = 0, packed
     while i < m:
         left = m - i
@@ -205,7 +205,7 @@ def tiles(
 ) -> None:  # fmt: skip
     """C[m, columns] = init + A[m, terms]·B for one panel of at most 32 adjacent columns.
 
-    `step_a` is the stride of A between tiles, `row_a` its row stride within a tile; `col_a` 0 means packed strips.
+    `step_a` is the row stride of A from tile to tile, `row_a` that within a tile; `col_a` 0 means packed strips.
     """
     if columns > 16:
         i = _wide12(0, m, a, step_a, row_a, col_a, b, row_b, c, row_c, terms, columns, init, row_i)
@@ -226,9 +226,9 @@ def gemm(
     a: Any, row_a: Any, col_a: Any, b: Any, row_b: Any, col_b: Any, c: Any, row_c: Any,
     m: Any, n: Any, k: Any, init: Any, row_i: Any, scratch: Any,
 ) -> None:  # fmt: skip
-    """C[m, n] = init + A[m, k]·B[k, n]; columns of C and of `init` are adjacent, `row_i` 0 repeats one row.
+    """C[m, n] = init + A[m, k]·B[k, n]; columns of C and of `init` are adjacent.
 
-    `init` 0 means zeros.
+    `init` 0 means zeros; `row_i` 0 uses one row of `init` for all rows.
     """
     if n <= 16 and m <= 16 and k <= 32:
         _small(a, row_a, col_a, b, row_b, col_b, c, row_c, m, n, k, init or scratch, row_i)
@@ -259,7 +259,7 @@ def gemm(
 
 @loop(Code.PRODUCT)
 def product(row: Any, scratch: Any) -> None:
-    """A matrix product as a row of code: cells 1 to 13 are the arguments of `gemm`."""
+    """Compute a matrix product; words 1 to 13 are the arguments of `gemm`."""
     gemm(
         cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5), cell(row, 6), cell(row, 7), cell(row, 8),
         cell(row, 9), cell(row, 10), cell(row, 11), cell(row, 12), cell(row, 13), scratch,
@@ -267,10 +267,11 @@ def product(row: Any, scratch: Any) -> None:
 
 
 def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, Any]:
-    """Dot products of `k` terms, for weights of `size` bytes: one row with x, four rows with x, one row with x and y.
+    """Make functions for dot products of one row with x, of four rows with x, and of one row with x and y.
 
-    `low` and `high` widen the two halves of 32 weights; x is in the order that they produce. The last k % 32 terms are
-    in memory order in `plain`. Four rows, `far` bytes apart, give the same bits as one row each.
+    Rows have `k` weights of `size` bytes. `low` and `high` widen the two halves of 32 weights; x is in the order that
+    they produce. The last k % 32 terms are read from `plain`, which is x in memory order. Four rows, `far` bytes apart,
+    give the same bits as one row each.
     """
 
     @native
@@ -335,7 +336,7 @@ def _dots(low: Any, high: Any, read_first: Any, size: Any) -> tuple[Any, Any, An
 
 @native
 def _apart(x: Any, k: Any, to: Any) -> None:
-    """Separate the even from the odd entries of every 32 numbers."""
+    """Store the even entries of every 32 numbers before the odd ones."""
     for i in range(0, k - 31, 32):
         u, v = vec.load(x + 4 * i), vec.load(x + 4 * i + 64)
         vec.store(to + 4 * i, narrow.evens(u, v))
@@ -344,13 +345,13 @@ def _apart(x: Any, k: Any, to: Any) -> None:
 
 @native
 def _cells(row: Any) -> Any:
-    """1 w, 2 rows of w, 3 terms, 4 bias or 0, 5 x, 6 bytes per row of x, 7 y, 8 bytes per row of y, 9 rows of x."""
+    """Return words 1 to 9: w, rows of w, terms, bias or 0, x, bytes per row of x, y, bytes per row of y, rows of x."""
     w, n, k, bias, x = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
     return w, n, k, bias, x, cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9)
 
 
 def _few_rows(code: Code, low: Any, high: Any, read_first: Any, size: Any) -> None:
-    """Define a loop for a product of few rows of x; `code.WORK` is the size of its scratch."""
+    """Define the loop of a product of few rows of x; `WORK` in `code.py` is the size of its scratch."""
     one, four, two = _dots(low, high, read_first, size)
 
     @loop(code)
@@ -384,14 +385,14 @@ _few_rows(Code.ROWS_BF16, narrow.evens_bf16, narrow.odds_bf16, narrow.load_first
 
 
 _MOST, _LEAST = 32767.0, 1e-30
-"""Largest rounded value; largest entry of a group that is rounded to 0, because its inverse would overflow."""
+"""The largest quantised value; the largest max |x| of a group that becomes 0, as its inverse would overflow."""
 
 
 @native
 def _rounded(x: Any, k: Any, q: Any, steps: Any) -> None:
-    """Quantise to int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767; zeros from k on.
+    """Quantise x to int16 with a float32 step per group: q = round(x / step), step = max |x| / 32767.
 
-    A group with a non-finite number gets a non-finite step, and zeros.
+    q is 0 from k on, and in a group with a non-finite number, whose step is non-finite.
     """
     for i in range(0, k, GROUP):
         at = x + 4 * i
@@ -444,7 +445,7 @@ def _scaled(w: Any, scales: Any, q: Any, steps: Any, k: Any) -> Any:
 
 @native
 def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: Any, k: Any) -> Any:
-    """Two rows, with the same bits as one row each."""
+    """Return the dot products of two rows of int8 weights with x; the bits are those of one row at a time."""
     none = vec.splat(F(0.0))
     s = t = none, none
     v, more = w + far, scales + far_scales
@@ -456,7 +457,7 @@ def _two_scaled(w: Any, far: Any, scales: Any, far_scales: Any, q: Any, steps: A
 
 @loop(Code.ROWS_I8)
 def int8_rows(row: Any, scratch: Any) -> None:
-    """A product with int8 weights; and cell 10 scales [rows of w, groups]."""
+    """Compute a product with int8 weights; word 10 is the address of the scales [rows of w, groups]."""
     (w, n, k, bias, x, sx, y, sy, tokens), scales = _cells(row), cell(row, 10)
     groups = (k + GROUP - 1) // GROUP
     q, steps = scratch + ZEROS, scratch + ZEROS + 2 * GROUP * groups * tokens
@@ -487,7 +488,7 @@ def _widened(w: Any, k: Any, panel: Any, terms: Any, columns: Any) -> None:
 
 @native
 def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: Any, groups: Any) -> None:
-    """As `_widened`; the panel is multiplied by the scales of 16 rows after packing."""
+    """Pack a panel of int8 weights as float32, each multiplied by the scale of its row and group."""
     for j in range(0, columns, 16):
         for i in range(0, terms, 16):
             place = panel + 4 * j + 4 * PANEL * i
@@ -502,7 +503,7 @@ def _dequantised(w: Any, k: Any, panel: Any, terms: Any, columns: Any, scales: A
 
 @loop(Code.PANELS_BF16, Code.PANELS_I8)
 def panels(row: Any, scratch: Any) -> None:
-    """A product of many rows of x; cell 10 as in `int8_rows`."""
+    """Compute a product with stored weights for many rows of x; for int8, word 10 is the address of the scales."""
     (w, n, k, bias, x, sx, y, sy, tokens), quantised = _cells(row), cell(row, 0) == Code.PANELS_I8
     panel, groups = scratch + ZEROS, (k + GROUP - 1) // GROUP
     for k0 in range(0, k, DEPTH):

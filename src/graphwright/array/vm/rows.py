@@ -1,4 +1,4 @@
-"""Loops over whole rows: sums, softmax, norms, losses, lookups, rotary embeddings. Cells as in `elementwise.py`."""
+"""Loops over whole rows: sums, softmax, norms, losses, lookups, rotary embeddings. Operands as in `elementwise.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BLOCK = 4096  # terms summed in float32 before they are added to a float64
 
 @native
 def _row_total(x: Any, cols: Any) -> Any:
-    """Sum of a row: 4 vectors at a time, blocks of 4096 terms added in float64."""
+    """Return the sum of a row: 4 vectors at a time, blocks of 4096 terms added in float64."""
     whole, i = 0.0, 0
     while i < cols:
         end = min(cols, i + _BLOCK)
@@ -35,7 +35,7 @@ def _row_total(x: Any, cols: Any) -> Any:
 
 @loop(Code.SUM_ROWS)
 def sum_rows(row: Any) -> None:
-    """out[r] = Σ x[r, :] / cell 9; `so` is the stride of out."""
+    """out[r] = Σ x[r, :] / word 9; word 4 is the stride of out in bytes."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, count = cell(row, 6), cell(row, 7), F(number(row, 9))
     for _ in range(rows):
@@ -46,7 +46,7 @@ def sum_rows(row: Any) -> None:
 
 @loop(Code.SUM_COLUMNS)
 def sum_columns(row: Any) -> None:
-    """out[c] = Σ x[:, c] / cell 9; 256 rows at a time."""
+    """out[c] = Σ x[:, c] / word 9, summed 256 rows at a time."""
     rows, cols, o = cell(row, 1), cell(row, 2), cell(row, 3)
     x, sx, count = cell(row, 6), cell(row, 7), vec.splat(F(number(row, 9)))
     for i in range(0, cols, 16):
@@ -80,7 +80,7 @@ def _row_largest(x: Any, cols: Any) -> Any:
 
 @native
 def _row_top(x: Any, cols: Any) -> Any:
-    """The largest number of a row, without NaN, which the exponentials will propagate."""
+    """Return the largest number of a row, ignoring NaN, which the exponentials will propagate."""
     low = vec.splat(F(-np.inf))
     a, b, i = low, low, 0
     while i + 32 <= cols:
@@ -106,7 +106,7 @@ def amax_rows(row: Any) -> None:
 
 @loop(Code.SOFTMAX)
 def softmax(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = exp(x[r, :] - max) / Σ."""
+    """out[r, :] = exp(x[r, :] - max x[r, :]) / Σ, with the sum over the row."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     x, sx = start(row, 6, turn, scratch), cell(row, 7)
     for _ in range(rows):
@@ -150,9 +150,9 @@ def _scaled_exponentials(x: Any, cols: Any, shift: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY)
 def cross_entropy(row: Any) -> Any:
-    """Loss and log Σ exp per row; cells 6 scores, 7 bytes per row, 8 targets int64, 9 lse, 10 ignored target.
+    """Compute the loss and log Σ exp of each row; return -1 for a target outside the classes.
 
-    Returns -1 for a target outside the classes.
+    Words: 3 loss, 6 scores, 7 their bytes per row, 8 targets (int64), 9 log Σ exp, 10 the target to ignore.
     """
     rows, cols, loss, x, sx = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7)
     targets, lse, ignored = cell(row, 8), cell(row, 9), cell(row, 10)
@@ -173,7 +173,7 @@ def cross_entropy(row: Any) -> Any:
 
 @loop(Code.CROSS_ENTROPY_BACKWARD)
 def cross_entropy_backward(row: Any) -> Any:
-    """g·(softmax - one-hot) per row; cells as in `cross_entropy`, 11 g and 12 its bytes per row."""
+    """g·(softmax - one-hot) per row; words as in `cross_entropy`, 11 g and 12 its bytes per row."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, targets, lse, ignored = cell(row, 6), cell(row, 7), cell(row, 8), cell(row, 9), cell(row, 10)
     g, sg = cell(row, 11), cell(row, 12)
@@ -200,7 +200,7 @@ def cross_entropy_backward(row: Any) -> Any:
 
 @loop(Code.RMS_NORM)
 def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
-    """out[r, :] = x[r, :] / √(mean x² + eps)·w; cells 9 w, 10 its stride per turn, 11 eps."""
+    """out[r, :] = x[r, :] / √(mean x² + eps)·w; words 9 w, 10 its stride per turn of a LOOP, 11 eps."""
     rows, cols, o, so = cell(row, 1), cell(row, 2), start(row, 3, turn, scratch), cell(row, 4)
     x, sx, eps = start(row, 6, turn, scratch), cell(row, 7), F(number(row, 11))
     w = start(row, 9, turn, scratch)
@@ -233,9 +233,10 @@ def rms_norm(row: Any, turn: Any, scratch: Any) -> None:
 
 @loop(Code.LAYER_NORM)
 def layer_norm(row: Any) -> None:
-    """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b; cells 9 w, 11 is w used, 12 b, 14 is b used, 15 eps.
+    """out[r, :] = (x[r, :] - mean) / √(var + eps)·w + b.
 
-    The variance is computed from the differences in a second pass, which loses no digits where the mean is large.
+    Words: 9 w, 11 whether w is used, 12 b, 14 whether b is used, 15 eps. The variance is computed from the differences
+    in a second pass, which loses no digits where the mean is large.
     """
     rows, cols, o, so = cell(row, 1), cell(row, 2), cell(row, 3), cell(row, 4)
     x, sx, w, b = cell(row, 6), cell(row, 7), cell(row, 9), cell(row, 12)
@@ -270,7 +271,7 @@ def layer_norm(row: Any) -> None:
 # -- moves -------------------------------------------------------------------------------------------------------------
 @native
 def copy_line(target: Any, source: Any, cols: Any) -> None:
-    """Copy adjacent numbers."""
+    """Copy `cols` adjacent numbers."""
     i = 0
     while i + 16 <= cols:
         vec.store(target + 4 * i, vec.load(source + 4 * i))
@@ -282,7 +283,10 @@ def copy_line(target: Any, source: Any, cols: Any) -> None:
 
 @loop(Code.COPY_AXES)
 def copy_axes(row: Any) -> None:
-    """Copy between layouts: cells 1 to 4 sizes, 5 result, 6 to 8 strides (the last is 4), 9 x, 10 to 13 its strides."""
+    """Copy four axes between layouts.
+
+    Words: 1 to 4 sizes, 5 result, 6 to 8 its strides (that of the last axis is 4), 9 x, 10 to 13 its strides in bytes.
+    """
     cols, step = cell(row, 4), cell(row, 13)
     for a in range(cell(row, 1)):
         for b in range(cell(row, 2)):
@@ -301,7 +305,10 @@ def copy_axes(row: Any) -> None:
 
 @loop(Code.GATHER_ROWS)
 def gather_rows(row: Any) -> Any:
-    """out[i] = table[ids[i]]; cells 1 ids, 2 columns, 3 out, 4 bytes per row, 6 table, 7 bytes, 8 ids, 9 rows."""
+    """out[i] = table[ids[i]]; return -1 if an id is outside the table.
+
+    Words: 1 number of ids, 2 columns, 3 out, 4 its bytes per row, 6 table, 7 its bytes per row, 8 ids, 9 rows of table.
+    """
     out, ids, cols = cell(row, 3), cell(row, 8), cell(row, 2)
     for i in range(cell(row, 1)):
         index = vec.load_i64(ids + 8 * i)
@@ -313,7 +320,10 @@ def gather_rows(row: Any) -> Any:
 
 @loop(Code.ADD_ROWS)
 def add_rows(row: Any) -> Any:
-    """Zeros, then out[ids[i]] += x[i] in order; cells 1 ids, 2 columns, 3 out, 4 bytes, 5 rows, 6 x, 7 bytes, 8 ids."""
+    """Set out to zeros, then out[ids[i]] += x[i] in order; return -1 if an id is outside the rows of out.
+
+    Words: 1 number of ids, 2 columns, 3 out, 4 its bytes per row, 5 rows of out, 6 x, 7 its bytes per row, 8 ids.
+    """
     out, step, ids, cols = cell(row, 3), cell(row, 4), cell(row, 8), cell(row, 2)
     for r in range(cell(row, 5)):
         for i in range(0, cols, 16):
@@ -332,10 +342,11 @@ def add_rows(row: Any) -> Any:
 
 @loop(Code.ROPE)
 def rope(row: Any) -> None:
-    """Rotate pairs (a, b) -> (a·cos - b·sin, b·cos + a·sin), half an axis apart; entries after both halves are copied.
+    """Rotate pairs (a, b) -> (a·cos - b·sin, b·cos + a·sin), half an axis apart; copy the entries after both halves.
 
-    Cells 1 batch, 2 positions, 3 heads, 4 size, 5 half, 6 x and 7 to 9 its bytes per batch element, position, head; 10
-    result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes per batch element, 14 the result's.
+    Words: 1 batch, 2 positions, 3 heads, 4 size of a head, 5 size of a half, 6 x, 7 to 9 its bytes per batch
+    element, position, head; 10 result, packed as [batch, head, position, size]; 11 cos, 12 sin, 13 their bytes per
+    batch element, 14 the result's bytes per batch element.
     """
     positions, heads, size, half = cell(row, 2), cell(row, 3), cell(row, 4), cell(row, 5)
     for b in range(cell(row, 1)):
@@ -360,10 +371,10 @@ def rope(row: Any) -> None:
 
 @loop(Code.ROPE_TABLE)
 def rope_table(row: Any) -> None:
-    """Tables of cos and sin of position·frequency, multiplied by a factor.
+    """Compute tables of cos and sin of position·frequency, multiplied by a factor.
 
-    Cells 1 positions, 2 frequencies, 3 cos, 4 sin, both packed as [position, frequency]; 5 positions (int64), 6
-    frequencies, 7 the factor.
+    Words: 1 number of positions, 2 of frequencies, 3 cos, 4 sin, both packed as [position, frequency]; 5 positions
+    (int64), 6 frequencies, 7 the factor.
     """
     half, cos, sin, scale = cell(row, 2), cell(row, 3), cell(row, 4), vec.splat(F(number(row, 7)))
     for t in range(cell(row, 1)):

@@ -25,7 +25,7 @@ _WORDS = 4 * vec.LANES
 
 
 class _Lanes:
-    """16 words while code is emitted: the operators that Philox uses append instructions."""
+    """A vector of 16 words in code that is being emitted; the operators that Philox uses append LLVM instructions."""
 
     def __init__(self, builder: Any, value: Any) -> None:
         self.builder, self.value = builder, value
@@ -47,7 +47,7 @@ _philox: Any = specialise(philox, {"product": _product, "wrapped": lambda x: x})
 
 
 def _uniform(b: Any, target: Any, block: Any, stream: Any, seed: Any, step: Any) -> None:
-    """Write the 4 numbers of each of 16 counters from `block` on, a multiple of 16: upper 24 bits · 2⁻²⁴."""
+    """Write the 4 uniform numbers (upper 24 bits · 2⁻²⁴) of each of 16 counters from `block`, a multiple of 16, on."""
 
     def word(value: Any, shift: int) -> Any:
         return vec.broadcast(b, b.trunc(b.lshr(value, vec.I64(shift)) if shift else value, vec.I32))
@@ -68,10 +68,10 @@ uniforms = vec.define("uniforms", types.void, (types.int64,) * 5, vec.effect(_un
 
 @loop(Code.NOISE)
 def noise(row: Any, scratch: Any) -> None:
-    """Uniform numbers, Bernoulli samples or dropout.
+    """Draw uniform numbers or Bernoulli samples, or apply dropout.
 
-    Cells 2 count, 3 out, 6 x or p, 7 address of seed and step, 8 stream, 9 kind; of dropout 10 the least uniform number
-    that keeps an entry, 11 the divisor.
+    Words: 2 count, 3 out, 6 x or p, 7 address of seed and step, 8 stream, 9 kind; for dropout 10 the least uniform
+    number that keeps an entry, 11 the divisor.
     """
     count, o, x, key, kind = cell(row, 2), cell(row, 3), cell(row, 6), cell(row, 7), cell(row, 9)
     least, divisor, drawn = F(number(row, 10)), F(number(row, 11)), scratch + ZEROS
@@ -96,7 +96,11 @@ _FAINT = F(-87.0)  # exponentials of smaller numbers are subnormal, and slow
 
 @loop(Code.SAMPLE_TOKEN)
 def sample_token(row: Any, scratch: Any) -> None:
-    """Cells 1 rows, 2 columns, 3 logits, 4 rules, 5 keys, 6 seen, 7 pairs in a row of it, 8 ids, 9 kept logits."""
+    """Sample one token id for each row of logits.
+
+    Words: 1 rows, 2 columns, 3 logits, 4 sampling parameters, 5 random keys, 6 pairs (id, count) of earlier tokens,
+    7 pairs per row, 8 ids, 9 the logits after all filters.
+    """
     n = cell(row, 2)
     for b in range(cell(row, 1)):
         z = cell(row, 9) + 4 * n * b
@@ -117,7 +121,7 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
         best = _copied(z, z, n, F(1.0))
     if temperature != F(0.0) and temperature != F(1.0):
         best = _copied(z, z, n, temperature)
-    if not (best > _LOWEST and best < F(np.inf)):  # of NaN neither is true
+    if not (best > _LOWEST and best < F(np.inf)):  # both comparisons are false for NaN
         return -1
     if temperature == F(0.0):
         return _first_of(z, n, best)
@@ -135,7 +139,7 @@ def _chosen(z: Any, x: Any, n: Any, rules: Any, key: Any, seen: Any, pairs: Any,
 
 @native
 def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
-    """Copy logits, divided by a temperature; returns the largest, NaN if there is a NaN."""
+    """Copy logits, divided by a temperature; return the largest, or NaN if one is NaN."""
     best = vec.splat(_LOWEST)
     for i in range(0, n, 16):
         mask = vec.first(n - i)
@@ -149,7 +153,10 @@ def _copied(z: Any, x: Any, n: Any, temperature: Any) -> Any:
 
 @native
 def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
-    """True if there is a penalty; pairs are (id, count in the output), up to the first id below 0."""
+    """Apply the penalties to the logits of earlier tokens; return whether there is a penalty.
+
+    `seen` holds pairs (id, count in the output), up to the first negative id.
+    """
     repetition, presence, frequency = vec.load_f32(rules), vec.load_f32(rules + 4), vec.load_f32(rules + 8)
     if repetition == F(1.0) and presence == F(0.0) and frequency == F(0.0):
         return False
@@ -166,7 +173,7 @@ def _penalised(z: Any, n: Any, rules: Any, seen: Any, pairs: Any) -> Any:
 
 @native
 def _first_of(z: Any, n: Any, best: Any) -> Any:
-    """The lowest id of the largest entry; both zeros are equal."""
+    """Return the lowest index of an entry that equals `best`; both zeros are equal."""
     for i in range(0, n, 16):
         mask = vec.first(n - i)
         v = vec.select(mask, vec.load_first(z + 4 * i, mask), _LOWEST)
@@ -179,23 +186,24 @@ def _first_of(z: Any, n: Any, best: Any) -> Any:
 
 @native
 def _order(z: Any) -> Any:
-    """A 32-bit integer that grows with the float at an address, equal for both zeros."""
+    """Return a 32-bit integer that grows with the float at an address, equal for both zeros."""
     bits = vec.load_i32(z)
     return (bits if bits >= 0 else -(1 << 31) - bits) + (1 << 31)
 
 
 @native
 def _share(v: Any, best: Any) -> Any:
-    """Probabilities relative to the largest."""
+    """Return probabilities relative to the largest: exp(v - best), or 0 where that is subnormal."""
     away = v - best
     return vec.select(away < _FAINT, 0.0, exp(vec.maximum(away, _FAINT)))
 
 
 @native
 def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> None:
-    """Drop entries after the shortest prefix of the descending order (ties: lower ids first) that reaches the limit.
+    """Keep the shortest prefix of the entries, in descending order, that reaches the limit; set the others to -inf.
 
-    The limit is a number of entries, or a share of the total probability in float32; sums are float64.
+    Equal entries are ordered by id. The limit is a number of entries or, if `weighed`, a share of the total probability
+    in float32; sums are float64.
     """
     buckets, lanes = scratch + TILES_END, scratch + ZEROS
     prefix, base, total = 0, 0.0, 1.0
@@ -242,7 +250,7 @@ def _cut(z: Any, n: Any, best: Any, limit: Any, weighed: Any, scratch: Any) -> N
 
 @native
 def _drawn(z: Any, n: Any, seed: Any, stream: Any, step: Any, scratch: Any) -> Any:
-    """Index of the largest z - ln(-ln u), the lowest of equal ones.
+    """Return the index of the largest z - ln(-ln u), the lowest of equal ones.
 
     As -ln u >= 1 - u, noise is at most -ln(1 - u): where this bound cannot win, the noise is not computed.
     """

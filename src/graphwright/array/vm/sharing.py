@@ -1,7 +1,9 @@
-"""The memory that the machine is called with, in cells of 8 bytes, and the sharing of rows among threads by tickets.
+"""The memory that the machine is called with, in words of 8 bytes, and the sharing of long instructions among threads.
 
-The thread that shares can do all tickets itself, so a helper that gets no core costs nothing: the thread waits only for
-tickets that a helper has begun. Helpers look for work for a while, then sleep on a semaphore.
+A long instruction is split into tickets. A ticket is a share of the instruction's elements that one thread claims and
+computes. The thread that offers tickets can do all of them itself, so a helper thread that gets no core costs nothing:
+the offering thread waits only for tickets that a helper has begun. Helpers look for work for a while, then sleep on a
+semaphore.
 """
 
 from __future__ import annotations
@@ -18,33 +20,33 @@ from graphwright.array.vm.vector import I8, I64, define, effect, i64, pointer, v
 
 # a context: the arguments of a call
 HELPER = 0  # 1-based number of the helper thread that this call serves; 0 to run code
-CODE = 1  # address of the first row
+CODE = 1  # address of the first instruction
 END = 2  # end of the last
 SCRATCH = 3
-FINE = 4  # address of the object to return
+FINE = 4  # address of the object to return after success
 COUNTED = 5  # 1 if references to that object are counted
 FAILED = 6  # address of the object to return if an index is out of range
-WHERE = 7  # address of that row, or 0
+WHERE = 7  # address of that instruction, or 0
 TEAM = 8  # address of the team
 THREADS = 9  # including this one
 GUARD = 10  # address of a number that must equal SEEN for the code to run; 0 to run always
 SEEN = 11
 RUNS = 12  # address of a counter to increment, or 0
-ASK = 13  # address of a C function called where GUARD or a row fails, or 0
+ASK = 13  # address of a C function called if GUARD or an instruction fails, or 0
 OTHERWISE = 14  # its argument
 CELLS = 16
 
-# a team: the helper threads and the rows that are shared now
+# a team: the helper threads and the tickets that are offered now
 WORD = 0  # tickets·2³² + the next ticket, in one word, so that both change atomically
 ROWS = 1  # address of the first ticket's first row
 SIZE = 2  # bytes per ticket
 DONE = 3  # tickets done
-WRONG = 4  # address of a row that failed, or 0
+WRONG = 4  # address of an instruction that failed, or 0
 ASLEEP = 5  # helpers that wait on the semaphore
-OWNER = 6  # 1 while a thread is sharing rows
+OWNER = 6  # 1 while a thread offers tickets
 ALLOWED = 7  # number of helpers that may take tickets
 SEM_WAIT, SEM_POST, YIELD = 8, 9, 10  # addresses of functions
-SEMAPHORE = 12  # 4 cells
+SEMAPHORE = 12  # 4 words
 TEAM_CELLS = 16
 
 PAYLOAD = 32
@@ -86,7 +88,7 @@ def _open(team: Any) -> Any:
 
 @native
 def take(team: Any) -> Any:
-    """The next ticket, or -1."""
+    """Claim the next ticket; return its index, or -1 if none is left."""
     if _open(team):
         word = fetch_add(team + 8 * WORD, 1)
         if word & _LOW < word >> 32:
@@ -96,7 +98,7 @@ def take(team: Any) -> Any:
 
 @native
 def share(team: Any, row: Any, threads: Any) -> Any:
-    """Offer the tickets after a row to the helpers; returns False if another thread is sharing."""
+    """Offer the tickets after a SHARED instruction to the helpers; return False if there are none or they are busy."""
     if team == 0 or threads < 2 or exchange(team + 8 * OWNER, 1):
         return False
     vec.store_i64(team + 8 * ROWS, row + BYTES)
@@ -112,7 +114,7 @@ def share(team: Any, row: Any, threads: Any) -> Any:
 
 @native
 def finish(team: Any, tickets: Any) -> Any:
-    """Wait for the tickets that helpers have begun; returns the address of a row that failed, or 0."""
+    """Wait for the tickets that helpers have begun; return the address of an instruction that failed, or 0."""
     looks = 0
     while read(team + 8 * DONE) < tickets:
         looks += 1
@@ -126,7 +128,7 @@ def finish(team: Any, tickets: Any) -> Any:
 
 @native
 def wait(team: Any, helper: Any) -> None:
-    """Wait until there may be work."""
+    """Wait until there may be a ticket for a helper."""
     for _ in range(_LOOKS):
         if _open(team) and helper <= read(team + 8 * ALLOWED):
             return

@@ -48,7 +48,7 @@ def aligned(access: Any, alignment: int) -> Any:
 
 
 def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
-    """A phi node of (value, predecessor block) pairs."""
+    """Return a phi node of (value, predecessor block) pairs."""
     phi = builder.phi(ways[0][0].type)
     for value, block in ways:
         phi.add_incoming(value, block)
@@ -56,17 +56,17 @@ def joined(builder: Any, *ways: tuple[Any, Any]) -> Any:
 
 
 def constant(kind: Any, value: Any) -> Any:
-    """A constant vector with `value` in all lanes."""
+    """Return a constant vector with `value` in all lanes."""
     return ir.Constant(ir.VectorType(kind, LANES), [ir.Constant(kind, value)] * LANES)
 
 
 def shuffle(builder: Any, x: Any, y: Any, lanes: list[int]) -> Any:
-    """Select lanes of x (0 to 15) and y (16 to 31)."""
+    """Return a vector of selected lanes of x (0 to 15) and y (16 to 31)."""
     return builder.shuffle_vector(x, y, ir.Constant(INTS, [I32(i) for i in lanes]))
 
 
 def interleaved(builder: Any, x: Any, y: Any, width: int = 1) -> list[Any]:
-    """Alternate runs of `width` lanes: of the lower halves of two vectors, and of their upper halves."""
+    """Return two vectors that alternate `width` lanes of x and of y: of the lower halves, and of the upper ones."""
     starts = [range(half, half + LANES // 2, width) for half in (0, LANES // 2)]
     return [
         shuffle(builder, x, y, [lane + i for at in runs for lane in (at, LANES + at) for i in range(width)])
@@ -81,19 +81,19 @@ def broadcast(builder: Any, scalar: Any) -> Any:
 
 
 def first_lanes(builder: Any, count: Any) -> Any:
-    """The mask of the first `count` lanes."""
+    """Return the mask of the first `count` lanes."""
     lanes = ir.Constant(INTS, [I32(i) for i in range(LANES)])
     return builder.icmp_signed("<", lanes, broadcast(builder, builder.trunc(count, I32)))
 
 
 def masked_load(builder: Any, address: Any, mask: Any, kind: Any, suffix: str, align: int) -> Any:
-    """Load the lanes of a mask, with 0 in the others, whose memory is not read."""
+    """Load the lanes of a mask; the other lanes are 0, and their memory is not read."""
     source, zero = pointer(builder, address, kind), ir.Constant(kind, None)
     return intrinsic_call(builder, f"llvm.masked.load.{suffix}.p0", kind, source, I32(align), mask, zero)
 
 
 def masked_gather(builder: Any, address: Any, step: Any, mask: Any) -> Any:
-    """Load floats `step` bytes apart into the lanes of a mask, with 0 in the others."""
+    """Load floats `step` bytes apart into the lanes of a mask; the other lanes are 0."""
     lanes = ir.Constant(ir.VectorType(I64, LANES), [I64(i) for i in range(LANES)])
     addresses = builder.add(broadcast(builder, address), builder.mul(broadcast(builder, step), lanes))
     pointers = builder.inttoptr(addresses, ir.VectorType(ir.PointerType(F32), LANES))
@@ -102,7 +102,7 @@ def masked_gather(builder: Any, address: Any, step: Any, mask: Any) -> Any:
 
 
 def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str, align: int) -> None:
-    """Write the lanes of a mask; the memory of the others is not touched."""
+    """Write the lanes of a mask; the memory of the other lanes is not touched."""
     target = pointer(builder, address, value.type)
     kind = ir.FunctionType(ir.VoidType(), [value.type, target.type, I32, FLAGS])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.{suffix}.p0")
@@ -110,14 +110,14 @@ def masked_store(builder: Any, value: Any, address: Any, mask: Any, suffix: str,
 
 
 def fetch(builder: Any, address: Any, mask: Any) -> Any:
-    """Load floats under a mask, which may be None for all lanes."""
+    """Load 16 floats under a mask; None stands for all lanes."""
     if mask is None:
         return aligned(builder.load(pointer(builder, address, FLOATS)), 4)
     return masked_load(builder, address, mask, FLOATS, "v16f32", 4)
 
 
 def write(builder: Any, value: Any, address: Any, mask: Any = None) -> None:
-    """Store floats under a mask, which may be None for all lanes."""
+    """Store 16 floats under a mask; None stands for all lanes."""
     if mask is None:
         aligned(builder.store(value, pointer(builder, address, FLOATS)), 4)
     else:
@@ -145,7 +145,7 @@ class _Model(models.PrimitiveModel):
 
 
 def _widened(builder: Any, values: Any, wanted: Any, given: Any) -> list[Any]:
-    """Broadcast the numbers that are given where a vector is wanted."""
+    """Broadcast each scalar that is given where a vector is wanted."""
     return [
         broadcast(builder, x) if want == V and have != V else x
         for x, want, have in zip(values, wanted, given, strict=True)
@@ -153,7 +153,7 @@ def _widened(builder: Any, values: Any, wanted: Any, given: Any) -> list[Any]:
 
 
 def _intrinsic(name: str, arity: int, typed: Callable[..., tuple[Any, tuple[Any, ...], Any]]) -> Any:
-    """A numba intrinsic; `typed(*argument types)` returns result type, operand types and `emit(builder, *values)`."""
+    """Make a numba intrinsic; `typed(*argument types)` returns (result type, operand types, emit(builder, *values))."""
 
     def made(*given: Any) -> Any:
         result, wanted, emit = typed(*given)
@@ -171,12 +171,12 @@ def _intrinsic(name: str, arity: int, typed: Callable[..., tuple[Any, tuple[Any,
 
 
 def define(name: str, result: Any, operands: tuple, emit: Callable[..., Any]) -> Any:
-    """An intrinsic of fixed operand types; `emit(builder, *values)` writes the instructions."""
+    """Make an intrinsic with fixed operand types; `emit(builder, *values)` writes the LLVM instructions."""
     return _intrinsic(name, len(operands), lambda *given: (result, operands, emit))
 
 
 def effect(emit: Callable[..., Any]) -> Callable[..., Any]:
-    """Code for an intrinsic that returns nothing."""
+    """Wrap the code of an intrinsic that returns nothing."""
 
     def wrapped(builder: Any, *args: Any) -> Any:
         emit(builder, *args)
@@ -189,12 +189,12 @@ _SUFFIX = {V: ("v16f32", FLOATS), f32: ("f32", F32), f64: ("f64", F64)}
 
 
 def _kind(given: Any) -> Any:
-    """The type that operands share: a vector if one is, else float64 if one is, else float32."""
+    """Return the common type of operands: a vector if one is, else float64 if one is, else float32."""
     return V if V in given else f64 if f64 in given else f32
 
 
 def _floats(name: str, llvm: str, arity: int) -> Any:
-    """An LLVM intrinsic for vectors, float32 and float64."""
+    """Make an intrinsic from an LLVM intrinsic for vectors, float32 and float64."""
 
     def typed(*given: Any) -> Any:
         kind = _kind(given)
@@ -205,7 +205,7 @@ def _floats(name: str, llvm: str, arity: int) -> Any:
 
 
 def _operator(function: Any, result: Any, emit: Callable[..., Any]) -> None:
-    """Define a binary operator of Python for two vectors, or a vector and a number."""
+    """Define a binary operator of Python for two vectors, or for a vector and a number."""
     cases = [signature(result, x, y) for x, y in ((V, V), (V, f32), (f32, V))]
     _infer_global(function)(type(f"Vector_{function.__name__}", (ConcreteTemplate,), {"cases": cases}))
 
@@ -293,7 +293,7 @@ only = define("only", f32, (V,), lambda b, x: b.extract_element(x, I32(0)))
 
 
 def _halved(builder: Any, x: Any, combined: Callable[..., Any]) -> Any:
-    """Combine the halves of the lanes that are left until the first lane has all: a fixed tree of depth 4."""
+    """Combine both halves of the lanes repeatedly until the first lane holds the result: a fixed tree of depth 4."""
     width = LANES
     while width > 1:
         width //= 2

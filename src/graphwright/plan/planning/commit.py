@@ -1,7 +1,7 @@
 """Loop-carried state at the end of a step: which states are updated in place, which are copied, and when.
 
 All reads see the values from the start of the step. Instructions that write a state form one segment at the end, so a
-failure before it changes nothing; only an update that others read in the same step happens earlier, in place.
+failure before it changes no state. Only in-place updates whose new value is read in the same step happen earlier.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 
 class StateCommit:
-    """The order of instructions with every state written.
+    """The order of instructions including those that write states.
 
     Args:
         order: the needed instructions.
         outputs, watched: name -> slot.
-        run: the native loops.
+        run: the loops of `passes`.
 
     Attributes:
         order: instructions including the commit.
-        outputs, watched: name -> slot; copies where the value is a state that is written.
+        outputs, watched: name -> slot; the slot of a copy if the value is the old value of a state that is written.
         start: first instruction of the commit segment.
-        why: write node -> the reason its value is copied instead of updated in place.
+        why: assign node -> the reason its value is copied instead of updated in place.
         early: instruction -> keys of the states that it updates before the commit segment.
-        moved: buffer of a new value -> the state's buffer, whose memory it uses.
+        moved: buffer of a new value -> buffer of the state, whose memory the new value uses.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StateCommit:
         return (*self.outputs.values(), *self.watched.values())
 
     def _sink_updates(self) -> None:
-        """Move instructions that only make new values of states to the end, keeping their order."""
+        """Move instructions that only compute new values of states to the end, keeping their order."""
         tables, holders = self._tables, self._tables.holders
         made, kept = (np.zeros(len(tables.buffers), np.bool_) for _ in range(2))
         made[[holders[new] for _, new in self._writes.values() if self._base(new) == new]] = True
@@ -69,7 +69,7 @@ class StateCommit:
         self.order = np.concatenate([self.order[~sinks], self.order[sinks]])
 
     def _save_old_values(self) -> None:
-        """Copy old values that outlive the step: returned ones, and those that become another state's new value."""
+        """Copy old values that outlive the step: they are returned, or become the new value of a different state."""
         overwritten = {self._base(target) for target, new in self._writes.values() if target != new}
         copies: list[int] = []
         saved: dict[int, int] = {}
@@ -125,7 +125,7 @@ class StateCommit:
         self.order = np.concatenate([self.order, np.array(copies, np.int32)])
 
     def _may_overwrite(self, instr: Instr, new: int, target: int) -> bool:
-        """True if the op may write this result over the state, which it reads whole and once."""
+        """Return True if the op may write this result over the state: it reads all of it, as one operand only."""
         slots, out = self._tables.slots, instr.outs.index(new)
         if self._operands[0] is not instr:
             numbers: dict[int, list[int]] = {}

@@ -1,7 +1,7 @@
-"""Fusion groups: runs of elementwise VM instructions that become one loop over tiles.
+"""Fusion groups: consecutive elementwise VM instructions that become one loop over tiles.
 
-Invariant: within a group, a written value is read and written again at the same index only, so running tile by tile
-equals running instruction by instruction. Buffers that live inside one group need no bytes.
+Invariant: within a group, each element of a written value is read and overwritten at its own index only, so running
+tile by tile equals running instruction by instruction. A buffer that is used inside one group only needs no bytes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _DTYPES = (float32, bfloat16, bool_)
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FusionRegion:
-    """A maximal run of fusible instructions and the groups in it; positions count from its first instruction.
+    """A maximal run of fusible instructions and the groups in it. Positions count from the region's first instruction.
 
     Attributes:
-        instrs: numbers of its instructions.
+        instrs: ids of its instructions in the builder's tables.
         groups: positions of each group's instructions.
-        tiles: buffer that lives inside one group -> its tile.
-        ends: buffer -> the position until which its bytes are needed now.
-        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form, shape,
-            dtype, layout, stateful, alias_hazard (a value would be read at another index than it is written), registers
-            (more inner values than tiles) or large (left to ATen).
+        tiles: buffer that is used inside one group only -> the index of its tile.
+        ends: operand buffer of a group -> the last position of the group, until which its bytes are needed.
+        cuts: position -> why an instruction does not continue the group before it: not_elementwise, no_form (the VM has
+            none for it), shape, dtype, layout, stateful, alias_hazard (a value would be read at an index other than the
+            one written), registers (the group needs more tiles than there are) or large (ATen is faster).
     """
 
     instrs: tuple[int, ...]
@@ -50,7 +50,7 @@ class FusionRegion:
     cuts: dict[int, str] = field(default_factory=dict)
 
     def rows(self) -> list[tuple[int, int, int]]:
-        """(buffer, tile, end) rows for `passes.update_lifetimes`."""
+        """Return `tiles` and `ends` as (buffer, tile, end) rows for `passes.update_lifetimes`."""
         return [*((b, tile, -1) for b, tile in self.tiles.items()), *((b, -1, end) for b, end in self.ends.items())]
 
 
@@ -58,10 +58,11 @@ class Fusion(NamedTuple):
     """The fusion regions of a plan; a region that an edit did not change is the same object.
 
     Attributes:
-        starts: the first instruction of each region.
+        starts: position of the first instruction of each region.
         regions: the regions.
-        tiles: per buffer its tile, or -1.
-        facts, rows: results of `passes.facts` and `passes.update_lifetimes`, each with where those of a region begin.
+        tiles: per buffer the index of its tile, or -1.
+        facts, rows: (start index of each region, entries of all regions) from `passes.facts` and
+            `passes.update_lifetimes`.
     """
 
     starts: np.ndarray
@@ -71,7 +72,7 @@ class Fusion(NamedTuple):
     rows: tuple[np.ndarray, np.ndarray]
 
     def between(self, start: int, stop: int) -> list[tuple[int, FusionRegion]]:
-        """Regions that overlap a range of instructions, with their first instruction."""
+        """Return (position of its first instruction, region) for each region that overlaps `start..stop - 1`."""
         first = max(int(np.searchsorted(self.starts, start, "right")) - 1, 0)
         end = int(np.searchsorted(self.starts, stop))
         placed = zip(self.starts[first:end].tolist(), self.regions[first:end], strict=True)
@@ -79,7 +80,7 @@ class Fusion(NamedTuple):
 
 
 def _listed(rows: Sequence[Sequence[tuple[int, int, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Where the rows of each region begin, and the rows."""
+    """Return the start index of each region's rows, and the rows of all regions."""
     at = np.array([0, *accumulate(map(len, rows))], np.int64)
     return at, np.array([row for some in rows for row in some], np.int32).reshape(-1, 3)
 
@@ -89,7 +90,7 @@ NO_FUSION = Fusion(_NO_TIMES, [], np.zeros(0, np.int32), (np.zeros(1, np.int64),
 
 
 class InstructionViews:
-    """The numbers of a plan for reading one by one, for which memory views are faster than arrays."""
+    """The arrays of a plan as memory views, which are faster than numpy arrays for reading single elements."""
 
     def __init__(self, builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> None:
         self.builder, self.slots, self.holders = builder, builder.tables.slots, builder.tables.holders
@@ -97,21 +98,21 @@ class InstructionViews:
         self.order, self.home, self.first, self.last, self.own = views
 
     def instr(self, i: int) -> Instr:
-        """The instruction at a position."""
+        """Return the instruction at a position of the order."""
         return self.builder.tables.instrs[self.order[i]]
 
     def buffer(self, slot: int) -> int:
-        """The buffer whose memory a slot uses."""
+        """Return the buffer whose memory a slot uses."""
         return self.home[self.holders[slot]]
 
     def inner(self, b: int, start: int, stop: int) -> bool:
-        """True for a buffer of the arena that is needed between two instructions only."""
+        """Return True for a temporary buffer of the arena that is needed from `start` to `stop` only."""
         temporary = self.own[b] and self.builder.tables.codes[b] == TEMPORARY
         return temporary and start <= self.first[b] and self.last[b] <= stop
 
 
 def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fusion:
-    """Find the groups, and adapt the lifetimes of their buffers in `last` and `own`.
+    """Find the fusion groups, and update the lifetimes of their buffers in `last` and `own`.
 
     The builder keeps the groups of each region for the next plan.
 
@@ -142,7 +143,7 @@ def fuse(builder: PlanBuilder, numbers: tuple[np.ndarray, ...], run: Any) -> Fus
 
 
 def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
-    """Groups of instructions `start..stop - 1`."""
+    """Find the groups of the instructions `start..stop - 1`."""
     found = FusionRegion(tuple(rows.order[start:stop]))
     run = _GroupBuilder(rows, found, start)
     for i in range(start, stop):
@@ -163,7 +164,7 @@ def _found_in(rows: InstructionViews, start: int, stop: int) -> FusionRegion:
 
 
 def cuts(builder: PlanBuilder, numbers: tuple[np.ndarray, ...]) -> dict[int, str]:
-    """Instruction -> why it does not continue the group before it; `numbers` as in `fuse`."""
+    """Map instructions to the reason they do not continue the group before them; `numbers` as in `fuse`."""
     if not builder.tables.native(numbers[0]).any():
         return {}
     return _found_in(InstructionViews(builder, numbers), 0, len(numbers[0])).cuts
@@ -196,7 +197,7 @@ class _GroupBuilder:
         self.written: set[int] = set()
 
     def refuses(self, instr: Instr) -> str:
-        """The reason an instruction cannot be the next member, or ""."""
+        """Return the reason an instruction cannot join the group, or ""."""
         rows = self.rows
         if not elementwise(instr):
             return "stateful" if OPS[instr.op].traits.update else "not_elementwise"
@@ -222,7 +223,7 @@ class _GroupBuilder:
         return ""
 
     def add(self, i: int, instr: Instr) -> None:
-        """Add an instruction that was not refused."""
+        """Add an instruction for which `refuses` returned ""."""
         rows = self.rows
         out = rows.slots[instr.outs[0]].layout
         self.members.append(i)
@@ -235,7 +236,7 @@ class _GroupBuilder:
                 self.strides.add(layout)
 
     def close(self) -> None:
-        """Make the members a group, or several where one would need too many tiles."""
+        """Make the members one group, or several if one would need more tiles than there are."""
         members = self.members
         while len(members) > 1:
             count = self._held(members)
@@ -247,7 +248,7 @@ class _GroupBuilder:
             members = members[count:]
 
     def _held(self, members: Sequence[int]) -> int:
-        """Number of members that fit into one group before more inner values are live than there are tiles."""
+        """Return how many members fit into one group before more inner values are live than there are tiles."""
         rows, held, most = self.rows, set(), self._tiles()
         for n, i in enumerate(members):
             b = rows.buffer(rows.instr(i).outs[0])
@@ -259,7 +260,7 @@ class _GroupBuilder:
         return len(members)
 
     def _assign_tiles(self, members: Sequence[int]) -> None:
-        """Give inner buffers tiles instead of bytes, and keep operands alive to the end of the group."""
+        """Give tiles to buffers used in the group only, and keep the bytes of other operands live to its end."""
         rows, tiles = self.rows, self.found.tiles
         start, stop = members[0], members[-1]
         free = list(range(self._tiles() - 1, -1, -1))
@@ -284,5 +285,5 @@ class _GroupBuilder:
 
 
 def _plain(layout: Layout, shape: tuple[int, ...]) -> bool:
-    """True for a scalar, and for the row-major layout of the group's shape."""
+    """Return True for a scalar, and for a row-major layout of the group's shape."""
     return layout.shape == shape and is_row_major(shape, layout.strides) if layout.shape else True

@@ -1,6 +1,6 @@
-"""Dependencies between instructions, and the regions that graphs of a device can hold.
+"""Dependencies between instructions, and the regions that can be captured as device graphs.
 
-Invariant: every order of the instructions that obeys the dependencies gives the bits of the order of the plan.
+Invariant: every order of the instructions that obeys the dependencies gives the same bits as the order of the plan.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Dependency(NamedTuple):
 
 
 def dependencies(plan: Plan) -> tuple[Dependency, ...]:
-    """The dependencies of a plan, by `after`, one per pair of instructions."""
+    """Return the dependencies of a plan in order of `after`, at most one per pair of instructions."""
     buffers, slots = plan.buffers, plan.slots
     arena = {b.index: (b.offset, b.offset + aligned(b.nbytes)) for b in buffers if b.kind in ARENA and b.offset >= 0}
     temporary = arena.keys() | {b.index for b in buffers if b.kind == TILE}
     number = {end: i for i, end in enumerate(sorted({end for span in arena.values() for end in span}))}
-    owners = np.full(len(number), -1, np.int64)  # buffer of the bytes from an end to the next one
+    owners = np.full(len(number), -1, np.int64)  # buffer that uses the bytes from one boundary to the next
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     waits: list[dict[int, str]] = [{} for _ in plan.instrs]
 
     def assign(buffer: int) -> set[int]:
-        """Give a buffer its bytes of the arena; returns the buffers that had them."""
+        """Assign a buffer its bytes of the arena; return the buffers that used them before."""
         start, stop = arena.pop(buffer)
         part = owners[number[start] : number[stop]]
         before = set(part.tolist()) - {-1}
@@ -55,7 +55,7 @@ def dependencies(plan: Plan) -> tuple[Dependency, ...]:
         return before
 
     def last(buffer: int) -> list[int]:
-        """The readers of a buffer since its last write, or else the writer."""
+        """Return the readers of a buffer since its last write, or its writer if there are none."""
         return readers.get(buffer) or ([writer[buffer]] if buffer in writer else [])
 
     for b in [b for b in arena if buffers[b].kind == INPUT]:
@@ -85,10 +85,10 @@ class Region(NamedTuple):
     """Instructions that run one after another.
 
     Attributes:
-        kind: "capture" (one graph), "pre", "gap" or "post" (before, between and after graphs), or "plain" if there is
-            no graph at all.
-        instrs: in the order in which they run, which obeys all dependencies.
-        why: per instruction the reason it is in no graph; "" for those inside.
+        kind: "capture" (one graph), "pre", "gap" or "post" (before, between and after graphs), or "plain" if the plan
+            has no graph.
+        instrs: the instructions in execution order, which obeys all dependencies.
+        why: per instruction the reason it is in no graph, or "" if it is in one.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Region(NamedTuple):
 
 
 def regions(plan: Plan) -> tuple[Region, ...]:
-    """The regions of a plan, in the order in which they run."""
+    """Return the regions of a plan in execution order."""
     why = [reason(plan, instr) for instr in plan.instrs]
     order = hoisted(why, dependencies(plan), plan.commit_start)
     why = [why[i] for i in order]
@@ -118,7 +118,7 @@ def regions(plan: Plan) -> tuple[Region, ...]:
 
 
 def reason(plan: Plan, instr: Instr) -> str:
-    """The reason an instruction cannot be in a graph, or ""."""
+    """Return the reason an instruction cannot be in a graph, or ""."""
     device = plan.options.device
     kernels = backend(device)
     if kernels.driver is None:
@@ -138,7 +138,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
     """Reorder instructions so that non-capturable ones run before or after all others, where dependencies allow.
 
     Args:
-        why: per instruction, "" if a graph may hold it.
+        why: per instruction the reason it cannot be captured, or "".
         found: the dependencies of the plan.
         commit: the first instruction of the commit, which depends on all before it.
     """
@@ -152,7 +152,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
         if why[i] and i < commit and all(b in early for b in before[i]):
             early.add(i)
     late: set[int] = set()
-    open_commit = False  # an instruction of the commit that stays in the middle
+    open_commit = False  # an instruction of the commit that is neither early nor late
     for i in reversed(range(n)):
         waits = i < commit and open_commit
         if why[i] and i not in early and not waits and all(a in late for a in after[i]):
@@ -164,7 +164,7 @@ def hoisted(why: Sequence[str], found: Sequence[Dependency], commit: int) -> lis
 
 
 def runs(why: Sequence[str]) -> list[tuple[int, int]]:
-    """Capturable runs (start, stop) that become graphs: the longest (first on ties), and others of at least 8."""
+    """Return (start, stop) of the capturable runs that become graphs: the longest, and all of >= 8 instructions."""
     groups = [list(group) for inside, group in groupby(range(len(why)), lambda i: not why[i]) if inside]
     found = [(group[0], group[-1] + 1) for group in groups]
     longest = max(found, key=lambda run: run[1] - run[0], default=None)

@@ -1,6 +1,7 @@
-"""How ops run on given dtypes and layouts, found once for all nodes with the same signature.
+"""Lowering: how an op runs on given dtypes and layouts, found once for all nodes with the same signature.
 
-The executor is the VM where it has a form for the op and is faster, else ATen: `python -m benchmarks executors`.
+The executor "auto" selects the VM if it has a form for the op and is faster, else ATen. `python -m benchmarks
+executors` measures both.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from graphwright.plan.planning.plan_tables import NodeRecord
 
 FLOPS_LIMIT = 16_000_000
-"""Above this, ATen runs products and attention on cores without 64-byte vectors, which the VM's tiles are made for."""
-_DENSE = 16  # operations per byte from which an op is bound by computing
+"""Floating-point operations above which ATen runs products and attention on cores without 64-byte vectors."""
+_DENSE = 16  # operations per byte above which an op is compute-bound
 
 
 class ExecutorChoice(NamedTuple):
@@ -38,7 +39,7 @@ class ExecutorChoice(NamedTuple):
 
 
 def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], Sequence[Slot]], ExecutorChoice]:
-    """The function that chooses the executor of an instruction with slots of results and of operands."""
+    """Return a function that chooses the executor of an instruction, given its result slots and operand slots."""
     if executor in (ATEN, CAPTURE) or device != CPU:
         no_graphs = executor == CAPTURE and device == CPU
         plain = ExecutorChoice(ATEN, "the CPU has no graphs to capture" if no_graphs else "")
@@ -53,7 +54,7 @@ def chooser(executor: str, device: Device) -> Callable[[Instr, Sequence[Slot], S
 
 
 def on_vm(executor: str, device: Device = CPU) -> bool:
-    """True if a plan with this executor may run instructions on the VM."""
+    """Return True if a plan with this executor may run instructions on the VM."""
     if executor != "auto" or device != CPU:
         return executor == VM
     from graphwright.array.vm.machine import built  # loads numba
@@ -70,19 +71,19 @@ def _warn_once() -> None:
 
 
 def elementwise(instr: Instr) -> bool:
-    """True if each element of the one result depends on the same element, or row, of the operands."""
+    """Return True if each element of the single result depends on the same element, or row, of the operands only."""
     op = get(instr.op)
     by_element = op.traits.elementwise or op.traits.nary or (op.vm is not None and op.vm.by_row)
     return by_element and op.vm is not None and len(instr.outs) == 1 and not op.traits.update
 
 
 def needs(instr: Instr, kernels: Backend, spec: Callable[[int], Spec]) -> Needs:
-    """What a kernel needs to launch an instruction; `spec` is that of a slot."""
+    """Return the host requirements of an instruction's kernel; `spec` maps a slot to its spec."""
     return expansion.needs(get(instr.op), kernels, [*map(spec, instr.outs)], [*map(spec, instr.ins)], instr.attrs)
 
 
 def vm_scratch(instr: Instr, outs: Sequence[Slot], ins: Sequence[Slot]) -> tuple[Spec, ...]:
-    """Specs of the memory that the VM's code for an instruction works in."""
+    """Return the specs of the scratch memory that the VM's code for an instruction uses."""
     form = vm_form(get(instr.op))
     assert form is not None, "the plan chose the VM for an op without a VM form"
     work = form.workspace([_view(s) for s in outs], [_view(s) for s in ins], instr.attrs)
@@ -108,7 +109,7 @@ def _view(slot: Slot) -> View:
 
 
 def _too_large(instr: Instr, specs: Sequence[Spec], wide: bool) -> str:
-    """The reason ATen is faster on an instruction of this size, or ""."""
+    """Return the reason ATen is faster on an instruction of this size, or ""."""
     form = get(instr.op).vm
     limit = None if form is None else form.limit
     if limit is not None:
@@ -126,11 +127,11 @@ LARGEST = 1 << 50
 
 
 class TooLarge(Exception):
-    """A value has more than `LARGEST` bytes; the planner reports which."""
+    """A value has more than `LARGEST` bytes; the planner turns this into an OutOfMemory error."""
 
 
 class PackedSpec(NamedTuple):
-    """A row-major value: bytes, bytes taken in an arena, dtype, layout, and the number of these two."""
+    """A row-major value: its bytes, the bytes it takes in an arena, dtype, layout, and the id of the last two."""
 
     nbytes: int
     room: int
@@ -140,14 +141,14 @@ class PackedSpec(NamedTuple):
 
 
 class Lowering(NamedTuple):
-    """How an op runs on operands of given dtypes and layouts.
+    """The executor, scratch memory and fusibility of an op on operands of given dtypes and layouts.
 
     Attributes:
         number: index in `LoweringTable.all`.
-        choice: its executor.
+        choice: the executor, and why.
         fusible: whether it may join a fusion group.
         scratch: specs of the kernel's scratch memory.
-        inplace: (result, operand) pairs of equal layout where the result may overwrite the operand.
+        inplace: (result index, operand index) pairs of equal layout where the result may overwrite the operand.
     """
 
     number: int
@@ -159,16 +160,16 @@ class Lowering(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Signature:
-    """What records of equal op, attributes, specs and operand layouts have in common.
+    """The planning results that node records with equal op, attributes, specs and operand layouts share.
 
     Attributes:
         op: the op.
-        content: a number for op, attributes and specs.
-        specs: specs of the results, sizes known.
+        content: an id of op, attributes and specs.
+        specs: specs of the results, without named sizes.
         packed: the results as row-major values.
-        copied: numbers of the operands that must be copied to row-major memory first.
-        view_layout: the layout of a view; None if it must copy, and for other ops.
-        lowering: of the instruction, if no operand is copied; None until the first one.
+        copied: indices of the operands that must be copied to row-major memory first.
+        view_layout: the layout of the view; None if the view needs a copy, or if the op is not a view.
+        lowering: lowering of the instruction on uncopied operands; None until the first such instruction.
     """
 
     op: Op
@@ -187,7 +188,7 @@ class LoweringTable:
         executor, device: see `CompileOptions`.
 
     Attributes:
-        all: every lowering by number.
+        all: all lowerings, indexed by number.
     """
 
     def __init__(self, executor: str, device: Device) -> None:
@@ -201,14 +202,14 @@ class LoweringTable:
         self._contents: dict[Any, int] = {}
 
     def shape_number(self, dtype: Any, layout: Layout) -> int:
-        """The number of a dtype and layout."""
+        """Return the id of a (dtype, layout) pair."""
         found = self._numbers.setdefault((dtype, layout), len(self._numbers))
         if found == len(self._shapes):
             self._shapes.append((dtype, layout))
         return found
 
     def packed(self, spec: Spec) -> PackedSpec:
-        """A row-major value of known sizes. Raises: TooLarge."""
+        """Return the row-major value of a spec without named sizes. Raises: TooLarge above `LARGEST` bytes."""
         found = self._packed.get(spec)
         if found is None:
             if spec.nbytes > LARGEST:
@@ -219,7 +220,7 @@ class LoweringTable:
         return found
 
     def signature(self, record: NodeRecord, dims: Mapping[str, int], shapes: Sequence[int]) -> Signature:
-        """The signature of a record; `shapes` are the dtype and layout numbers of all slots."""
+        """Return the signature of a record; `shapes` maps each slot to the id of its dtype and layout."""
         text = repr(record.attrs) if record.attrs else ""  # tells 0.0, -0.0, 0 and False apart
         reads = tuple([shapes[s] for s in record.reads])
         key = (record.op, text, record.specs, reads)
@@ -239,7 +240,7 @@ class LoweringTable:
         return found
 
     def lowering(self, instr: Instr, slots: Sequence[Slot], shapes: Sequence[int]) -> Lowering:
-        """The lowering of an instruction; `shapes` are the dtype and layout numbers of the slots."""
+        """Return the lowering of an instruction; `shapes` maps each slot to the id of its dtype and layout."""
         ins, outs = instr.ins, instr.outs
         key = (instr.op, repr(instr.attrs) if instr.attrs else "", len(ins), *[shapes[s] for s in (*ins, *outs)])
         found = self._lowerings.get(key)
@@ -262,5 +263,5 @@ class LoweringTable:
 
 @lru_cache(4096)
 def contiguous(layout: Layout) -> bool:
-    """True for row-major memory without gaps."""
+    """Return True if a layout is row-major without gaps."""
     return is_row_major(layout.shape, layout.strides)

@@ -1,6 +1,6 @@
 """The planner's loops compiled by numba: built once per install by `graphwright warmup` and cached on disk.
 
-Until they are built, and for the first small plans of a process that has not loaded numba, they run as Python.
+The loops run as Python until they are built, and for small plans in a process that has not loaded numba.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SMALL = 300
 
 
 def loops(size: int) -> Any:
-    """The functions of `passes`, compiled if that pays off for a plan of `size` instructions."""
+    """Return the functions of `passes`, compiled if that saves time for a plan of `size` instructions."""
     if ("numba" in sys.modules or size > SMALL) and built():
         return _compiled()
     return passes
@@ -29,12 +29,12 @@ def loops(size: int) -> Any:
 
 @cache
 def built() -> bool:
-    """True if the compiled loops are on disk."""
+    """Return True if the compiled loops are on disk."""
     return _stamp().exists()
 
 
 def build() -> None:
-    """Compile the loops unless these sources are compiled already: a few seconds, once per install."""
+    """Compile the loops and mark them as built; takes a few seconds if they are not in numba's cache."""
     _compiled()
     stamp = _stamp()
     stamp.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def build() -> None:
 
 @cache
 def _compiled() -> Any:
-    """Load all loops, also those that only patching runs, so that the first edit does not wait for them."""
+    """Load all compiled loops, including those needed only after an edit, so that the first edit does not wait."""
     from graphwright.native import njit
 
     run = specialise(passes, {}, njit(cache=True, error_model="numpy"))
@@ -53,7 +53,7 @@ def _compiled() -> Any:
 
 
 def _run_on_empty(run: Any) -> None:
-    """Call each loop once, with arrays of the types that planning passes."""
+    """Call each loop once on empty arrays of the dtypes that planning uses, so that numba compiles or loads it."""
     u4, i4, i8, flags, codes = (np.zeros(1, kind) for kind in (np.uint32, np.int32, np.int64, np.bool_, np.int8))
     none, lists = np.zeros(0, np.int32), (u4, np.zeros(0, np.uint32))
     run.needed(none, *lists, *lists, flags)
@@ -71,7 +71,7 @@ def _run_on_empty(run: Any) -> None:
 
 @cache
 def _stamp() -> Path:
-    """A file in numba's cache that marks the loops as built for this source and this numba."""
+    """Return the path of the file in numba's cache that marks the loops as built for this source and numba version."""
     from importlib.metadata import version
 
     from numba.core.caching import FunctionCache

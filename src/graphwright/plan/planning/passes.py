@@ -1,11 +1,11 @@
-"""Planning passes over all instructions: loops over arrays of numbers, compiled once per install.
+"""Planning passes over all instructions: loops over integer arrays, compiled once per install.
 
-Buffers and instructions are numbers. Lists per instruction are concatenated in an array (`reads`); those of
-instruction q are between `reads_at[q]` and `reads_at[q + 1]`. `order` holds the instructions of a plan as they run; a
-position in it is a time. `home[b]` is the buffer whose memory b uses: itself, or another buffer whose home is itself.
+Buffers and instructions are integer ids. The buffers that instruction q reads are `reads[reads_at[q]:reads_at[q + 1]]`;
+`outs`, `works` and `pairs` are stored the same way. `order` lists the instructions of a plan in execution order; an
+index into it is called a time. `home[b]` is the buffer whose memory b uses: b, or a buffer that is its own home.
 `codes[b]` is the location of b: the arena (`FED` for inputs, `TEMPORARY` for others) or `ELSEWHERE`.
-Buffer numbers are unsigned, so native code need not check their sign before a lookup.
-Without its compiled form each function runs as Python, with the same result.
+Buffer ids are unsigned, so native code need not check their sign before a lookup.
+Each function gives the same result as Python and compiled.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ FED, TEMPORARY, ELSEWHERE = 0, 1, 2
 
 
 def aligned(nbytes: int) -> int:
-    """Bytes that a buffer takes: a multiple of 64; scalars take 8, which keeps graphs of scalars small."""
+    """Round `nbytes` up to a multiple of 64, or to 8 if it is at most 8, which keeps graphs of scalars small."""
     return 8 if nbytes <= 8 else -(-nbytes // ALIGN) * ALIGN
 
 
 def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, need: Array) -> Array:
-    """Instructions that compute needed buffers, in order; `need` marks those and is extended by the buffers read."""
+    """Return, in order, the instructions that the buffers marked in `need` depend on; mark their operands too."""
     keep = np.zeros(len(order), np.bool_)
     for i in range(len(order) - 1, -1, -1):
         q = order[i]
@@ -41,7 +41,10 @@ def needed(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Ar
 def sinking(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, kept: Array
 ) -> Array:
-    """Mark instructions that only compute new values of states, which no unmarked instruction reads."""
+    """Return a mask of the instructions that compute a new state value and nothing that an unmasked one reads.
+
+    `made` marks the buffers of new state values, `kept` the buffers that the plan returns.
+    """
     sinks = np.zeros(len(order), np.bool_)
     read = kept.copy()
     for i in range(len(order) - 1, -1, -1):
@@ -58,7 +61,7 @@ def sinking(
 
 
 def touches(order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, made: Array, read: Array) -> None:
-    """Fill the time at which each buffer is written, and at which it is last read."""
+    """Fill `made` with the time at which each buffer is written, and `read` with the time at which it is last read."""
     for i in range(len(order)):
         q = order[i]
         for k in range(reads_at[q], reads_at[q + 1]):
@@ -73,10 +76,11 @@ def lifetimes(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Compute the first and last time at which each buffer's bytes are needed; -1 for never.
 
-    A result takes the memory of an operand that dies with the instruction, if no other operand uses that memory:
-    `pairs` holds (result, operand) buffers of equal size and layout, and `home` is changed. Buffers elsewhere, and
-    those with another home, keep their memory. `held` buffers are needed to the end.
-    Returns: first, last, and a mask of the buffers with bytes of the arena.
+    A result takes the memory of an operand that no later instruction needs, if no other operand uses that memory; the
+    result's `home` is then the operand. `pairs` lists the (result, operand) buffers that may share memory. Buffers
+    outside the arena, and those whose home is a different buffer already, keep their memory. `held` lists the buffers
+    that are needed to the end.
+    Returns: first, last, and a mask of the buffers with their own bytes of the arena.
     """
     count = len(home)
     first, last = np.full(count, -1, np.int32), np.full(count, -1, np.int32)
@@ -116,7 +120,7 @@ def lifetimes(
 
 
 def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
-    """Bytes live at the fullest time."""
+    """Return the maximum of live bytes over all times."""
     change = np.zeros(steps + 2, np.int64)
     for b in range(len(sizes)):
         if last[b] >= 0:
@@ -130,9 +134,9 @@ def fullest(sizes: Array, first: Array, last: Array, steps: int) -> int:
 
 
 def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, int]:
-    """Put every buffer into the smallest free hole that holds it at its first use, else at the end of the arena.
+    """Assign each buffer, at its first use, the smallest free hole that is large enough, else the end of the arena.
 
-    Times are walked once; after its last use a buffer becomes a hole, which is merged with its neighbours.
+    One walk over the times: after its last use a buffer becomes a hole, which is merged with adjacent holes.
     Returns: offsets (-1 for unused buffers) and the bytes of the arena.
     """
     count = len(sizes)
@@ -209,7 +213,7 @@ def place(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, i
 
 
 def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Array, Array]:
-    """Used buffers by first use; those of time i are between at[i] and at[i + 1], large ones first."""
+    """Return (found, at): found[at[i]:at[i + 1]] are the buffers first used at time i, the largest first."""
     at = np.zeros(steps + 3, np.int64)
     for b in range(len(first)):
         if last[b] >= 0:
@@ -231,7 +235,7 @@ def _by_birth(sizes: Array, first: Array, last: Array, steps: int) -> tuple[Arra
 
 
 def _by_death(last: Array, steps: int) -> tuple[Array, Array]:
-    """Linked lists of the buffers that die at each time: per time the first, per buffer the next, or -1."""
+    """Return linked lists of buffers by last use: per time the first buffer, and per buffer the next one, or -1."""
     dying, then = np.full(steps + 1, -1, np.int32), np.full(len(last), -1, np.int32)
     for b in range(len(last)):
         if last[b] >= 0:
@@ -246,9 +250,9 @@ def keep_offsets(
     """Keep live buffers at their old offsets; where two overlap, move the shorter-lived one.
 
     Args:
-        known: old offsets, or -1.
-        chunks: ends of the arena's chunks. Each buffer is in one chunk, or after the last one.
-    Returns: offsets, how many buffers were placed again, and the bytes of the arena.
+        known: old offsets, or -1 for new buffers.
+        chunks: ends of the arena's chunks. Each buffer is placed inside one chunk, or after the last one.
+    Returns: offsets, the number of buffers that were new or moved, and the bytes of the arena.
     """
     count = len(sizes)
     offsets = np.full(count, -1, np.int64)
@@ -282,7 +286,7 @@ def keep_offsets(
                 offsets[b] = -1
                 unplaced += 1
                 continue
-            for j in range(low, high):  # the longer-lived one stays
+            for j in range(low, high):  # the longer-lived buffer is not moved
                 offsets[live[j]] = -1
             unplaced += high - low
             for j in range(high, lives):
@@ -332,7 +336,7 @@ def keep_offsets(
 
 
 def _in_one(start: int, size: int, chunks: Array) -> int:
-    """The first offset from `start` at which `size` bytes are in one chunk."""
+    """Return the first offset >= `start` at which `size` bytes fit into one chunk."""
     for end in chunks:
         if start < end < start + size:
             start = end
@@ -343,7 +347,7 @@ def moved(
     order: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, works_at: Array, works: Array,
     other: Array
 ) -> Array:  # fmt: skip
-    """Instructions that use a marked buffer, in order."""
+    """Return, in order, the instructions that read, write or work in a buffer marked in `other`."""
     found = np.zeros(len(order), np.bool_)
     for i in range(len(order)):
         q = order[i]
@@ -360,16 +364,17 @@ def facts(
     order: Array, spans: Array, reads_at: Array, reads: Array, outs_at: Array, outs: Array, codes: Array, home: Array,
     first: Array, last: Array, own: Array, before_at: Array, before: Array
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Collect the numbers that determine the fusion groups of each region of the order.
+    """Collect the integers that determine the fusion groups of each region, and match regions of the previous plan.
 
-    They are equal where an edit touched nothing: the region's length; per instruction its number; then per buffer that
-    it writes or reads the home, its location (-1 if shared), and its first and last use, as times from the region's
-    start.
+    For a region: its length; per instruction its id; then per buffer that the instruction writes or reads: the home,
+    its location (-1 if it has no own bytes), and its first and last use relative to the region's start. A region that
+    an edit did not touch has the same integers as before, so its groups can be reused.
 
     Args:
         spans: (start, stop) per region.
-        before_at, before: results for the previous plan.
-    Returns: where the numbers of each region begin; the numbers; per region the previous one with equal numbers, or -1.
+        before_at, before: the first two results for the previous plan.
+    Returns: the start index of each region's integers; the integers; per region the index of the previous region with
+        equal integers, or -1.
     """
     count = len(spans)
     at, known = np.zeros(count + 1, np.int64), np.full(count, -1, np.int32)
@@ -414,11 +419,12 @@ def facts(
 def update_lifetimes(
     starts: Array, known: Array, before_at: Array, before: Array, fresh_at: Array, fresh: Array, last: Array, own: Array
 ) -> tuple[Array, Array, Array]:
-    """Adapt the lifetimes of buffers, `last` and `own`, to the fusion groups.
+    """Update the lifetimes of buffers, `last` and `own`, for the fusion groups.
 
-    Rows are (buffer, tile, end): a buffer inside a group has a tile (>= 0) and no bytes; another is needed until a time
-    from the region's start. A known region has the rows of the previous plan, another the next of the fresh ones.
-    Returns: where the rows of each region begin; the rows; per buffer its tile, or -1.
+    Rows are (buffer, tile, end): a buffer used inside a group only has a tile >= 0 and no bytes; any other buffer
+    (tile -1) is needed until `end`, a time relative to the region's start. A region with `known` >= 0 takes its rows
+    from `before`, the rows of the previous plan; the other regions take theirs from `fresh`, in order.
+    Returns: the start index of each region's rows; the rows; per buffer its tile, or -1.
     """
     count = len(starts)
     at, tiles = np.zeros(count + 1, np.int64), np.full(len(last), -1, np.int32)

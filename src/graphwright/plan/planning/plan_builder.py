@@ -1,7 +1,7 @@
-"""Plan builder: a record per node, kept from plan to plan, so that planning after an edit costs what the edit touched.
+"""Plan builder: one record per node, reused by the next plan, so that planning after an edit visits few nodes.
 
-Records say what a node reads after rewrites, which slots hold its results and which instruction computes them. Planning
-works from specs alone: no op runs, no weight byte is read, no state changes.
+A record holds the slots that a node reads after rewrites, the slots of its results and the instruction that computes
+them. Planning works from specs: no op runs, no state changes, and no weight is read except constants of one element.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RewriteRule(NamedTuple):
     """A rewrite rule.
 
     Attributes:
-        apply: function of a record whose `reads` are known; returns the slots that replace its results, or None. It
-            may change `reads` too.
-        matches: the ops that it is applied to.
+        apply: takes a record whose `reads` are set; returns the slots that replace the record's results, or None. It
+            may also change `op`, `attrs` and `reads` of the record.
+        matches: True for the ops that the rule is applied to.
     """
 
     apply: Callable[[PlanBuilder, NodeRecord, Op], tuple[int, ...] | None]
@@ -54,24 +54,24 @@ class RewriteRule(NamedTuple):
 
 
 class PlanBuilder:
-    """Node records of a program for given sizes and options.
+    """The node records and tables of a program for given input sizes and options, from which plans are made.
 
     Args:
         p: the program.
-        dims: numbers for named sizes.
+        dims: value of each named size.
         rules: the rewrite rules, in order.
         options: see `CompileOptions`.
 
     Attributes:
         tables: slots, buffers and instructions.
-        order: instructions of all records, in order.
+        order: instructions of all records, in program order.
         records: node -> record.
-        given_out: values that outputs and watches return.
+        given_out: values that are outputs or watched.
         turn: number of plans made so far.
-        fusion: the fusion groups of the last plan that has some.
-        sent: write node -> slot of its new value on the device, if that was computed on the host.
+        fusion: the fusion groups of the last plan that had any.
+        sent: assign node -> slot of its new value on the device, if that value was computed on the host.
         assumptions: constants whose values a rewrite assumed -> the array and its version.
-        visited: records updated since the start, for tests of locality.
+        visited: number of record updates so far; tests use it to check that an edit updates few records.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class PlanBuilder:
 
     # -- updates -----------------------------------------------------------------------------------------------------
     def update(self) -> None:
-        """Update the records to the present state of the program, for a new plan."""
+        """Bring the records up to date with the program, for a new plan."""
         self.turn += 1
         p, graph = self.program, self.program.graph
         written = {p.operands(n)[0].node for n in p.assigns()}
@@ -125,7 +125,7 @@ class PlanBuilder:
         self.order.update(self._order_key, len(self.tables.instrs))
 
     def records_at(self, turn: int) -> dict[NodeId, NodeRecord]:
-        """The records as they were when the plan of a turn was made."""
+        """Return the records as they were when plan number `turn` of this builder was made."""
         records = self.records.copy()  # before the history is read: another thread may extend both
         for changed, node, record in reversed(self._history):
             if changed <= turn:
@@ -155,7 +155,7 @@ class PlanBuilder:
         self._walk.add(node for node in nodes if node in graph)
 
     def _update_record(self, node: NodeId, moved: bool) -> None:
-        """Make a record again, and visit what depends on its results if they changed."""
+        """Make the record of a node again; if its results changed, schedule its readers for an update."""
         self.visited += 1
         p, old = self.program, self.records.get(node)
         record = NodeRecord(node, p.path(node), p.op(node), p.attrs(node), p.specs(node), p.operands(node))
@@ -180,7 +180,7 @@ class PlanBuilder:
             self._cse.changed(node, record.cse_key)
 
     def _retire(self, record: NodeRecord) -> None:
-        """Undo the effects of the record of a deleted node."""
+        """Remove the record of a deleted node from the order, the copies and the CSE table."""
         if record.op in kinds.SOURCES:
             self._sources = None
         if record.cse_key is not None:
@@ -189,12 +189,12 @@ class PlanBuilder:
         self._release_copies(record.node, set(record.copies))
 
     def _order_key(self, q: int) -> tuple[int, int, int]:
-        """Sort key of an instruction: the position of its node, then its rank within the node."""
+        """Return the sort key of an instruction: the position of its node, then its rank among those of the node."""
         return (*self.program.order_labels.key(self.tables.instrs[q].node), self.tables.ranks[q])
 
     # -- one record --------------------------------------------------------------------------------------------------
     def _plan(self, record: NodeRecord, old: NodeRecord | None) -> None:
-        """Fill a record whose `reads` are known."""
+        """Fill in a record whose `reads` are set; `old` is the node's previous record."""
         node, kind = record.node, record.op
         if kind in _KIND:
             record.specs = tuple([s.bind(self.dims) for s in record.specs])
@@ -238,7 +238,7 @@ class PlanBuilder:
             self._plan_instruction(record, op, old, frozen)
 
     def _plan_known(self, record: NodeRecord, signature: Signature, frozen: bool) -> None:
-        """Plan a new record whose signature was planned before."""
+        """Plan a new record whose signature has a lowering already."""
         node, tables, lowering = record.node, self.tables, signature.lowering
         assert lowering is not None
         results = enumerate(signature.packed)
@@ -254,7 +254,7 @@ class PlanBuilder:
         for number in signature.copied:
             why = f"{record.op} needs operand {number} in row-major memory"
             ins[number] = self.contiguous(record, ins[number], number, why)
-        # conversion chains look through a conversion, so on other operands it is another value
+        # the rule for conversion chains skips conversions, so with different operands the value differs
         known = None if old is None or (op.traits.convert and old.reads != record.reads) else old
         made = [self._slot(known, port, Value(node, port), s, TEMP, "", frozen) for port, s in enumerate(record.specs)]
         record.results = record.own = tuple(made)
@@ -279,7 +279,7 @@ class PlanBuilder:
         record.results = record.own = (made,)
 
     def view_of(self, record: NodeRecord, op: Op) -> tuple[int, Layout]:
-        """The slot that a view is taken of, a copy if the strides need one, and the view's layout."""
+        """Return the slot to view, which is a copy if no strides give the view, and the layout of the view."""
         source, slots = record.reads[0], self.tables.slots
         layout = slots[source].layout if op.view is None else record.signature.view_layout
         if layout is None:
@@ -290,14 +290,14 @@ class PlanBuilder:
         return source, layout
 
     def depends_on_frozen(self, record: NodeRecord, op: Op) -> bool:
-        """True if a record depends on frozen weights alone."""
+        """Return True if all operands of a record depend on frozen weights only."""
         frozen = self.tables.frozen
         if not record.reads or not frozen[record.reads[0]]:
             return False
         return not op.traits.update and all(map(frozen.__getitem__, record.reads))
 
     def _may_fold(self, specs: Iterable[Spec], reads: Iterable[int]) -> bool:
-        """True if a value computed from frozen weights is not much larger than they are."""
+        """Return True if a value is at most as large as its operands, or as `FOLD_BYTES`."""
         size = sum(s.nbytes for s in specs)
         source = sum(self.tables.buffers[self.tables.holders[s]][1] for s in reads)  # bytes of buffers, not of views
         return size <= max(source, FOLD_BYTES)
@@ -306,13 +306,16 @@ class PlanBuilder:
     def replace(
         self, rule: str, record: NodeRecord, by: tuple[int, ...], into: NodeId | None = None, bound: str = ""
     ) -> tuple[int, ...]:
-        """Log that other slots replace a record's results; `into` is their node, if it is not that of the first."""
+        """Log a rule that replaces a record's results by the slots `by`, and return them.
+
+        `into` is the replacing node, by default the node of the first slot.
+        """
         maker = self.tables.slots[by[0]].value
         record.log(rule, maker.node if into is None and maker is not None else into, bound)
         return by
 
     def node_of(self, slot: int) -> NodeId:
-        """The node of a slot's value; for a copy the node of its source or of its first reader."""
+        """Return the node of a slot's value; for a copy, the node that the copy instruction is filed under."""
         value, made = self.tables.slots[slot].value, self.tables.folds.get(self.tables.holders[slot])
         if value is not None:
             return value.node
@@ -321,12 +324,15 @@ class PlanBuilder:
         return next(self.tables.instrs[copy.instr].node for copy in self._copies.values() if copy.target == slot)
 
     def maker(self, slot: int) -> NodeRecord | None:
-        """The record that a slot was made for; None for a copy."""
+        """Return the record of the node whose value a slot holds; None for a copy."""
         value = self.tables.slots[slot].value
         return None if value is None else self.records.get(value.node)
 
     def constant(self, slot: int) -> float | None:
-        """The value of a constant of one element that nothing assigns, else None; reads no mapped page."""
+        """Return the value of a one-element constant that is never assigned, else None.
+
+        None also if reading it would load a page of a memory-mapped file.
+        """
         record = self.maker(slot)
         if record is None or record.op != kinds.CONST or record.node in self._written:
             return None
@@ -338,11 +344,11 @@ class PlanBuilder:
         return array.item()
 
     def read_once(self, value: Value) -> bool:
-        """True if one edge reads a value, and no output or watch returns it."""
+        """Return True if exactly one edge reads a value, and it is neither an output nor watched."""
         return value not in self.given_out and len(self.program.graph.out_edges(value.node)) == 1
 
     def first_equal(self, record: NodeRecord, key: Any) -> NodeRecord | None:
-        """Enter a record into the CSE table; returns an earlier record with the same key."""
+        """Enter a record into the CSE table; return an earlier record with the same key, if any."""
         record.cse_key = key
         first = self._cse.enter(record.node, key)
         return None if first == record.node else self.records[first]
@@ -351,7 +357,7 @@ class PlanBuilder:
     def _slot(
         self, old: NodeRecord | None, number: int, value: Value | None, spec: Spec, kind: str, key: str, frozen: bool
     ) -> int:
-        """The slot that the old record had for this, if it still fits, else a new one."""
+        """Return slot `number` of the old record if it still fits, else a new slot."""
         tables = self.tables
         if old is not None and number < len(old.own):
             slot = tables.slots[old.own[number]]
@@ -364,7 +370,7 @@ class PlanBuilder:
     def _emit(
         self, record: NodeRecord, old: NodeRecord | None, op: str, ins: tuple[int, ...], attrs: Any, why: str = ""
     ) -> None:
-        """Set the instruction of a record and its scratch; its signature caches the lowering of the record itself."""
+        """Set the instruction of a record and its scratch slots, reusing those of the old record if they are equal."""
         made, tables = record.results, self.tables
         if old is not None and old.instr >= 0:
             had = tables.instrs[old.instr]
@@ -387,7 +393,10 @@ class PlanBuilder:
         record.instr = tables.instruction(instr, lowering=lowering)
 
     def contiguous(self, record: NodeRecord, slot: int, rank: int, why: str) -> int:
-        """The slot, or a row-major copy of it, which records share; the copy of a frozen value is folded."""
+        """Return a slot if it is row-major, else a row-major copy, which all readers share.
+
+        The copy of a frozen value is folded: computed once, not in every run.
+        """
         tables = self.tables
         layout = tables.slots[slot].layout
         if contiguous(layout):
@@ -409,7 +418,7 @@ class PlanBuilder:
         self._stale_copies |= keys
 
     def _place_copy(self, key: Any) -> None:
-        """Run a shared copy just before its first reader."""
+        """Move a shared copy to just before its first reader, or remove it if it has no reader."""
         copy = self._copies[key]
         self.order.remove(copy.instr)
         if not copy.wanted:
@@ -425,7 +434,7 @@ class PlanBuilder:
 
     # -- sources and writes ------------------------------------------------------------------------------------------
     def sources(self) -> SourceTable:
-        """Inputs, params, consts and states; cached until one of them changes."""
+        """Return the inputs, params, consts and states in program order; cached until one of them changes."""
         if self._sources is None:
             p = self.program
             nodes = p.order_labels.sorted([n for kind in kinds.SOURCES for n in p.of_kind(kind)])
@@ -436,7 +445,7 @@ class PlanBuilder:
         return self._sources
 
     def writes(self) -> dict[NodeId, tuple[int, int]]:
-        """Write node, in order -> (slot of the state, slot of its new value)."""
+        """Map each assign node, in program order, to (slot of the state, slot of its new value)."""
         p = self.program
         found = (self.records[n] for n in p.order_labels.sorted(p.assigns()))
         return {record.node: (record.reads[0], self.sent.get(record.node, record.reads[1])) for record in found}

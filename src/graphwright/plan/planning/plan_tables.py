@@ -1,4 +1,4 @@
-"""What a plan builder keeps from plan to plan: records of nodes, and append-only tables, also as arrays for loops."""
+"""Data that a plan builder reuses for the next plan: node records, and append-only tables with array views."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 tables_lock = RLock()
-"""Held while tables grow, and while another thread's arrays of them are read."""
+"""Held while a thread appends to tables, and while one reads them as arrays."""
 _CODES = {INPUT: FED, TEMP: TEMPORARY}
 _MAIN = 1 << 20  # rank of a node's own instruction, after the copies of its operands
 
 
 class IndexLists:
-    """One list of numbers per row, as arrays for native code.
+    """One list of integers per row of a table, concatenated in arrays for native code.
 
     Args:
-        rows: the rows; more may be appended.
-        of: the list of a row.
-        names: maps the numbers of the lists, by index.
+        rows: the rows of the table; more may be appended.
+        of: returns the list of a row.
+        names: lookup table that replaces each integer i of the lists by `names[i]`; None to leave them.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class IndexLists:
         self._at, self._data = array("I", [0]), array("I")
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where each list starts, and the concatenated lists; release them before the next call."""
+        """Return the start index of each list, and the concatenated lists; drop both arrays before the next call."""
         new = list(map(self._of, self._rows[len(self._at) - 1 :]))
         if new:
             flat = chain.from_iterable(new)
@@ -60,15 +60,15 @@ class PlanTables:
     """Slots, buffers and instructions of all plans of a builder; rows never change, so older plans stay valid.
 
     Attributes:
-        lowerings: what instructions on operands of equal layouts have in common.
+        lowerings: the signatures and lowerings that instructions share.
         slots, buffers, instrs: the rows; a buffer is (kind, bytes, key).
-        frozen, holders, shapes: per slot, whether it depends on frozen weights alone, its buffer, and a number for its
+        frozen, holders, shapes: per slot, whether it depends on frozen weights only, its buffer, and the id of its
             dtype and layout.
         sizes, codes: per buffer, its bytes in the arena and its location (see `passes`).
-        on_host: buffers in host memory of a plan on another device.
-        folds: folded buffer -> the instruction that computes it outside of runs.
+        on_host: buffers that are in host memory although the plan is for a device.
+        folds: folded buffer -> the instruction that computes it once, outside of runs.
         lowering_of, ranks: per instruction, the number of its lowering and its rank among those of its node.
-        reads, outs, works, pairs: per instruction, the buffers it reads, writes and works in, and the (result, operand)
+        reads, outs, works, pairs: per instruction, its operand, result and scratch buffers, and the (result, operand)
             buffers that may share memory.
     """
 
@@ -93,7 +93,7 @@ class PlanTables:
 
     # -- new rows ----------------------------------------------------------------------------------------------------
     def view(self, value: Value | None, buffer: int, dtype: Any, layout: Layout, base: int, frozen: bool) -> int:
-        """Add a slot that is a view of the slot `base`."""
+        """Add a slot that is a view of the slot `base`; return its index."""
         self.slots.append(Slot(index := len(self.slots), value, buffer, dtype, layout, base))
         self.frozen.append(frozen)
         self.holders.append(buffer)
@@ -101,13 +101,13 @@ class PlanTables:
         return index
 
     def slot(self, value: Value | None, spec: Spec, kind: str = TEMP, key: str = "", frozen: bool = False) -> int:
-        """Add a slot with its own buffer."""
+        """Add a slot with its own buffer; return its index."""
         return self.packed_slot(value, self.lowerings.packed(spec), kind, key, frozen)
 
     def packed_slot(
         self, value: Value | None, packed: PackedSpec, kind: str = TEMP, key: str = "", frozen: bool = False
     ) -> int:
-        """Add a slot with its own buffer, for a spec that was looked up before."""
+        """Add a slot with its own buffer, given the looked-up `packed` form of its spec; return its index."""
         index, buffer = len(self.slots), len(self.buffers)
         nbytes, room, dtype, layout, shape = packed
         self.buffers.append((kind, nbytes, key))
@@ -120,7 +120,7 @@ class PlanTables:
         return index
 
     def instruction(self, instr: Instr, rank: int = _MAIN, lowering: Lowering | None = None) -> int:
-        """Add an instruction; `rank` orders those of one node."""
+        """Add an instruction and return its id; `rank` orders the instructions of one node."""
         if lowering is None:
             lowering = self.lowerings.lowering(instr, self.slots, self.shapes)
         self.instrs.append(instr)
@@ -130,7 +130,7 @@ class PlanTables:
         return len(self.instrs) - 1
 
     def _shareable(self, instr: Instr, lowering: Lowering) -> tuple[int, ...]:
-        """(Result, operand) buffers of an instruction that may share memory."""
+        """Return the (result, operand) buffers of an instruction that may share memory, flattened."""
         holders, buffers, pairs = self.holders, self.buffers, ()
         for out, operand in lowering.inplace:
             a, b = holders[instr.outs[out]], holders[instr.ins[operand]]
@@ -146,21 +146,21 @@ class PlanTables:
             self.buffers[buffer], self.codes[buffer] = (HOST, size, key), ELSEWHERE
 
     def fold(self, instr: Instr) -> None:
-        """Note the instruction that computes folded results; no run contains it."""
+        """Register an instruction whose results are folded: computed once, and in no run."""
         for slot in instr.outs:
             self.folds[self.holders[slot]] = instr
 
     # -- facts of instructions ---------------------------------------------------------------------------------------
     def choice(self, q: int) -> ExecutorChoice:
-        """The executor of an instruction, and the reason if it is not the VM."""
+        """Return the executor of instruction `q`, and the reason if it is not the VM."""
         return self.lowerings.all[self.lowering_of[q]].choice
 
     def native(self, order: np.ndarray) -> np.ndarray:
-        """Mask of the instructions that run on the VM."""
+        """Return the mask of the instructions in `order` that run on the VM."""
         return self._by_lowering([low.choice.executor == VM for low in self.lowerings.all], order)
 
     def fusible(self, order: np.ndarray) -> np.ndarray:
-        """Mask of the instructions that may join a fusion group."""
+        """Return the mask of the instructions in `order` that may join a fusion group."""
         return self._by_lowering([low.fusible for low in self.lowerings.all], order)
 
     def _by_lowering(self, facts: list[bool], order: np.ndarray) -> np.ndarray:
@@ -171,7 +171,7 @@ class PlanTables:
 
     # -- rows that later plans need again ----------------------------------------------------------------------------
     def saved_copy(self, slot: int, node: NodeId, why: str) -> tuple[int, int]:
-        """A slot for a copy of another slot's value, and the instruction that copies."""
+        """Return a slot for a copy of the value in `slot`, and the instruction that copies it."""
 
         def make() -> tuple[int, int]:
             at = self.slots[slot]
@@ -181,12 +181,12 @@ class PlanTables:
         return self._once((slot, node, why), make)
 
     def commit_copy(self, node: NodeId, new: int, target: int) -> int:
-        """The instruction that copies a new value to its state."""
+        """Return the instruction that copies the new value in slot `new` to the state in slot `target`."""
         copy = Instr("copy", (new,), (target,), (), {}, node, "commit")
         return self._once((node, new, target), lambda: self.instruction(copy))
 
     def folded_copy(self, slot: int, node: NodeId) -> int:
-        """A slot for a folded row-major copy of a frozen one."""
+        """Return a slot for a row-major copy of a frozen slot; the copy is folded: made once, and in no run."""
         at = self.slots[slot]
 
         def make() -> int:
@@ -197,28 +197,28 @@ class PlanTables:
         return self._once(("packed", at.base, at.layout), make)
 
     def same_view_of(self, slot: int, base: int) -> int:
-        """A view of `base` with the dtype and layout of `slot`."""
+        """Return a view of the slot `base` with the dtype and layout of `slot`."""
         at, to = self.slots[slot], self.slots[base]
         return self._once(
             ("view", slot, base), lambda: self.view(None, to.buffer, at.dtype, at.layout, base, frozen=False)
         )
 
     def with_operands(self, q: int, ins: tuple[int, ...]) -> int:
-        """The instruction `q` on other operands."""
+        """Return a copy of instruction `q` that reads the operands `ins`."""
         return self._once(("reading", q, ins), lambda: self.instruction(self.instrs[q]._replace(ins=ins)))
 
     def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Reuse what was made for an earlier plan, so that its number stays the same."""
+        """Return the result of `make`, cached by `key`, so that later plans get the same slots and instructions."""
         if key not in self._cache:
             self._cache[key] = make()
         return self._cache[key]
 
 
 class InstructionOrder:
-    """Instructions in the order of their keys.
+    """A list of instructions sorted by key, with batched insertions and removals.
 
     Attributes:
-        now: int32 array of instruction numbers, as of the last `update`.
+        now: int32 array of instruction ids, as of the last `update`.
     """
 
     def __init__(self) -> None:
@@ -227,7 +227,7 @@ class InstructionOrder:
         self._added: list[int] = []
 
     def remove(self, instr: int) -> None:
-        """Remove an instruction, or nothing for -1, at the next `update`."""
+        """Remove an instruction at the next `update`; -1 is ignored."""
         self._removed.add(instr)
 
     def add(self, instr: int) -> None:
@@ -242,8 +242,8 @@ class InstructionOrder:
         """Apply removals and insertions.
 
         Args:
-            key: of an instruction, by which the order is sorted.
-            count: number of instructions ever made.
+            key: returns the sort key of an instruction.
+            count: number of instructions in the tables.
         """
         removed, added, order = self._removed - {-1}, self._added, self.now
         if removed:
@@ -259,7 +259,7 @@ class InstructionOrder:
 
 
 def _inserted(order: np.ndarray, added: list[int], at: list[int]) -> np.ndarray:
-    """Insert numbers at ascending positions; for a few this is faster than `np.insert`."""
+    """Insert each `added[i]` before position `at[i]`; `at` is ascending. Faster than `np.insert` for few insertions."""
     pieces: list[Any] = []
     for start, stop, q in zip([0, *at], at, added, strict=False):
         pieces += (order[start:stop], [q])
@@ -277,19 +277,19 @@ class RewriteRecord(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """What planning found for one node.
+    """The planning results of one node.
 
     Attributes:
-        node, path, op, attrs, specs: of the node; sizes are known once it is planned.
-        sources: its operands in the program.
-        reads: slots it reads, after rewrites.
-        results: slots of its results; those of another record where that one replaces it.
-        own: slots made for it, including the scratch of its instruction.
-        instr: its instruction, or -1.
-        copies: keys of the operand copies it needs.
-        rewrites: rewrites applied to it.
-        cse_key: what it shares with records that compute the same value.
-        signature: what it shares with records of equal op, attributes, specs and operand layouts.
+        node, path, op, attrs, specs: the node and its facts; specs have no named sizes once the record is planned.
+        sources: operands of the node in the program.
+        reads: slots of the operands, after rewrites.
+        results: slots of the results; slots of a different record if a rewrite replaces this node by that record's.
+        own: slots made for this record, including the scratch of its instruction.
+        instr: id of its instruction, or -1.
+        copies: keys of the operand copies that it needs.
+        rewrites: rewrites applied to the node.
+        cse_key: key that is equal for records that compute the same value; None for a record that is never merged.
+        signature: planning results shared with records of equal op, attributes, specs and operand layouts.
     """
 
     node: NodeId
@@ -308,13 +308,13 @@ class NodeRecord:
     signature: Signature = None  # pyright: ignore[reportAssignmentType]  # set for every op
 
     def log(self, rule: str, into: NodeId | None, bound: str = "") -> None:
-        """Note a rewrite of this node."""
+        """Append a rewrite of this node to `rewrites`."""
         self.rewrites = (*self.rewrites, RewriteRecord(rule, self.node, into, bound))
 
 
 @dataclass(slots=True, eq=False)
 class SharedCopy:
-    """A row-major copy of the slot `source` in the slot `target`; `wanted` maps its readers to (rank, reason)."""
+    """A row-major copy of the slot `source` in the slot `target`; `wanted` maps each reading node to (rank, reason)."""
 
     source: int
     target: int
@@ -323,7 +323,7 @@ class SharedCopy:
 
 
 class SourceTable(NamedTuple):
-    """Inputs, params, consts and states in order: slots, their buffers, and keys of weights (None for an input)."""
+    """Inputs, params, consts and states in program order: slots, buffers, and weight keys (None for an input)."""
 
     slots: list[int]
     holders: np.ndarray
@@ -331,11 +331,13 @@ class SourceTable(NamedTuple):
 
 
 class CseTable:
-    """Nodes by the value they compute, for common-subexpression elimination.
+    """Nodes by the value they compute, for common-subexpression elimination (CSE).
+
+    The first of several nodes that compute the same value is their representative.
 
     Args:
-        order: sort key of a node.
-        revisit: called with a node whose representative may have changed.
+        order: returns the sort key of a node.
+        revisit: called with each node whose representative may have changed.
     """
 
     def __init__(self, order: Callable[[NodeId], Any], revisit: Callable[[NodeId], None]) -> None:
@@ -344,10 +346,10 @@ class CseTable:
         self._first: dict[Any, NodeId] = {}
 
     def enter(self, node: NodeId, key: Any) -> NodeId:
-        """Add a node; returns the first node that computes the same value, which may be itself."""
+        """Add a node; return the first node that computes the same value, which may be the node itself."""
         members, known = self._members.setdefault(key, {}), self._first.get(key)
         members[node] = None
-        candidates = members if known is None or known == node else (known, node)  # the first one left, or moved
+        candidates = members if known is None or known == node else (known, node)  # else the known one left or moved
         first = min(candidates, key=self._order)
         if first != known:
             self._first[key] = first
@@ -355,7 +357,7 @@ class CseTable:
         return first
 
     def leave(self, node: NodeId, key: Any) -> None:
-        """Remove a node that was deleted or computes another value."""
+        """Remove a node that was deleted or no longer computes the value of `key`."""
         members = self._members[key]
         del members[node]
         if self._first.get(key) == node:
@@ -365,7 +367,7 @@ class CseTable:
             del self._members[key]
 
     def changed(self, node: NodeId, key: Any) -> None:
-        """Note that a node moved, or that its results are in other slots."""
+        """React to a node that moved in program order, or whose results are in different slots."""
         if self._first.get(key) == node:
             self._revisit_others(node, key)
 
@@ -376,13 +378,13 @@ class CseTable:
 
 
 class AllRecords(NamedTuple):
-    """Fresh records of all nodes, in order; the results of all nodes are numbered in that order.
+    """Fresh records of all nodes in program order. The results of all nodes are numbered consecutively in that order.
 
     Attributes:
-        records: one per node.
-        begins: per record the number of its first result, then the number of results.
-        reads: numbers of the results that records read, by record and port.
-        stops: per record the end of its part of `reads`.
+        records: one record per node.
+        begins: per record the number of its first result, followed by the total number of results.
+        reads: numbers of the results that records read, sorted by record and port.
+        stops: per record the end of its entries in `reads`.
     """
 
     records: list[NodeRecord]

@@ -1,7 +1,7 @@
-"""Program -> numbers of a plan: update the builder, prune, order state writes, then lifetimes, fusion and layout.
+"""Planner: update the builder, prune, order state writes, then compute lifetimes, fusion groups and the layout.
 
-After an edit the builder of the previous plan is reused: records that the edit did not touch stay, and so do the
-offsets of their buffers in the arena.
+After an edit the builder of the previous plan is reused: records that the edit did not touch are kept, with the arena
+offsets of their buffers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class Patched(NamedTuple):
-    """How a plan was made: `kind` "full" or "patched", the reason, nodes visited, buffers placed again."""
+    """How a plan was made: `kind` "full" or "patched", why, and how many nodes were visited and buffers placed."""
 
     kind: str
     why: str
@@ -59,17 +59,17 @@ class BufferLayout:
     """Instruction order, lifetimes and offsets of one plan.
 
     Attributes:
-        builder: the builder, whose tables only grow, so that the numbers stay valid.
-        order: instructions as they run.
+        builder: the builder. Its tables only grow, so ids of slots, buffers and instructions stay valid.
+        order: ids of the instructions in execution order.
         home, first, last, offsets: per buffer, the buffer whose memory it uses, the first and last instruction that
             needs it, and its offset in the arena (or -1).
         used: mask of the buffers that the plan touches.
-        total, bound: bytes of the arena, and bytes live at the fullest instruction.
-        ends: ends of the arena's chunks; each buffer is in one chunk.
-        roots: nodes that outputs, watches and writes need.
+        total, bound: bytes of the arena, and the maximum of live bytes over all instructions.
+        ends: ends of the arena's chunks; each buffer is inside one chunk.
+        roots: the nodes of outputs and watched values, and the assign nodes.
         fusion: the fusion groups.
-        turn, slot_count: turn of the builder, and its number of slots, when the plan was made.
-        sources: slots of the inputs, params, consts and states that the plan uses, in order.
+        turn, slot_count: the builder's number of plans and of slots when this plan was made.
+        sources: slots of the inputs, params, consts and states that the plan uses, in program order.
         read, written: keys of the variables that the plan reads, and of the states that it writes.
         variables: the variables of all params, consts and states, by key.
         folds: folded buffer that the plan uses -> the instruction that computes it.
@@ -107,38 +107,38 @@ class BufferLayout:
         return self.builder.records_at(self.turn)
 
     def moved_since(self, before: BufferLayout) -> np.ndarray:
-        """Mask of the buffers of an earlier plan of the builder that have another address now."""
+        """Return the mask of buffers whose address differs from that in `before`, an earlier plan of the builder."""
         count = len(before.home)
         home, moved = self.home[:count], np.zeros(len(self.home), np.bool_)
         moved[:count] = before.offsets != self.offsets[:count]
         return (home != before.home) | moved[home]
 
     def home_of(self, buffer: int) -> int:
-        """The buffer whose memory a buffer uses."""
+        """Return the buffer whose memory `buffer` uses."""
         return int(self.home[buffer])
 
 
 def place_naive(sizes: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, int]:
-    """Give every used buffer (last >= 0) its own memory, in order; returns offsets and the total bytes."""
+    """Give every used buffer (last >= 0) its own memory, in order; return offsets and the total bytes."""
     rooms = np.where(last >= 0, -(-sizes // ALIGN) * ALIGN, 0)
     offsets = np.where(last >= 0, np.cumsum(rooms) - rooms, -1)
     return offsets, int(np.max(offsets + sizes, where=last >= 0, initial=0))
 
 
 CONE, WASTE = 0.25, 1.25
-"""A plan is made in full if an edit touched a larger share of its nodes, or its arena is so many times the bound."""
+"""A plan is made in full if an edit touched a larger share of its nodes, or its arena exceeds the bound by more."""
 _MANY = 10_000  # objects made since the last collection
-_GARBAGE = 4096  # dead instructions beyond as many as there are live ones, from which a builder is dropped
+_GARBAGE = 4096  # a builder is dropped if its dead instructions outnumber the live ones by more
 
 
 Named = Mapping[str, Value]
 Planned = tuple[StateCommit, BufferLayout, Patched]
-"""A program as numbers: what `Plan` needs besides the program and the options."""
+"""The results of planning that `Plan` needs besides the program and the options."""
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Suspend cycle collection: tracing, planning and binding make no cycles, yet thousands of objects to visit."""
+    """Suspend garbage collection: tracing, planning and binding make thousands of objects, but no reference cycles."""
     if not gc.isenabled():
         yield
         return
@@ -155,7 +155,7 @@ def uncollected() -> Iterator[None]:
 def lay_out(
     p: Program, inputs: Mapping[str, Spec], outputs: Sequence[str] | None, options: CompileOptions, before: Plan | None
 ) -> Planned:
-    """Plan a program for input specs; see `make_plan`."""
+    """Compute commit and layout of a plan, patching `before` if possible; arguments and errors as in `make_plan`."""
     dims = _dims(p, inputs)
     wanted = {name: p.output(name) for name in (p.output_names() if outputs is None else outputs)}
     watched = {name: p.value(name) for name in options.watch}
@@ -183,12 +183,12 @@ def lay_out(
             return _arrange(builder, wanted, watched, options.layout, before, why, builder.visited - visited)
         except HomeChanged:
             commit, layout, patched = lay_out(p, inputs, outputs, options, None)
-            why = "other values than before are in host memory"
+            why = "a value moved between host and device memory"
             return commit, layout, patched._replace(why=why)
 
 
 def _why_full(before: Plan | None, rewrites: str) -> str:
-    """The reason nothing of the previous plan can be reused, or ""."""
+    """Return the reason the previous plan cannot be patched, or ""."""
     if before is None:
         return "the first plan"
     if rewrites == "fast":
@@ -199,14 +199,14 @@ def _why_full(before: Plan | None, rewrites: str) -> str:
         return "a constant that a rewrite assumed has changed"
     layout = before.buffer_layout
     if len(layout.tables.instrs) > 2 * len(layout.order) + _GARBAGE:
-        return "most records are of deleted nodes"
+        return "most instructions of the builder are unused"
     return ""
 
 
 def _arrange(
     builder: PlanBuilder, wanted: Named, watched: Named, mode: str, before: Plan | None, why: str, visited: int
 ) -> Planned:
-    """Order the instructions, and compute lifetimes, fusion groups and offsets of the buffers."""
+    """Order the instructions, and compute fusion groups and the lifetimes and offsets of buffers."""
     run, tables = loops(len(builder.order.now)), builder.tables
     old = None if before is None else before.buffer_layout
     outputs, seen = (
@@ -257,9 +257,9 @@ def _arrange(
 
 
 def _chunk_ends(total: int, known: tuple[int, ...], kind: str, device: Device) -> tuple[int, ...]:
-    """Ends of an arena's chunks: those of the previous plan if they suffice, so that no address changes.
+    """Return the ends of an arena's chunks: the previous plan's if they suffice, so that no address changes.
 
-    A new chunk has room to grow on the host, where untouched memory costs nothing.
+    A new chunk on the host has spare room, because memory that is never touched costs nothing there.
     """
     if kind == "full":
         known = known[:1] if known and total <= known[0] else ()
@@ -274,13 +274,13 @@ def _too_large(p: Program, dims: Mapping[str, int]) -> OutOfMemory:
     sizes = [(spec.nbytes, path) for spec, path in bound if not spec.symbolic]
     largest = tuple(sorted(sizes, key=lambda row: -row[0])[:5])
     most = max((size for size, _ in largest), default=0)  # the scratch of a kernel may be larger
-    return OutOfMemory("a value has more bytes than any machine", needed=most, lower_bound=most, largest=largest,
-                       where=p.name, expected=f"at most {LARGEST:,} bytes a value",
+    return OutOfMemory("a value is larger than the memory of any machine", needed=most, lower_bound=most,
+                       largest=largest, where=p.name, expected=f"at most {LARGEST:,} bytes a value",
                        fix="smaller input sizes, or a smaller batch")  # fmt: skip
 
 
 def _dims(p: Program, inputs: Mapping[str, Spec]) -> dict[str, int]:
-    """Numbers for named sizes. Raises: FeedError."""
+    """Return the value of each named size. Raises: FeedError listing all input specs that do not fit."""
     dims: dict[str, int] = {}
     known = {p.path(n): p.spec(n) for n in p.inputs()}
     wrong = [f"{name}: not an input" for name in inputs if name not in known]

@@ -1,7 +1,9 @@
-"""Rematerialisation: fit a plan into a budget of bytes by recomputing values that are idle at the fullest instruction.
+"""Rematerialisation: fit a plan's arena into a byte budget by recomputing values instead of keeping them.
 
-Greedy, by bytes freed per operation, one value at a time, until the arena fits. The planned program is a derived one
-whose clones read through `recall`, so that no rewrite merges them with the originals; the bits stay.
+At the instruction with the most live bytes, values that are needed only later are candidates. One at a time, the value
+that frees the most bytes per operation is recomputed, until the arena fits. The planned program is a derived one, in
+which the recomputing nodes read their operands through `recall` ops, so that no rewrite merges them with the originals.
+Results keep their bits.
 Source for the rule: Kirisame et al. 2021, "Dynamic Tensor Rematerialization", section 4.
 """
 
@@ -25,13 +27,13 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 _TRIED = 8
-"""Candidates planned per round; mostly the first one is taken."""
+"""Maximum candidates tried per round; usually the first one succeeds."""
 _CHAIN = 32
 """Maximum operations recomputed for one value."""
 
 
 class BudgetImpossible(ComputeError):
-    """No choice of recomputed values was found that fits the budget.
+    """The arena does not fit the budget, and no further value to recompute was found.
 
     Attributes:
         best: bytes of the smallest arena that was found.
@@ -43,11 +45,11 @@ class BudgetImpossible(ComputeError):
 
 
 def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple[Plan, tuple[str, ...]]:
-    """A plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
+    """Return a plan whose arena has at most `budget` bytes, and the paths of the recomputed nodes.
 
     Args:
         plan_of: makes a plan of a program.
-    Raises: BudgetImpossible.
+    Raises: BudgetImpossible if no such plan is found.
     """
     plan = plan_of(p)
     recomputed: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ def within(p: Program, budget: int, plan_of: Callable[[Program], Plan]) -> tuple
 
 
 def _fullness(plan: Plan) -> tuple[int, int]:
-    """The maximum of live bytes, and at how many instructions it is reached."""
+    """Return the maximum of live bytes, and the number of instructions at which it is reached."""
     line = plan.memory_timeline()
     most = max(line, default=0)
     return most, line.count(most)
@@ -79,9 +81,9 @@ class _Candidate:
     """One value to recompute.
 
     Attributes:
-        path: of the node that makes it.
+        path: path of the node that computes it.
         clones: nodes to run again for it.
-        late: edges that will carry the recomputed value.
+        late: edges that will carry the recomputed value instead of the original.
         score: bytes freed per operation.
     """
 
@@ -91,7 +93,7 @@ class _Candidate:
     score: float
 
     def applied(self, p: Program) -> Program:
-        """The program with the clones before the first late reader; it shares all variables."""
+        """Return a copy of the program with the clones before the first late reader; it shares all variables."""
         order = p.order()
         readers = {p.graph.target(e) for e in self.late}
         first = next(n for n in order if n in readers)
@@ -117,7 +119,7 @@ class _Candidate:
 
 
 class _ValueUses:
-    """For each value (by slot) the instruction that makes it and those that read it."""
+    """The instruction that computes each value and the instructions that read it, by slot."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.slots, self.buffers = plan, plan.slots, plan.buffers
@@ -134,22 +136,22 @@ class _ValueUses:
         self.outlives = {self.slots[s].base for s in (*returned, *written)}
 
     def base(self, value: Value) -> int:
-        """The slot of a value, or the slot that it is a view of."""
+        """Return the slot of a value, or of the value that it is a view of."""
         return self.slots[self.records[value.node].results[value.port]].base
 
     def kind(self, base: int) -> str:
-        """The kind of buffer of a value."""
+        """Return the kind of buffer that holds the slot `base`."""
         return self.buffers[self.slots[base].buffer].kind
 
     def live(self, base: int, at: int) -> bool:
-        """True if a value is in memory at an instruction anyway."""
+        """Return True if a value is in memory at an instruction without being recomputed."""
         if self.kind(base) not in (TEMP, TILE, UNUSED) or base in self.outlives:
             return True
         return base in self.made and self.kind(base) == TEMP and max(self.readers.get(base, [-1])) >= at
 
 
 def _candidates(plan: Plan) -> list[_Candidate]:
-    """Values that are idle at the fullest instruction, the best first."""
+    """Return the values that could be recomputed after the instruction with the most live bytes, best first."""
     line, uses = plan.memory_timeline(), _ValueUses(plan)
     if not line:
         return []
@@ -166,7 +168,7 @@ def _candidates(plan: Plan) -> list[_Candidate]:
 
 
 def _candidate(uses: _ValueUses, node: NodeId, base: int, after: Sequence[int]) -> _Candidate | None:
-    """How to recompute a value for the instructions `after`; None if that takes too much."""
+    """Return how to recompute a value for the instructions `after`; None if that is impossible or too long."""
     plan, p = uses.plan, uses.plan.program
     late: set[EdgeId] = set()
     for instr in map(plan.instrs.__getitem__, after):

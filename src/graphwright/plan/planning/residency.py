@@ -1,8 +1,8 @@
-"""Host and device memory of a plan on another device: values that the host reads stay there, the rest is copied once.
+"""Placement of a plan's buffers in host or device memory: values that the host reads are kept in host memory.
 
-A kernel launch may need a number on the host (a learning rate), and a generator's key belongs to the host, because
-eager code reads it too. Reading such a value back from the device would stall the queue in every step, so it stays on
-the host and is sent where the device needs it. Dtypes and storage formats stay as they are.
+A kernel launch may need a number on the host (a learning rate), and the key of a random generator is kept on the host,
+because eager code reads it too. Reading such a value back from the device would stall its queue in every step, so the
+value is kept on the host, and copied to the device for instructions that need it there.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class HomeChanged(Exception):  # no error: the plan is made in full
 
 
 class HostPlacement:
-    """The buffers of a plan that stay in host memory, found for the needed instructions."""
+    """The slots of a plan that are kept in host memory, found from the needed instructions `order`."""
 
     def __init__(self, builder: PlanBuilder, order: np.ndarray) -> None:
         self.builder, self.tables = builder, builder.tables
@@ -36,12 +36,12 @@ class HostPlacement:
         self.scratch: set[int] = set()
 
     def apply(self, known: int) -> np.ndarray:
-        """Move buffers to host memory, and insert copies of what the device reads of them.
+        """Move buffers to host memory, and copy to the device the values that it reads.
 
         Args:
             known: number of buffers of the previous plan, which cannot move.
-        Returns: the order with the copies, and with instructions that read them.
-        Raises: HomeChanged, with nothing changed.
+        Returns: the order with the copies, and with instructions that read the copies.
+        Raises: HomeChanged if one of the `known` buffers would have to move; nothing is changed.
         """
         tables, slots = self.tables, self.tables.slots
         self._compute_on_host()
@@ -63,17 +63,17 @@ class HostPlacement:
         return self.tables.buffers[self.tables.holders[slot]][0]
 
     def _host_reads(self, instr: Instr) -> tuple[int, ...]:
-        """Numbers of the operands whose values the host needs to launch an instruction."""
+        """Return the indices of the operands whose values the host needs to launch an instruction."""
         return needs(instr, backend(self.builder.device), lambda s: self.tables.slots[s].spec).reads
 
     def _host_states(self) -> set[int]:
-        """Slots of states that eager code on the host shares."""
+        """Return the slots of states that are host variables, which eager code reads too."""
         weights, known = self.builder.program.weights, self.builder.sources()
         states = [(s, key) for s, key in zip(known.slots, known.keys, strict=True) if self._kind(s) == STATE]
         return {s for s, key in states if key is not None and isinstance(weights[key], HostVariable)}
 
     def _compute_on_host(self) -> None:
-        """Compute new values of host states on the host, if they depend on host values alone, as a generator's key."""
+        """Compute new values of host states on the host that depend on host values only, such as a generator's key."""
         slots, writes = self.tables.slots, self.builder.writes().values()
         carried = {slots[new].base for target, new in writes if slots[target].base in self.on_host}
         for _, instr in self.instrs:

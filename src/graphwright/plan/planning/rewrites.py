@@ -1,10 +1,10 @@
-"""Rewrites that shorten a plan and keep its bits (a NaN stays a NaN, of any payload).
+"""Rewrite rules that remove instructions from a plan without changing its bits (except the payload of a NaN).
 
-The rules of `fast` round differently; each use lists its error bound.
+The rules added by `rewrites="fast"` round differently; each application lists its error bound.
 
-One pass in order reaches the fixpoint: a rule replaces a result by an earlier one, or an operand by one closer to its
-source, so it changes nothing before the present record. Rules change records of the builder, never the program; they
-read traits and layouts, no op names.
+One pass in program order reaches the fixpoint: a rule replaces a result by an earlier one, or an operand by one closer
+to its source, so it changes nothing before the current record. Rules change records of the builder, never the program.
+They depend on the traits and layouts of ops, not on their names.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from graphwright.plan.planning.plan_tables import NodeRecord, RewriteRecord
 from graphwright.program.kinds import KINDS, PARAM
 
 BY_VALUE = ("neutral operand", "zero added")
-"""Rules that depend on the value of a constant."""
+"""Names of the rules that depend on the value of a constant."""
 Slots = tuple[int, ...] | None
 
 
 def single_edge(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace a sum with one edge by the value of the edge."""
+    """Replace a junction with one incoming edge by the value of that edge."""
     return builder.replace("single edge", record, record.reads) if len(record.reads) == 1 else None
 
 
 def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace a view by its unchanged source (double permute, identity reshape) or by an equal earlier view."""
+    """Replace an identity view (double permute, same shape) by its source, any other by an equal earlier view."""
     slots, layout = builder.tables.slots, record.signature.view_layout
     if layout is None:  # it must copy
         return None
@@ -40,7 +40,7 @@ def same_view(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace x·1, x/1, x - 0 and x + (-0) by x; never x + 0, which turns -0 into 0."""
+    """Replace x·1, x/1, x - 0 and x + (-0) by x, but not x + 0, which turns -0 into 0."""
     if len(record.reads) != 2:
         return None
     for number, neutral in op.traits.identity:
@@ -54,7 +54,7 @@ def neutral_operand(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace a conversion to the same dtype by its operand; convert from before an exact widening."""
+    """Skip an exact widening before a conversion, and replace a conversion to the same dtype by its operand."""
     slots, last = builder.tables.slots, record.specs[0].dtype
     source = slots[record.reads[0]]
     before = builder.maker(source.index)
@@ -72,13 +72,13 @@ def conversion_chain(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def same_result(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Reuse the result of the same op on the same operands; never one with state."""
+    """Replace a result by that of an earlier record with the same op, attributes and operands."""
     earlier = builder.first_equal(record, (record.signature.content, record.reads))
     return None if earlier is None else builder.replace("same result", record, earlier.results, earlier.node)
 
 
 def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Replace x + 0 by x, which keeps a -0."""
+    """Replace x + 0 by x; the result is -0 instead of 0 if x is -0."""
     for number, other in _operand_pairs(record):
         same_spec = builder.tables.slots[other].spec == record.specs[0]
         if same_spec and builder.constant(record.reads[number]) == 0:
@@ -87,7 +87,7 @@ def zero_added(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
 
 
 def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Pass a vector added to a product that nothing else reads as the product's own addend, so it is written once."""
+    """Fuse the addition of a vector into the matrix product before it, if nothing else reads the product."""
     slots = builder.tables.slots
     for number, addend in _operand_pairs(record):
         inner, other = slots[record.reads[number]].spec, slots[addend].spec
@@ -111,12 +111,12 @@ def addend_into_product(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slo
 
 
 def _operand_pairs(record: NodeRecord) -> list[tuple[int, int]]:
-    """Of two operands each number with the slot of the other one; nothing for other counts."""
+    """Return (operand index, slot of the other operand) for both operands of a record; [] if it has not exactly two."""
     return [(0, record.reads[1]), (1, record.reads[0])] if len(record.reads) == 2 else []
 
 
 def narrow_weight(builder: PlanBuilder, record: NodeRecord, op: Op) -> Slots:
-    """Read a stored bfloat16 weight directly instead of its float32 copy: the VM widens it in registers."""
+    """Read a bfloat16 weight directly instead of its float32 conversion: the VM widens it in registers."""
     if builder.depends_on_frozen(record, op):  # folded outside of the VM
         return None
     slots = builder.tables.slots
@@ -152,11 +152,11 @@ _DIGITS = {
     **{"float64": (53, 1023), "float32": (24, 127), "float16": (11, 15), "bfloat16": (8, 127)},
     **{"int64": (63, 63), "int32": (31, 31), "int16": (15, 15), "int8": (7, 7), "uint8": (8, 8), "bool": (1, 1)},
 }
-"""Bits of precision and largest exponent."""
+"""Dtype name -> (bits of precision, largest exponent)."""
 
 
 def widens(narrow: DType, wide: DType) -> bool:
-    """True if every value of one dtype is a value of the other."""
+    """Return True if `wide` represents every value of `narrow` exactly."""
     if narrow is wide:
         return True
     if narrow.is_float and not wide.is_float:

@@ -1,1 +1,1 @@
-"""Running plans: memory, bound kernels, captured graphs, threads, overrides."""
+"""Execution of plans: memory, bound kernels, captured graphs, threads, overrides."""

@@ -1,7 +1,7 @@
-"""Few plans for many lengths: pad feeds to the next of a few sizes, and slice the padding off the results.
+"""Padding buckets: pad feeds to one of a few sizes, so that many lengths share few plans, and slice the results.
 
 A program in which padding could change valid results (attention to later positions, means) needs a mask input. The
-first run of each size is compared with an unpadded one, so that such a change is noticed.
+first padded run of each size is compared with an unpadded run, and a difference raises BucketMismatch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from graphwright.program.program import Program
 
 
-_TOLERANCE = 1e-4  # relative to the largest value: another size may sum in another order
+_TOLERANCE = 1e-4  # relative to the largest value: the order of sums may depend on the size
 
 
 class BucketMismatch(ComputeError):
@@ -31,40 +31,44 @@ class PaddingBuckets:
     """Pads named sizes of the inputs to one of a few sizes.
 
     Args:
-        program: its inputs and outputs have the named sizes; it writes no state.
+        program: the program, which must not write state.
         sizes: named size -> the sizes to pad to; larger inputs are not padded.
-        mask: a bool input that is True at valid positions: all True if it is not fed; its padding is False.
-    Raises: UsageError for a name that no input has, an empty or non-positive list of sizes, a mask that is not a bool
-        input, or a program that writes state, which padding would change.
+        mask: name of a bool input that is True at valid positions; all True if it is not fed. Its padding is False.
+    Raises: UsageError if no input has a named size, a list of sizes is empty or contains a size < 1, the mask is not a
+        bool input, or the program writes state, which padding would change.
     """
 
     def __init__(self, program: Program, sizes: Mapping[str, Sequence[int]], mask: str | None = None) -> None:
         specs = {program.path(n): program.spec(n) for n in program.inputs()}
         known = {d for spec in specs.values() for d in spec.shape if isinstance(d, str)}
-        wrong = [f"{name}: no input has it" for name in sizes if name not in known]
-        wrong += [f"{name}: sizes {list(s)}" for name, s in sizes.items() if not s or min(s) < 1]
+        wrong = [f"{name}: no input has a size of this name" for name in sizes if name not in known]
+        bad = {name: list(s) for name, s in sizes.items() if not s or min(s) < 1}
+        wrong += [f"{name}: expected one or more sizes >= 1, got {given}" for name, given in bad.items()]
         if mask is not None and (mask not in specs or specs[mask].dtype is not bool_):
             wrong.append(f"{mask}: not a bool input")
         if program.assigns():
-            wrong.append("the program writes state")
+            wrong.append("the program writes state, which padding would change")
         if wrong:
             raise UsageError(
                 "invalid buckets:\n  " + "\n  ".join(wrong),
                 where=program.name,
                 expected=f"sizes >= 1 for {', '.join(sorted(known)) or 'named sizes, of which the program has none'}",
                 got=dict(sizes),
-                fix='gw.compile(program, buckets={"T": [16, 128]}) where "T" is a size of an input, or no buckets',
+                fix='gw.compile(program, buckets={"T": [16, 128]}) with the named size "T" of an input, or no buckets',
             )
         self.program, self.mask, self.inputs, self._version = program, mask, specs, program.version
         self.sizes = {name: sorted(s) for name, s in sizes.items()}
         self._checked: set[tuple[int, ...]] = set()
 
     def current(self) -> PaddingBuckets:
-        """This object, or after an edit of the program a new one, which compares again. Raises: as the constructor."""
+        """Return this object, or after an edit of the program a new one, which compares again.
+
+        Raises: the errors of the constructor.
+        """
         return self if self._version == self.program.version else PaddingBuckets(self.program, self.sizes, self.mask)
 
     def checked(self, feeds: Mapping[str, Any]) -> tuple[dict[str, NDArray], dict[str, int]]:
-        """Feeds as arrays, including the mask, and the named sizes. Raises: FeedError."""
+        """Return the feeds as arrays, including the mask, and the value of each named size. Raises: FeedError."""
         given = dict(feeds)
         if self.mask is not None and self.mask not in given:
             known: dict[str, int] = {}
@@ -82,12 +86,12 @@ class PaddingBuckets:
         dims: Mapping[str, int],
         call: Callable[[Mapping[str, NDArray]], dict[str, NDArray]],
     ) -> dict[str, NDArray]:
-        """Run on padded feeds.
+        """Pad the feeds, run, and return the results without padding.
 
         Args:
             feeds, dims: as returned by `checked`.
-            call: runs feeds without padding.
-        Raises: BucketMismatch at the first run of a size; as `call`.
+            call: runs feeds as they are.
+        Raises: BucketMismatch if, in the first run of a size, padding changes valid results; the errors of `call`.
         """
         padded = {name: self._padded_size(name, dims[name]) for name in self.sizes}
         if all(padded[name] == dims[name] for name in padded):
@@ -104,7 +108,7 @@ class PaddingBuckets:
         return next((n for n in self.sizes[name] if n >= size), size)
 
     def _padded(self, feeds: Mapping[str, NDArray], dims: Mapping[str, int]) -> dict[str, NDArray]:
-        """Feeds of these sizes, padded with zeros at the end."""
+        """Return the feeds padded with zeros at the end to the sizes `dims`."""
         made: dict[str, NDArray] = {}
         for name, array in feeds.items():
             host, wanted = array.to_numpy(bits=True), self.inputs[name].bind(dims).sizes
@@ -124,4 +128,4 @@ class PaddingBuckets:
         if wrong := differences(valid, exact, _TOLERANCE, _TOLERANCE, scaled=True):
             raise BucketMismatch("padding changes valid results:\n  " + "\n  ".join(wrong), where=self.program.name,
                                  got=", ".join(f"{name} = {n}" for name, n in padded.items()),
-                                 fix="a bool input that masks the padding, named as mask=")  # fmt: skip
+                                 fix="add a bool input that masks the padding, and pass its name as mask=")  # fmt: skip

@@ -1,7 +1,7 @@
-"""Executables that record the regions of a plan as graphs of the device and replay them, one launch a region.
+"""Executables that capture the regions of a plan as device graphs and replay them, with one launch per region.
 
-Recording runs nothing, so a step that records, falls back or replays advances the state once. A failure before the
-launch is undone: the region runs plainly, and so does the plan until `retry_capture()`.
+Recording a graph executes nothing, so every step advances the state exactly once. If a region fails before its launch,
+it is executed without a graph, and so is the plan until `retry_capture()`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class CaptureRefused(ComputeError):
     """A region cannot be captured although `require_capture` is set.
 
     Attributes:
-        slot, op: operand and op that prevent it, if one does.
-        reason: why.
+        slot, op: the slot and the op that prevent the capture, if the reason is one instruction.
+        reason: why the region cannot be captured.
     """
 
     def __init__(self, reason: str, *, slot: int | None = None, op: str = "", **facts: Unpack[Facts]) -> None:
@@ -42,11 +42,11 @@ class CaptureRefused(ComputeError):
 
 
 class CaptureTimeout(ComputeError, TimeoutError):
-    """Recording took longer than the watchdog allows."""
+    """Capturing a region took longer than `watchdog` seconds."""
 
 
 class CaptureState(NamedTuple):
-    """State of a `CaptureExecutable`: cold, warm (plain runs so far), captured or failed (reason)."""
+    """State of a `CaptureExecutable`: cold, warm (`warm` runs were made without graphs), captured or failed."""
 
     name: str
     warm: int = 0
@@ -57,20 +57,21 @@ class CaptureState(NamedTuple):
 
 
 class CaptureExecutable(Executable):
-    """An executable that records the regions of its plan after some plain runs, and replays them from then on.
+    """An executable that captures the regions of its plan after some runs without graphs, and then replays the graphs.
 
     Args:
-        plan: of a device with graphs. Graphs read and write fixed memory, so every feed is copied to it.
+        plan: a plan for a device with graphs. Graphs read and write fixed memory, so every feed is copied there.
         variables, safe: see `Executable`.
         poison: fill the arena with NaN before every run.
-        warmups: plain runs before the first recording.
-        require_capture: raise CaptureRefused instead of falling back.
-        watchdog: maximum seconds to record a region.
+        warmups: number of runs without graphs before the first capture.
+        require_capture: raise CaptureRefused instead of running without graphs.
+        watchdog: maximum seconds to capture a region.
 
     Attributes:
         state: see `CaptureState`.
-        captures: number of recordings. Regions that an edit did not change stay recorded.
-    Raises: UsageError for a plan of the CPU; CaptureRefused with `require_capture` if no region can be captured.
+        captures: number of regions captured so far. An edit keeps the graphs of the regions that it does not change.
+    Raises: UsageError if the plan is for the CPU; CaptureRefused if no region can be captured and `require_capture` is
+        set.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class CaptureExecutable(Executable):
         return any(region.kind == CAPTURED for region in self.regions)
 
     def adopt(self, plan: Plan) -> bool:
-        """See `Executable.adopt`; the graphs of unchanged regions are kept."""
+        """Continue with a plan patched from this one, as `Executable.adopt`; graphs of unchanged regions are kept."""
         arena, could = self.kernels.arena, self._capturable
         chunks = [] if arena is None else list(arena.chunks)
         if not super().adopt(plan):
@@ -121,7 +122,7 @@ class CaptureExecutable(Executable):
         return True
 
     def execute(self) -> None:
-        """Run the regions on the present inputs. Raises: ComputeError; CaptureRefused if capture is required."""
+        """Run all regions on the current inputs. Raises: ComputeError; CaptureRefused if `require_capture` is set."""
         if self.kernels.binds != self._binds:
             self._binds = self.kernels.binds
             self._rebound()
@@ -150,12 +151,12 @@ class CaptureExecutable(Executable):
             self.state = CaptureState(DONE) if recording else CaptureState(WARM, self.state.warm + 1)
 
     def retry_capture(self) -> None:
-        """After a failure, record again in the next run."""
+        """After a failed capture, try again in the next run."""
         if self.state.name == FAILED and self._capturable:
             self.state = CaptureState(WARM, self.warmups)
 
     def release(self) -> None:
-        """Free the graphs and unpin their memory; they are recorded again in the next run."""
+        """Free the graphs and unpin their memory; the next run captures them again."""
         self._graphs.clear()
         _unpin(self._pins)
         if self.state.name == DONE:
@@ -163,7 +164,7 @@ class CaptureExecutable(Executable):
 
     # -- one region --------------------------------------------------------------------------------------------------
     def _launch(self, region: Region) -> bool:
-        """Queue a region as a graph; False if nothing of it was queued."""
+        """Launch the graph of a region, capturing it first if needed; return False if nothing was launched."""
         driver, stream = self.kernels.backend.driver, self.kernels.backend.stream
         assert driver is not None
         try:
@@ -186,7 +187,7 @@ class CaptureExecutable(Executable):
         return True
 
     def _audit(self, region: Region) -> None:
-        """Check the bound memory, not what was planned. Raises: CaptureRefused with slot and op."""
+        """Check that all memory bound in a region is on the device. Raises: CaptureRefused with slot and op."""
         bound = self.kernels
         for i in region.instrs:
             instr = self.plan.instrs[i]
@@ -194,14 +195,14 @@ class CaptureExecutable(Executable):
             for s in (*instr.ins, *instr.outs, *instr.work):
                 device = bound.view(s).device
                 if device != bound.device:
-                    raise CaptureRefused(f"slot {s} is on {device}", slot=s, op=instr.op, where=where)
+                    raise CaptureRefused(f"the memory of slot {s} is on {device}", slot=s, op=instr.op, where=where)
             asked = needs(instr, bound.backend, lambda s: bound.view(s).spec)
             if asked.why or asked.reads:
                 slot = instr.ins[asked.reads[0]] if asked.reads else instr.outs[0]
-                raise CaptureRefused(asked.why or "the host reads it", slot=slot, op=instr.op, where=where)
+                raise CaptureRefused(asked.why or "the host reads an operand", slot=slot, op=instr.op, where=where)
 
     def _pin(self) -> None:
-        """Keep the memory that graphs use from being freed."""
+        """Pin the memory that graphs use, so that it is not freed."""
         if self._pins:
             return
         inside = [self.plan.instrs[i] for region in self.regions if region.kind == CAPTURED for i in region.instrs]
@@ -212,7 +213,7 @@ class CaptureExecutable(Executable):
             self._pins.append(block)
 
     def _rebound(self) -> None:
-        """Drop the graphs whose calls were rebound; they are recorded again in the next run."""
+        """Drop the graphs whose calls were rebound; the next run captures them again."""
         present = set(map(self._numbers, self.regions))
         kept = {numbers: g for numbers, g in self._graphs.items() if numbers in present and self._valid(numbers, g)}
         self.release()
@@ -221,12 +222,12 @@ class CaptureExecutable(Executable):
             self._pin()
 
     def _valid(self, numbers: Sequence[int], graph: _Graph) -> bool:
-        """True if the instructions still have the calls that a graph was recorded from."""
+        """Return True if the instructions still have the calls that the graph was captured from."""
         now = map(self.kernels.instruction_calls.get, numbers)
         return all(calls is not None and calls is known for calls, known in zip(now, graph.calls, strict=True))
 
     def _numbers(self, region: Region) -> tuple[int, ...]:
-        """The builder's numbers of a region's instructions, which stay the same in the next plan."""
+        """Return the builder's ids of a region's instructions, which are the same in the next plan."""
         return tuple(self.plan.buffer_layout.order[list(region.instrs)].tolist())
 
     def _calls_of(self, i: int) -> list[Any]:
@@ -238,17 +239,17 @@ class CaptureExecutable(Executable):
 
 
 class _Graph(NamedTuple):
-    """A recorded region, and per instruction the list of calls that it was recorded from."""
+    """The graph of a captured region, and per instruction the list of calls that it was captured from."""
 
     made: int
     calls: list[list[Any] | None]
 
 
 def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]], watchdog: float) -> int:
-    """Record calls as a graph, ready to replay. The only function that begins and ends a capture.
+    """Capture calls as a graph, ready to replay. Only this function begins and ends captures.
 
-    Raises: CaptureTimeout between two calls once `watchdog` seconds are over; errors of the calls and of the driver. In
-        every case the capture has ended.
+    Raises: CaptureTimeout after a call once `watchdog` seconds are over; errors of the calls and of the driver. The
+        capture is ended before any error is raised.
     """
     until = monotonic() + watchdog
     driver.begin_capture(stream)
@@ -256,7 +257,7 @@ def captured(driver: Driver, stream: int, calls: Iterable[Callable[[], object]],
         for call in calls:
             call()
             if monotonic() > until:
-                raise CaptureTimeout("recording took too long", expected=f"{watchdog} s")
+                raise CaptureTimeout("capturing a region as a graph took too long", expected=f"at most {watchdog} s")
     except BaseException:
         with suppress(DriverError):
             driver.end_capture(stream)

@@ -20,13 +20,13 @@ _converted: WeakKeyDictionary[NDArray, dict[tuple[DType, Device], tuple[int, ref
 _numbers: WeakKeyDictionary[NDArray, int] = WeakKeyDictionary()
 _next = count()
 _folded: WeakValueDictionary[bytes, Storage] = WeakValueDictionary()
-"""Digest of its origin -> memory of a folded value, while an executable uses it."""
+"""Digest of what a folded value is computed from -> its memory, while an executable uses it."""
 
 
 def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
-    """A weight in another dtype or on another device, converted once per version.
+    """Return a weight in the given dtype and on the given device, converted once per version of the weight.
 
-    On another device a new version overwrites the old one, because graphs there hold its address.
+    A copy on a different device is overwritten by a new version, because captured graphs hold its address.
     """
     if dtype is source.dtype and device == source.device:
         return source
@@ -46,7 +46,7 @@ def converted(source: NDArray, dtype: DType, device: Device) -> NDArray:
 
 
 def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], list[tuple[NDArray, int]]]:
-    """Memory of each folded buffer, and the arrays with the versions that it was computed from.
+    """Return the memory of each folded buffer, and the (array, version) pairs that the buffers were computed from.
 
     Args:
         given: arrays of the variables by key.
@@ -62,14 +62,14 @@ def fold(plan: Plan, given: Mapping[str, NDArray]) -> tuple[dict[int, Storage], 
 
 
 def folded_from(plan: Plan) -> list[int]:
-    """Slots of the params and consts that folded values are computed from."""
+    """Return the slots of the params and consts that folded values are computed from."""
     tables = plan.buffer_layout.tables
     read = (s for instr in plan.folding for s in instr.ins if tables.holders[s] not in tables.folds)
     return list(dict.fromkeys(tables.slots[s].base for s in read))
 
 
 def _origins(tables: PlanTables, instrs: list[Instr], stored: Mapping[int, NDArray], device: str) -> dict[int, bytes]:
-    """Per buffer a digest of the ops, attributes, layouts, arrays and versions that it is computed from."""
+    """Map each buffer to a digest of the ops, attributes, layouts, arrays and versions that it is computed from."""
     found: dict[int, bytes] = {}
     for buffer, array in stored.items():
         found[buffer] = _digest(f"{_numbers.setdefault(array, next(_next))} {array.storage.version} {device}")
@@ -86,7 +86,7 @@ def _digest(facts: str) -> bytes:
 
 
 def _compute(plan: Plan, stored: Mapping[int, NDArray], known: Mapping[int, Storage]) -> dict[int, NDArray]:
-    """Buffer -> row-major array, for the folded values that are not known and for what they are computed from."""
+    """Return row-major arrays for the folded buffers that are not in `known`, and for their operands."""
     tables, device = plan.buffer_layout.tables, plan.options.device
     wanted, needed = plan.folds.keys() - known.keys(), []
     for instr in reversed(plan.folding):
@@ -112,7 +112,7 @@ def _compute(plan: Plan, stored: Mapping[int, NDArray], known: Mapping[int, Stor
         op, first, dtype = get(instr.op), tables.slots[instr.ins[0]], tables.slots[instr.outs[0]].dtype
         if op.traits.convert and first.base == first.index and first.buffer in stored:
             results = (converted(stored[first.buffer], dtype, device),)
-        elif op.traits.convert and first.dtype is not dtype:  # a copy whose operand is from before a conversion
+        elif op.traits.convert and first.dtype is not dtype:  # a row-major copy whose operand skips a conversion
             results = compute(get("cast"), [view(instr.ins[0])], {"dtype": dtype})
         else:
             results = compute(op, [view(s) for s in instr.ins], instr.attrs)

@@ -1,4 +1,4 @@
-"""Executable: the memory a plan runs in and the calls bound to it. After the first run nothing is allocated."""
+"""Executable: the memory of a plan and the calls bound to it. After the first run nothing more is allocated."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ if TYPE_CHECKING:
 
 
 class Executable:
-    """One arena and the calls bound to its addresses; used by one thread at a time.
+    """The arena of a plan and the calls bound to its addresses; only one thread may use it at a time.
 
     Args:
         plan: the plan.
-        variables: variables by key in place of the program's own, e.g. another sequence's cache; a constant whose value
-            a rewrite assumed cannot be replaced.
-        poison: fill the arena with NaN before every run and each buffer after its last use: an early free shows.
-        shared: use the arena that plans of the device share; results stay in it until another plan runs.
-        safe: copy what a run writes, and restore it if the run fails in its commit, so that no step is torn.
-        kernels: the bound kernels of a subclass.
+        variables: key -> variable that replaces the program's own, e.g. the KV cache of a second sequence. A constant
+            whose value a rewrite assumed cannot be replaced.
+        poison: fill the arena with NaN before every run and each buffer after its last use, so that a value that was
+            freed too early reads as NaN.
+        shared: use the arena that plans of the device share; results are kept in it until a different plan runs.
+        safe: save the states before each run and restore them if it fails, so that no step is half done.
+        kernels: bound kernels made by a subclass.
 
     Attributes:
         kernels: memory and calls.
-        pinned: True if callers hold its memory, so that it stays with its plan.
-    Raises: UsageError for variables that do not fit.
+        pinned: True if callers hold views of the memory, so that a patched plan must not take it over.
+    Raises: UsageError if a variable replaces a constant whose value a rewrite assumed.
     """
 
     def __init__(
@@ -72,7 +73,8 @@ class Executable:
     def adopt(self, plan: Plan) -> bool:
         """Continue with a plan patched from this one, keeping memory and the calls that the edit did not touch.
 
-        Returns: False, with nothing changed, if the plan is of another builder or this executable runs or is pinned.
+        Returns: False, with nothing changed, if the plan has a different builder, or if this executable is pinned or
+            running.
         """
         same_builder = self.plan.buffer_layout.builder is plan.buffer_layout.builder
         if self.pinned or not same_builder or not self._busy.acquire(blocking=False):
@@ -95,10 +97,10 @@ class Executable:
         """Copy the feeds in, run, and return the outputs by name.
 
         Args:
-            feeds: array or tensor per input, of the plan's specs; or a slice of the plan, `plan[i:j]`, which runs on
-                the present values of slots (`feed` and `set` write them, `value` reads them) and returns nothing.
+            feeds: an array or tensor per input, of the plan's specs; or a slice of the plan, `plan[i:j]`, which runs on
+                the current values of slots (`feed` and `set` write them, `value` reads them) and returns {}.
             borrow: return views of the arena instead of copies; reading them after the next run raises StaleBorrow.
-        Raises: StalePlan, FeedError before anything runs; ComputeError naming the node's path.
+        Raises: StalePlan or FeedError before anything runs; ComputeError with the path of the node that failed.
         """
         if isinstance(feeds, PlanSlice):
             self._run_slice(feeds)
@@ -110,11 +112,11 @@ class Executable:
             return self._run_held(lambda: self._checked(feeds), borrow)
 
     def fitting(self, values: Iterable[Any], count: int) -> list[Given] | None:
-        """The values as arrays, if all are open CPU tensors or numpy arrays of the inputs' specs; else None.
+        """Return the values as arrays if all are CPU tensors or numpy arrays of the inputs' specs, else None.
 
         Args:
-            values: in order of the inputs.
-            count: number of given values, of any name.
+            values: one per input, in order; None for a missing one.
+            count: number of values fed by the caller, including those under unknown names.
         """
         fits = self._fits
         if count != len(fits) or self.kernels.borrowed:  # a borrowed value is in the arena that inputs are written to
@@ -138,7 +140,7 @@ class Executable:
         return arrays
 
     def step(self, arrays: Sequence[Given]) -> dict[str, NDArray]:
-        """As `run`, on arrays that `fitting` returned."""
+        """Run on arrays that `fitting` returned, and return the outputs by name."""
         self._begin()
         try:
             bound = self.kernels
@@ -155,7 +157,7 @@ class Executable:
             self._end()
 
     def _point(self, arrays: Sequence[Given]) -> None:
-        """Set the addresses that the native call copies the inputs from."""
+        """Set the addresses from which the native call copies the inputs."""
         bound = self.kernels
         bound.pointed = arrays if all([point(arrays[i]) for i, point in bound.points]) else None
 
@@ -195,7 +197,7 @@ class Executable:
         return {name: take() for name, take in bound.takes.items()}
 
     def execute(self) -> None:
-        """Run the calls on the present inputs. Raises: ComputeError naming the node's path."""
+        """Run the calls on the current inputs. Raises: ComputeError with the path of the node that failed."""
         bound = self.kernels
         bound.runs.rise()  # the version of every block that the plan writes, also if it fails half way
         calls = iter(bound.calls)
@@ -207,7 +209,7 @@ class Executable:
 
     def _run_slice(self, part: PlanSlice) -> None:
         if part.plan is not self.plan:
-            raise UsageError("this slice is of another plan", where=self.plan.program.name, expected=self.plan,
+            raise UsageError("this slice belongs to a different plan", where=self.plan.program.name, expected=self.plan,
                              got=part.plan, fix="executable.run(executable.plan[i:j])")  # fmt: skip
         if part.start:
             self._check_arena_kept()
@@ -250,7 +252,7 @@ class Executable:
 
     # -- values ------------------------------------------------------------------------------------------------------
     def feed(self, feeds: Mapping[str, Any]) -> None:
-        """Write the inputs, to run slices of the plan on. Raises: as `run`."""
+        """Write the inputs, before slices of the plan are run. Raises: the errors of `run`."""
         with self._running():
             self._refresh()
             self._feed(self._checked(feeds))
@@ -263,8 +265,8 @@ class Executable:
     def set(self, slot: int, array: Any) -> None:
         """Write the value of a slot.
 
-        Raises: UsageError for an index out of range, or a slot of repeated memory, as an expansion is; FeedError for
-            another shape or dtype.
+        Raises: UsageError if the index is out of range, or if elements of the slot share memory, as after an expand;
+            FeedError if the array has a different shape or dtype.
         """
         shown = self.plan.slots[checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)]
         if any(n > 1 and step == 0 for n, step in zip(shown.layout.shape, shown.layout.strides, strict=True)):
@@ -276,15 +278,15 @@ class Executable:
             self._refresh()
             view, given = self.kernels.view(slot), as_array(array)
             if given.spec != view.spec:
-                raise FeedError("the value does not have the spec of the slot", where=f"slot {slot}",
+                raise FeedError("the array does not match the shape or dtype of the slot", where=f"slot {slot}",
                                 expected=view.spec, got=given.spec,
                                 fix="an array of plan.slots[slot].spec")  # fmt: skip
             backend(view.device).copy(view, given.copy() if self._in_arena(given) else given)
 
     def value(self, slot: int) -> NDArray:
-        """A copy of the value of a slot; meaningful while its buffer is live.
+        """Return a copy of the value of a slot, which is valid only while the buffer of the slot is live.
 
-        Raises: UsageError for an index out of range, or if another plan has used a shared arena since.
+        Raises: UsageError if the index is out of range, or if a different plan has used the shared arena since.
         """
         slot = checked_index(self.plan, "slots", slot, self.plan.buffer_layout.slot_count)
         self._check_arena_kept()
@@ -292,7 +294,7 @@ class Executable:
         return self.kernels.view(slot).copy()
 
     def watched(self, name: str) -> NDArray:
-        """A copy of a watched node's value in the last run. Raises: UsageError for a node that is not watched."""
+        """Return a copy of a watched node's value in the last run. Raises: UsageError if the node is not watched."""
         if name not in self.plan.watched:
             raise UsageError(f"node {name!r} is not watched", where=name,
                              expected=", ".join(self.plan.watched) or "nothing: the plan has no watch", got=repr(name),
@@ -300,13 +302,13 @@ class Executable:
         return self.value(self.plan.watched[name])
 
     def memory(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """The inputs that are read, and the outputs, as numpy views of planned memory; bfloat16 as its bits.
+        """Return the inputs that are read, and the outputs, as numpy views of the plan's memory; bfloat16 as its bits.
 
-        Raises: UsageError on another device than the CPU.
+        Raises: UsageError if the device is not the CPU.
         """
         plan, tables = self.plan, self.plan.buffer_layout.tables
         if self.kernels.device != CPU:
-            raise UsageError("memory of a device has no numpy view", where=plan.program.name, expected=CPU,
+            raise UsageError("device memory cannot be viewed as numpy arrays", where=plan.program.name, expected=CPU,
                              got=self.kernels.device, fix="plan(feeds), or a plan of the CPU")  # fmt: skip
 
         def view(slot: int) -> np.ndarray:
@@ -316,7 +318,7 @@ class Executable:
         return inputs, {name: view(s) for name, s in plan.outputs.items()}
 
     def _checked(self, feeds: Mapping[str, Any]) -> list[NDArray]:
-        """Feeds in order of the inputs. Raises: FeedError listing all that do not fit."""
+        """Return the feeds as arrays in order of the inputs. Raises: FeedError listing all feeds that do not fit."""
         specs, device = self.plan.inputs, self.kernels.device
         wrong = [f"{name}: not an input" for name in feeds if name not in specs]
         ready: list[NDArray] = []
@@ -344,12 +346,12 @@ class Executable:
         return [data.copy() if self._in_arena(data) else data for data in ready]
 
     def _check_arena_kept(self) -> None:
-        """Raises: UsageError if the arena no longer holds the last run's values."""
+        """Raises: UsageError if the arena does not hold the values of this plan's last run."""
         shared = self.kernels.shared
         if shared is not None and not shared.used_by(self.kernels):
-            raise UsageError("this plan has not run, or another plan has used the shared arena since",
+            raise UsageError("this plan has not run, or a different plan has used the shared arena since",
                              where=self.plan.program.name, expected="values of this plan's last run in the arena",
-                             got="an arena that plans share, in use by another plan",
+                             got="a shared arena without values of this plan",
                              fix="Executable(plan), which has its own memory")  # fmt: skip
 
     def _borrowed(self, view: NDArray) -> NDArray:
@@ -368,7 +370,7 @@ class Executable:
 
     # -- failures ----------------------------------------------------------------------------------------------------
     def failed_single(self, row: int) -> GraphwrightError:
-        """The error for a failed row of the run's single VM segment, by its address."""
+        """Return the error for a failed row of the only VM segment of a run; `row` is the row's address."""
         return self._failed_native(self.kernels.single, row)
 
     def _failed_native(self, segment: Any, row: int | None = None) -> GraphwrightError:
@@ -378,12 +380,12 @@ class Executable:
         return failure
 
     def _failed_call(self, call: int, error: Exception) -> GraphwrightError:
-        """The error of one call, naming the node it ran for."""
+        """Return the error of the call with index `call`, naming its node."""
         at = next(i for i, end in enumerate(self.kernels.call_ends) if call < end)
         return self.failed(at + getattr(error, "op", 0), error)  # its position in a segment of the VM
 
     def failed(self, at: int, error: Exception, ran: Collection[int] | None = None) -> GraphwrightError:
-        """The error of one instruction; `ran` are those that had run, by default all before it."""
+        """Return the error of instruction `at`; `ran` are the instructions that had run, by default all before it."""
         plan, instr = self.plan, self.plan.instrs[at]
         if isinstance(error, OverrideFailed) and self.kernels.override is not None:
             return self.torn(error, range(self.kernels.override.stop))
@@ -397,7 +399,7 @@ class Executable:
         return failure
 
     def torn(self, failure: GraphwrightError, ran: Collection[int]) -> GraphwrightError:
-        """The failure, or StepTorn if an instruction that ran wrote a state."""
+        """Return the failure, or StepTorn if one of the instructions that ran wrote a state."""
         plan = self.plan
         keys = [key for i, early in plan.early.items() if i in ran for key in early]
         done = [plan.instrs[i] for i in sorted(ran) if i >= plan.commit_start]
@@ -407,22 +409,22 @@ class Executable:
 
 
 class BoundCall:
-    """Inputs and outputs as numpy arrays of fixed memory; calling it runs on the present inputs.
+    """A call of a plan whose inputs and outputs are numpy arrays of fixed memory: write inputs, call, read outputs.
 
-    It runs as planned, also after an edit of a program. Used by one thread at a time.
+    Edits of the program do not change what it runs. Only one thread may use it at a time.
 
     Attributes:
         inputs: input name -> array to write to; bfloat16 as its uint16 bits. Inputs that nothing reads are left out.
         outputs: output name -> array that every run overwrites.
-    Raises, when called: StalePlan, ComputeError as `Executable.run`.
+    A call raises StalePlan and ComputeError as `Executable.run` does.
     """
 
-    # an attribute: where the run is one native call it is that call itself, without Python code before it
+    # an attribute: if a run is one native call, it is that call itself, without Python code before it
     __slots__ = ("__call__", "inputs", "outputs")
     __call__: Callable[[], None]
 
     def __init__(self, space: Executable) -> None:
-        space.kernels.leave_shared()  # what the caller wrote must stay there
+        space.kernels.leave_shared()  # no other plan may overwrite what the caller wrote
         space.pinned = True
         self.inputs: dict[str, np.ndarray] = {}
         self.outputs: dict[str, np.ndarray] = {}
@@ -435,10 +437,10 @@ class BoundCall:
 
 
 class _CheckedRun:
-    """A run with all checks; the native call falls back to it when it may not run by itself.
+    """A run with all checks. The native call falls back to it if something changed since the last run.
 
     Attributes:
-        native: the guarded native call, or None if a run takes several calls.
+        native: the native call with its checks, or None if a run takes several calls.
     """
 
     __slots__ = ("_inputs", "_outputs", "_single", "_space", "native")
@@ -475,9 +477,10 @@ class _CheckedRun:
 
 
 def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    """Run with and without the override, on copies of the variables, and compare outputs and states.
+    """Run with and without the active override, on copies of the variables, and compare outputs and states.
 
-    Raises: OverrideMismatch naming each difference; UsageError without an override; as `Executable.run`.
+    Raises: OverrideMismatch listing all differences; UsageError if no override is active; the errors of
+        `Executable.run`.
     """
     if not plan.overrides:
         raise UsageError("the plan has no override to check", where=plan.program.name,
@@ -485,7 +488,7 @@ def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, ato
                          fix="with plan.override(fn): plan.check_override(feeds)")  # fmt: skip
     found: list[dict[str, NDArray]] = []
     for overridden in (True, False):
-        # constants that a rewrite assumed stay the program's; nothing writes them
+        # constants that a rewrite assumed are not copied; nothing writes them
         stored = {b.key for b in plan.buffers if b.kind in (PARAM, CONST, STATE)} - plan.assumptions.keys()
         copies = {key: Variable(plan.program.weights.array(key).copy(), name=key) for key in stored}
         space = Executable(plan, copies, poison=True)
@@ -493,5 +496,5 @@ def check_override(plan: Plan, feeds: Mapping[str, Any], rtol: float = 1e-5, ato
         results = {name: a.to(CPU) for name, a in space.run(feeds).items()}
         found.append({**results, **{f"state {key}": v.data.to(CPU) for key, v in sorted(copies.items())}})
     if wrong := differences(found[0], found[1], rtol, atol):
-        raise OverrideMismatch("the override computes other values than the plan:\n  " + "\n  ".join(wrong),
+        raise OverrideMismatch("the values of the override differ from those of the plan:\n  " + "\n  ".join(wrong),
                                where=plan.program.name)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bind kernels to addresses, rebinding where the plan or a weight array changes."""
+"""Bind kernels to addresses, rebinding when the plan or a weight array changes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ViewOf = Callable[[int], NDArray]
 
 
 class VmCode:
-    """Encoded VM rows by instruction and by fusion region, kept from plan to plan of one builder."""
+    """Encoded VM rows by instruction and by fusion region, cached for later plans of the same builder."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Cut] = {}
@@ -49,10 +49,12 @@ class VmCode:
         self._region_of: dict[int, FusionRegion] = {}
 
     def between(self, plan: Plan, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Rows of a plan's instructions `start..stop - 1`; those of a group are at its first instruction.
+        """Return the VM rows of the instructions `start..stop - 1`, one entry each.
+
+        The rows of a fusion group are in the entry of its first instruction; its other entries are empty.
 
         Args:
-            at: slot -> its view.
+            at: returns the view of a slot.
         """
         layout = plan.buffer_layout
         numbers = layout.order[start:stop].tolist()
@@ -66,14 +68,14 @@ class VmCode:
         return self._fill(layout, numbers, code, at)
 
     def forget(self, instrs: Set[int]) -> None:
-        """Forget the rows of instructions."""
+        """Drop the cached rows of instructions."""
         for q in instrs & self._rows.keys():
             del self._rows[q]
         for q in instrs & self._region_of.keys():
             self._parts.pop(self._region_of.pop(q), None)
 
     def _parts_of(self, region: FusionRegion) -> dict[tuple[int, int], list[Cut]]:
-        """The encoded parts of a region, which replaces older regions with some of its instructions."""
+        """Return the encoded parts of a region; drop those of older regions that share instructions with it."""
         if region not in self._parts:
             for q in region.instrs:
                 if q in self._region_of:
@@ -83,7 +85,7 @@ class VmCode:
         return self._parts[region]
 
     def _encode_part(self, layout: BufferLayout, region: FusionRegion, start: int, stop: int, at: ViewOf) -> list[Cut]:
-        """Rows of some instructions of a region; an incomplete group is encoded instruction by instruction."""
+        """Encode positions `start..stop - 1` of a region; the instructions of a partial group are encoded singly."""
         numbers = region.instrs[start:stop]
         code = list(map(self._rows.get, numbers, repeat(_UNKNOWN)))
         for group in region.groups:
@@ -94,7 +96,7 @@ class VmCode:
         return self._fill(layout, numbers, code, at)
 
     def _fill(self, layout: BufferLayout, numbers: Sequence[int], code: Sequence[Cut], at: ViewOf) -> list[Cut]:
-        """Encode the instructions that have no rows yet."""
+        """Encode the instructions whose entry in `code` is unknown, and return all entries."""
         made = list(code)
         for i in [i for i, rows in enumerate(code) if rows is _UNKNOWN] if _UNKNOWN in code else ():
             made[i] = self._rows[numbers[i]] = _encode(layout.tables.instrs[numbers[i]], at)
@@ -133,29 +135,30 @@ def _encode(instr: Instr, at: ViewOf) -> Cut:
 
 
 class BoundKernels:
-    """Memory of a plan and the calls bound to it.
+    """The memory of a plan and the calls bound to it.
 
     Args:
         plan: the plan.
-        variables: variables by key in place of the program's own.
+        variables: key -> variable that replaces the program's own.
         poison: bind calls that fill dead memory with NaN.
         shared: use the arena that plans of the device share.
-        separate: one VM scratch per segment and no single native call, for segments that run side by side.
-        in_order: calls run in the order of the plan; False if a caller runs them by region.
+        separate: give each segment its own VM scratch and make no single native call, so that segments can run in
+            parallel.
+        in_order: True if calls run in the order of the plan, False if the caller runs them by region.
 
     Attributes:
-        arena: memory of the plan's offsets; None before the first run.
+        arena: the memory that the plan's offsets refer to; None before the first run.
         shared: the shared arena, or None.
-        handle: a weak reference to this object, its identity in a shared arena.
-        borrowed: id of a chunk -> its borrowed storage.
+        handle: weak reference to this object, which identifies it in a shared arena.
+        borrowed: id of an arena chunk -> the storage of results borrowed from it.
         calls: the calls of a run.
-        runs: number of runs, as the version of what they write.
-        binds: how often calls were bound.
-        watching: whether other plans write what this one assumes, so that versions must be compared.
+        runs: number of runs, used as the version of the arrays that they write.
+        binds: number of times that calls were bound.
+        watching: True if plans write arrays that this one assumes unchanged, so that each run must compare versions.
         feeds, takes: functions that copy an input in, and an output out.
-        fed: a native call that copies the inputs and runs all, if there is one; `points` set its input addresses.
-        overridden: whether it heeds `plan.override`.
-        override: the override that is bound.
+        fed: a native call that copies the inputs and runs all instructions, or None; `points` set its input addresses.
+        overridden: False to ignore `plan.override`.
+        override: the override that is bound, or None.
     """
 
     def __init__(
@@ -219,7 +222,7 @@ class BoundKernels:
         self._homes = {tables.buffers[b][2]: CPU for b in tables.on_host}
 
     def adopt(self, plan: Plan) -> None:
-        """Continue with a plan patched from this one, keeping memory, views and calls that are still valid."""
+        """Continue with a plan patched from the current one, keeping memory, views and calls that are still valid."""
         before, after = self.plan.buffer_layout, plan.buffer_layout
         self._set_plan(plan)
         self.seen, self.override = -1, None
@@ -234,7 +237,7 @@ class BoundKernels:
 
     @property
     def stale(self) -> bool:
-        """True if an edit, or another array of a variable, may need a rebind."""
+        """True if calls may have to be rebound: after an edit, or when the array of a variable was replaced."""
         if changes.count != self.seen:
             return True
         return self.watching and any(array.storage.version != version for array, version in self._assumed)
@@ -252,33 +255,33 @@ class BoundKernels:
 
     @property
     def call_ends(self) -> list[int]:
-        """Per instruction, the number of calls up to and including its last one."""
+        """Per instruction, the number of calls up to and including its own last call."""
         if self._ends is None:
             self._ends = list(accumulate(chain.from_iterable(self._sizes)))
         return self._ends
 
     @property
     def single(self) -> VmSegment | None:
-        """The VM segment that is the whole run, if there is one."""
+        """The VM segment, if it is the only call of a run; else None."""
         only = self.calls[0] if len(self.calls) == 1 else None
         return only if hasattr(only, "run") else None
 
     # -- the arena ---------------------------------------------------------------------------------------------------
     def leave_shared(self) -> None:
-        """Use an own arena from now on."""
+        """Stop using the shared arena; the next run allocates an own one."""
         if self.shared is not None:
             self.shared.forget(self)
             self.shared = None
             self.forget_arena()
 
     def end_borrow(self) -> None:
-        """Invalidate the borrowed results of the last run."""
+        """Invalidate results of the last run that were borrowed."""
         for storage in self.borrowed.values():
             storage.close()
         self.borrowed.clear()
 
     def forget_arena(self) -> None:
-        """Release the arena; the next run binds again."""
+        """Release the arena and all calls; the next run binds again."""
         self.end_borrow()
         self.arena, self.seen = None, -1
         self._clear_calls()
@@ -292,7 +295,7 @@ class BoundKernels:
 
     # -- memory ------------------------------------------------------------------------------------------------------
     def bind(self) -> None:
-        """Allocate memory and bind calls; later, rebind those whose array or address changed."""
+        """Allocate memory and bind calls, or rebind those whose array or address has changed."""
         layout = self.plan.buffer_layout
         for key in layout.written:
             self.variables[key].own()
@@ -325,7 +328,7 @@ class BoundKernels:
             array.storage.watched = True
 
     def _forget_variables(self, keys: Set[str]) -> None:
-        """Forget arrays that the plan does not read; their variables may have others when it does again."""
+        """Drop the arrays of variables that the plan no longer reads; they may be replaced meanwhile."""
         tables = self.plan.buffer_layout.tables
         for slot in [s for s in self._views if tables.buffers[tables.holders[s]][2] in keys] if keys else ():
             self._forget_view(slot)
@@ -337,14 +340,14 @@ class BoundKernels:
             table.pop(slot, None)
 
     def _chunk(self, i: int, size: int) -> Storage:
-        """Memory of the arena. Raises: OutOfMemory."""
+        """Allocate chunk `i` of the arena. Raises: OutOfMemory."""
         try:
             return self.backend.allocate(size) if self.shared is None else self.shared.chunk(self, i, size)
         except (MemoryError, RuntimeError) as error:  # torch raises a RuntimeError
             raise OutOfMemory.of_arena(self.plan, self.device) from error
 
     def _check_arrays(self) -> None:
-        """Raises: StalePlan for a variable whose array has another shape or dtype than was planned."""
+        """Raises: StalePlan if the shape or dtype of a variable is not the planned one."""
         tables = self.plan.buffer_layout.tables
         for s in (*self.plan.buffer_layout.sources, *folded_from(self.plan)):
             kind, _, key = tables.buffers[tables.holders[s]]
@@ -354,7 +357,10 @@ class BoundKernels:
                                 got=self.variables[key].spec, fix="program.compile(...) again")  # fmt: skip
 
     def _array(self, key: str, variable: Variable) -> NDArray:
-        """What is read for a variable: its array, or a copy on the device. A written variable moves to the device."""
+        """Return the array that calls read for a variable: its own, or a copy on the device.
+
+        A variable that the plan writes is moved to the device.
+        """
         data, home = _data(variable), self._homes.get(key, self.device)
         if data.device != home and key in self.plan.buffer_layout.written:
             variable.data = data.to(home)
@@ -362,7 +368,7 @@ class BoundKernels:
         return converted(data, data.dtype, home)
 
     def _fold(self) -> None:
-        """Compute values that depend on frozen weights alone, and rebind their readers where the address changed."""
+        """Compute values that depend on frozen weights only, and drop the calls that read them at an old address."""
         self._folds = self.plan.folds
         memory, self._folded = fold(self.plan, self._given)
         other = [buffer for buffer, storage in memory.items() if self._memory.get(buffer) is not storage]
@@ -389,7 +395,7 @@ class BoundKernels:
             del self.instruction_calls[q]
 
     def view(self, slot: int) -> NDArray:
-        """A slot as an array over its memory."""
+        """Return a slot as an array over its memory."""
         if slot not in self._views:
             self._views[slot] = self._make_view(slot)
         return self._views[slot]
@@ -409,7 +415,7 @@ class BoundKernels:
         elif kind != FOLDED:
             base = self._bound[key]
             if not base.contiguous:
-                raise ComputeError("a variable of a plan must be contiguous", where=key,
+                raise ComputeError("the array of this variable is not contiguous", where=key,
                                    fix="variable.own(), which copies it")  # fmt: skip
             return NDArray(base.storage, row.dtype, layout.shape, layout.strides, base.offset + layout.offset)
         return NDArray(self._memory[buffer], row.dtype, layout.shape, layout.strides, layout.offset)
@@ -452,12 +458,12 @@ class BoundKernels:
         self.binds += 1
 
     def _add_calls(self, instructions: int, calls: list[Any]) -> None:
-        """Append calls that count as those of the first of some instructions."""
+        """Append the calls of a span of `instructions` instructions, counted as calls of the first one."""
         self.calls += calls
         self._sizes.append((len(calls), *repeat(0, instructions - 1)))
 
     def _bind_poisoned(self, start: int, stop: int) -> None:
-        """Bind instructions or groups one by one, each followed by calls that fill the memory that died."""
+        """Bind instructions or groups one by one, each followed by calls that fill the memory no longer needed."""
         together = {group[0]: group[-1] + 1 for group in self.plan.groups}
         while start < stop:
             end = together.get(start, start + 1)
@@ -476,7 +482,7 @@ class BoundKernels:
         self.calls += chain.from_iterable(lists)
 
     def _wait_before(self, i: int) -> list[Any]:
-        """A call that waits for the device before the commit, so that a failure leaves the states unchanged."""
+        """Return a call that waits for the device if `i` starts the commit, so that failures leave states unchanged."""
         waits = self._in_order and i == self.plan.commit_start and self.backend.driver is not None
         return [self.synchronize] if waits else []
 
@@ -492,7 +498,7 @@ class BoundKernels:
                                got=str(self.device)) from error  # fmt: skip
 
     def _bind_fed(self, targets: Sequence[NDArray | None]) -> None:
-        """Where the run is one native call, make one that copies the inputs too."""
+        """If the run is one native call, make `fed`, a native call that copies the inputs too."""
         single = self.single
         if single is None or self._separate or self.poison or any(t is not None and t.nbytes % 4 for t in targets):
             return
@@ -503,7 +509,7 @@ class BoundKernels:
         self.points = [(i, pointer(target, fed.source_of(at))) for at, (i, target) in enumerate(read)]
 
     def _vm_scratch(self) -> np.ndarray:
-        """Scratch memory of the VM, shared by segments unless they run side by side."""
+        """Return scratch memory for a VM segment; segments share it unless they may run in parallel."""
         if self._scratch is None or self._separate:
             from graphwright.array.vm.running.segment import new_scratch  # loads numba
 
@@ -516,13 +522,13 @@ class BoundKernels:
         return cache[slot]
 
     def calls_of(self, i: int) -> list[Any]:
-        """The calls of one instruction, run by itself."""
+        """Return calls that run instruction `i` by itself."""
         if i not in self._singles:
             self._singles[i] = self._calls_of(i, i + 1)
         return self._singles[i]
 
     def _calls_of(self, start: int, stop: int) -> list[Any]:
-        """Calls for a group on the VM, or for one instruction."""
+        """Return the calls of instruction `start`, or of the VM group `start..stop - 1`."""
         layout, tables = self.plan.buffer_layout, self.plan.buffer_layout.tables
         instr = tables.instrs[layout.order[start]]
         if tables.choice(layout.order[start]).executor == VM:
@@ -542,12 +548,12 @@ class BoundKernels:
         return calls
 
     def _bind_kernel(self, instr: Instr, outs: list[NDArray], ins: list[NDArray], work: list[NDArray]) -> list[Any]:
-        """Calls of a kernel; a failure of one in a device queue names the node."""
+        """Return the calls of an instruction's kernel; if one fails in a device queue, the error names the node."""
         kernels = backend(outs[0].device)
         if kernels.driver is None:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
         plan, record = self.plan, self.plan.buffer_layout.builder.records.get(instr.node)
-        path = plan.path(instr.node) if record is None else record.path  # of a plan from before an edit
+        path = plan.path(instr.node) if record is None else record.path  # None: the node was deleted
         known = queued_failure.set(partial(DeviceFailed.of, plan.program, instr.node, path, instr.op, ins))
         try:
             return expansion.bind(get(instr.op), kernels, outs, ins, instr.attrs, work)
@@ -561,7 +567,7 @@ def _data(variable: Variable) -> NDArray:
 
 
 def _removed(before: np.ndarray, after: np.ndarray) -> set[int]:
-    """Numbers of one order that another lacks; the orders mostly share their beginning and end."""
+    """Return the ids in `before` that are not in `after`; fast if the two orders share their beginning and end."""
     short = min(len(before), len(after))
     start, stop = (
         int(np.argmax(differ)) if differ.any() else short

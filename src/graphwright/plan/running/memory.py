@@ -1,4 +1,4 @@
-"""Arenas, the memory that a plan's offsets point into, and functions that copy values into and out of it."""
+"""Arenas, the memory to which a plan's offsets refer, and functions that copy values into and out of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StaleBorrow(ComputeError):
 
 
 class BorrowedStorage(Storage):
-    """An arena chunk as the results of one run see it."""
+    """The storage of results that are views of an arena chunk; it is closed when the next run starts."""
 
     __slots__ = ()
 
@@ -37,7 +37,7 @@ class BorrowedStorage(Storage):
 
     @property
     def memory(self) -> Any:
-        """The chunk. Raises: StaleBorrow once another run has started."""
+        """The memory of the chunk. Raises: StaleBorrow once the next run has started."""
         if self.closed:
             raise StaleBorrow("this result was borrowed, and its memory was reused", fix="copy() it, or borrow=False")
         return super().memory
@@ -45,21 +45,21 @@ class BorrowedStorage(Storage):
 
 @dataclass(slots=True)
 class Arena:
-    """Chunks that follow each other in a plan's offsets, but not in memory, so that growing moves no address.
+    """Chunks with consecutive plan offsets. They are separate blocks of memory, so growing changes no address.
 
     Attributes:
-        chunks: their memory.
-        ends: their ends in the plan's offsets.
+        chunks: memory of each chunk.
+        ends: offset at which each chunk ends.
     """
 
     chunks: list[Storage] = field(default_factory=list)
     ends: tuple[int, ...] = ()
 
     def grow(self, ends: tuple[int, ...], chunk: Callable[[int, int], Storage]) -> None:
-        """Add chunks up to these ends, which begin with the present ones.
+        """Add chunks until the arena has these ends; they must start with its current ends.
 
         Args:
-            chunk: allocates the i-th chunk, of a number of bytes.
+            chunk: called as `chunk(i, nbytes)`, allocates the i-th chunk.
         """
         begin = self.ends[-1] if self.ends else 0
         for i, end in enumerate(ends[len(self.ends) :], len(self.ends)):
@@ -67,7 +67,7 @@ class Arena:
             self.ends, begin = (*self.ends, end), end
 
     def fits(self, ends: tuple[int, ...]) -> bool:
-        """True if a plan with these chunks can use the arena; further chunks are then released."""
+        """Return True if a plan with these chunk ends can use the arena; its surplus chunks are then released."""
         count = min(len(ends), len(self.ends))
         if self.ends[:count] != ends[:count]:
             return False
@@ -76,15 +76,15 @@ class Arena:
         return True
 
     def at(self, offset: int) -> tuple[Storage, int]:
-        """The chunk of an offset, and the offset in it."""
+        """Return the chunk that contains a plan offset, and the offset inside the chunk."""
         i = min(bisect_right(self.ends, offset), len(self.chunks) - 1)
         return self.chunks[i], offset - (self.ends[i - 1] if i else 0)
 
 
 class SharedArena:
-    """Chunks that executables of a device use in turn, freed with the last of them.
+    """Chunks that the executables of a device use in turn; they are freed with the last executable.
 
-    Invariant: only their present holder replaces a chunk by a larger one, so no run loses its memory.
+    Invariant: only the executable that holds the arena replaces a chunk by a larger one, so no run loses its memory.
     """
 
     def __init__(self, kernels: Any) -> None:
@@ -97,15 +97,15 @@ class SharedArena:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all chunks."""
+        """The total bytes of all chunks."""
         return sum(chunk.nbytes for known in self._chunks if (chunk := known()) is not None)
 
     def hold(self) -> bool:
-        """Keep others out until `leave`; False if a run holds it."""
+        """Lock the arena until `leave`; return False if a run has locked it."""
         return self._held.acquire(blocking=False)
 
     def enter(self, space: BoundKernels) -> bool:
-        """Hold it for a run, until `leave`; False if another run holds it."""
+        """Lock the arena for a run until `leave`; return False if a different run has locked it."""
         if not self._held.acquire(False):  # not by `hold`: one call less in every run
             return False
         if self._user is not space.handle:
@@ -116,24 +116,24 @@ class SharedArena:
         return True
 
     def leave(self) -> None:
-        """Let others use it."""
+        """Unlock the arena."""
         self._held.release()
 
     def forget(self, space: BoundKernels) -> None:
-        """Note that an executable uses an arena of its own from now on."""
+        """Remove an executable, which uses an arena of its own from now on."""
         with self._members:
             self._spaces.discard(space)
             if self._user is space.handle:
                 self._user = None
 
     def used_by(self, space: BoundKernels) -> bool:
-        """True if this executable was the last to use it."""
+        """Return True if this executable was the last one to use the arena."""
         return self._user is space.handle
 
     def chunk(self, space: BoundKernels, i: int, nbytes: int) -> Storage:
-        """The i-th chunk, with at least so many bytes; the caller holds the arena and asks in order.
+        """Return the i-th chunk with at least `nbytes` bytes; the caller holds the lock and asks for chunks in order.
 
-        If it is replaced by a larger one, the other executables bind again.
+        If the chunk is replaced by a larger one, the other executables bind again.
         """
         with self._members:
             self._spaces.add(space)
@@ -154,7 +154,7 @@ _arenas: WeakKeyDictionary[Any, SharedArena] = WeakKeyDictionary()
 
 
 def shared_arena(kernels: Any) -> SharedArena:
-    """The arena that plans on a backend share."""
+    """Return the arena that all plans of a backend share."""
     return _arenas.setdefault(kernels, SharedArena(kernels))
 
 
@@ -167,15 +167,15 @@ def fill(storage: Storage, offset: int, nbytes: int) -> None:
         backend(storage.device).copy(target, from_numpy(made))
 
 
-_LARGE = 1 << 16  # bytes of a result
-_BLOCKS = 2  # the caller holds the last result while the next one is made
-_UNHELD = 3  # references to a block that only `reader` knows
+_LARGE = 1 << 16  # bytes from which a result is copied into a reused block
+_BLOCKS = 2  # two: the caller holds the last result while the next one is made
+_UNHELD = 3  # reference count of a block that only `reader` refers to
 
 Given = NDArray | np.ndarray
 
 
 def writer(target: NDArray) -> Callable[[Given], object]:
-    """A function that copies arrays of the target's spec, from the host or the same device, into planned memory."""
+    """Return a function that copies an array of the target's spec, on the host or the same device, into the target."""
     kernels = backend(target.device)
     if target.device != CPU:
         return lambda array: kernels.copy(target, as_array(array))
@@ -200,9 +200,10 @@ def writer(target: NDArray) -> Callable[[Given], object]:
 
 
 def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given], bool]:
-    """A function that sets the address from which native code copies an array into planned memory.
+    """Return a function that makes native code copy a given array into the target, by setting the source address.
 
-    It returns True if that is the array's own memory, so later values are read too; else the present ones were copied.
+    The function returns True if native code reads the array itself, so that it sees later values too, and False if the
+    current values were copied to the target at once.
     """
     kernels = backend(CPU)
     own, host = kernels.address(target), target.to_numpy(bits=True)
@@ -222,9 +223,10 @@ def pointer(target: NDArray, source: Callable[[int], None]) -> Callable[[Given],
 
 
 def reader(source: NDArray) -> Callable[[], NDArray]:
-    """A function that copies a value out of planned memory, on its device.
+    """Return a function that copies a value out of the plan's memory, on the same device.
 
-    A large copy reuses the memory of an earlier one that is no longer referenced: new pages cost more than the copy.
+    A large copy reuses the memory of an earlier copy that is no longer referenced: allocating new pages would take
+    longer than copying.
     """
     if source.device != CPU:
         return source.copy
@@ -254,7 +256,7 @@ def reader(source: NDArray) -> Callable[[], NDArray]:
 
 
 def as_array(given: Any) -> NDArray:
-    """A feed as an array, sharing memory. Raises: DTypeError if it is not an array of numbers."""
+    """Return a feed as an array that shares its memory. Raises: DTypeError if it is not an array of numbers."""
     data = given.data if isinstance(given, Tensor) else given
     return data if isinstance(data, NDArray) else from_numpy(np.asarray(data))
 
@@ -262,7 +264,7 @@ def as_array(given: Any) -> NDArray:
 def differences(
     ours: Mapping[str, NDArray], theirs: Mapping[str, NDArray], rtol: float, atol: float, scaled: bool = False
 ) -> list[str]:
-    """The values that differ, each in a line; `atol` may be scaled by the largest of a value's elements above 1."""
+    """Return a line of text per differing value; `scaled` multiplies `atol` by max(1, the largest absolute element)."""
     wrong = []
     for name, expected in theirs.items():
         a, b = (np.asarray(x.to_numpy("float64")) for x in (ours[name], expected))

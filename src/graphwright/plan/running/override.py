@@ -1,4 +1,4 @@
-"""Overrides: a function of the caller, such as a handwritten kernel, that runs in place of a plan or one segment."""
+"""Overrides: functions of the caller, such as handwritten kernels, that run instead of a plan or one segment."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from graphwright.plan.plan import Plan
 
 Kernel = Callable[[Mapping[int, NDArray], Mapping[int, NDArray]], object]
-"""`fn(ins, outs)`: values by slot; it writes all of `outs`."""
+"""`fn(ins, outs)`: both map slots to arrays; the function writes all of `outs`."""
 
 
 class OverrideFailed(ComputeError):
-    """The overriding function raised."""
+    """The overriding function raised an exception."""
 
 
 class OverrideMismatch(ComputeError):
-    """The overriding function computes other values than the plan."""
+    """The values computed by the overriding function differ from the plan's."""
 
 
 class Override(NamedTuple):
-    """A function that replaces instructions `start..stop - 1`; `ins` and `outs` are the slots that it gets."""
+    """A function that replaces the instructions `start..stop - 1`, reading the slots `ins` and writing `outs`."""
 
     fn: Kernel
     start: int
@@ -39,15 +39,15 @@ class Override(NamedTuple):
 
 
 def override(plan: Plan, fn: Kernel, segment: int | None = None) -> AbstractContextManager[Override]:
-    """Run a function in place of a plan, or of one of `plan.segments`, inside the block; overrides may be nested.
+    """Run a function instead of a plan, or of one of `plan.segments`, inside a `with` block; blocks may be nested.
 
     Args:
-        fn: gets the values that the instructions read from outside, and writes those that others read of them, outputs
-            and states included. `ins` never share memory with `outs`.
-    Raises: UsageError for a segment out of range, or if `fn` is not callable.
+        fn: called as `fn(ins, outs)`. `ins` holds the values that the replaced instructions read but do not compute;
+            `outs` those that they compute for other instructions, outputs and states. They never share memory.
+    Raises: UsageError if `segment` is out of range or `fn` is not callable.
     """
     if not callable(fn):
-        raise UsageError("an override must be a function", where=plan.program.name,
+        raise UsageError("the override is not callable", where=plan.program.name,
                          expected="fn(ins, outs), which writes all of outs", got=repr(fn)[:80],
                          fix="with plan.override(fn): ...")  # fmt: skip
     segments, start, stop = plan.segments, 0, len(plan.instrs)
@@ -69,7 +69,7 @@ def _overridden(plan: Plan, made: Override) -> Iterator[Override]:
 
 
 def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Slots that instructions read from outside, and their results that others read or that outlive the run."""
+    """Return the slots that instructions read but do not compute, and those of their results needed outside of them."""
     inside = plan.instrs[start:stop]
     made = {plan.slots[s].base for instr in inside for s in instr.outs}
     read = dict.fromkeys(s for instr in inside for s in instr.ins if plan.slots[s].base not in made)
@@ -81,7 +81,7 @@ def boundary(plan: Plan, start: int, stop: int) -> tuple[tuple[int, ...], tuple[
 
 
 class OverrideCall:
-    """The call of an override."""
+    """A bound call of an override's function on views of its slots."""
 
     def __init__(self, plan: Plan, made: Override, view: Callable[[int], NDArray]) -> None:
         self.plan, self.fn = plan, made.fn
@@ -91,7 +91,7 @@ class OverrideCall:
         self.apart = [s for s, a in ins.items() if any(_share_memory(a, o) for o in self.outs.values())]
 
     def __call__(self) -> None:
-        """Run the function. Raises: OverrideFailed."""
+        """Run the function. Raises: OverrideFailed if it raises."""
         given = {**self.ins, **{s: self.ins[s].copy() for s in self.apart}}
         try:
             self.fn(given, self.outs)

@@ -1,6 +1,7 @@
 """Parallel runs: each instruction starts once the instructions that it depends on are done.
 
-The bits are those of the plan in order. Only work that releases the GIL gains: ATen's larger kernels.
+Results have the same bits as a sequential run. Only the larger ATen kernels become faster, because they release the
+GIL.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DeadlineExceeded(ComputeError, TimeoutError):
 
 
 class CancelToken:
-    """Cancels the runs that it was passed to, from any thread: running instructions finish, no other starts."""
+    """Cancels the runs that it was passed to, from any thread: running instructions finish, no further ones start."""
 
     def __init__(self) -> None:
         self._event = Event()
@@ -54,13 +55,13 @@ _thread = local()
 
 
 class ParallelExecutable(Executable):
-    """An executable that runs independent instructions side by side on `threads` threads.
+    """An executable that runs independent instructions in parallel on `threads` threads.
 
     Args:
-        plan: the plan. A VM segment is one task, each other instruction too.
+        plan: the plan. Each VM segment is one task, and so is each other instruction.
         variables, safe: see `Executable`.
         threads: number of threads including the caller's; the others start with the first run and end with `close`.
-    Raises: UsageError for threads < 1, or a plan of another device than the CPU.
+    Raises: UsageError if threads < 1 or the device of the plan is not the CPU.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class ParallelExecutable(Executable):
             raise UsageError("threads must be at least 1", where=plan.program.name, expected="threads >= 1",
                              got=threads, fix="threads=2")  # fmt: skip
         if plan.options.device != CPU:
-            raise UsageError("parallel runs are for the CPU; a device has queues", where=plan.program.name,
+            raise UsageError("cannot run this plan in parallel: it is not for the CPU", where=plan.program.name,
                              expected=CPU, got=plan.options.device, fix="plan.new_executable()")  # fmt: skip
         kernels = BoundKernels(plan, variables, poison=False, shared=False, separate=True)
         super().__init__(plan, safe=safe, kernels=kernels)
-        self.pinned = True  # the tasks are those of this plan
+        self.pinned = True  # the tasks belong to this plan
         self.threads = threads
         self._tasks = TaskGraph(plan)
         self._pool: ThreadPoolExecutor | None = None
@@ -89,16 +90,16 @@ class ParallelExecutable(Executable):
         cancel: CancelToken | None = None,
         deadline: float | None = None,
     ) -> dict[str, NDArray]:
-        """As `Executable.run`. The first error is raised, after the instructions that run beside it have finished.
+        """Run as `Executable.run` does. The first error is raised once the other running instructions have finished.
 
         Args:
-            cancel: stops the run; checked before each instruction up to the commit.
+            cancel: token that stops the run; it is checked before each task up to the commit.
             deadline: maximum seconds until the commit, which is never interrupted.
-        Raises: Cancelled, DeadlineExceeded, with states as before the step (else StepTorn); UsageError inside an
-            instruction of another parallel run.
+        Raises: Cancelled or DeadlineExceeded if no state was written, else StepTorn; UsageError if the calling thread
+            is running an instruction of a parallel run.
         """
         if getattr(_thread, "inside", False):
-            raise UsageError("nested parallel run: this thread already runs an instruction of another one",
+            raise UsageError("nested parallel run: this thread is running an instruction of a parallel run",
                              where=self.plan.program.name, expected="a thread that runs no parallel plan",
                              got="one that does", fix="Executable(plan) inside of instructions")  # fmt: skip
         self._cancel = cancel
@@ -109,8 +110,8 @@ class ParallelExecutable(Executable):
             self._cancel = self._until = None
 
     def execute(self) -> None:
-        """Run the tasks on the present inputs. Raises: as `run`."""
-        if self.kernels.override is not None:  # one call, whose dependencies are unknown
+        """Run the tasks on the current inputs. Raises: the errors of `run`."""
+        if self.kernels.override is not None:  # the override is one call, whose dependencies are unknown
             super().execute()
             return
         self.kernels.runs.rise()
@@ -144,13 +145,13 @@ class ParallelExecutable(Executable):
 
 
 class TaskGraph:
-    """The dispatches of a plan and their dependencies.
+    """The tasks of a plan, one per dispatch, and their dependencies.
 
     Attributes:
-        bounds: per task its first instruction and the one after its last.
-        waits: per task the number of tasks it depends on.
-        then: per task those that depend on it.
-        commit: the first task of the commit, which starts after all tasks before it.
+        bounds: per task (index of its first instruction, index after its last one).
+        waits: per task the number of tasks that it depends on.
+        then: per task the tasks that depend on it.
+        commit: index of the first task of the commit, which starts after all earlier tasks.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -171,12 +172,12 @@ class TaskGraph:
 
 
 class _ParallelRun:
-    """One run over the tasks, shared by its threads.
+    """One run of all tasks; its threads share this object.
 
     Attributes:
         done: finished tasks, in order of completion.
-        error: instruction and exception of the first failure.
-        stopped: the reason the run was stopped early.
+        error: (index of the instruction, exception) of the first failure, or None.
+        stopped: the error with which the run was stopped early, or None.
     """
 
     def __init__(
@@ -211,14 +212,14 @@ class _ParallelRun:
             _thread.inside = False
 
     def stop(self, error: tuple[int, Exception] | None = None) -> None:
-        """Start no further task."""
+        """Let no further task start; `error` is recorded if it is the first."""
         with self._changed:
             self.error = self.error or error
             self._over = True
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """Wait for a task to run; None if no task is left."""
+        """Wait until a task can start, and return it; None if no task is left or the run was stopped."""
         with self._changed:
             while not self._over and len(self.done) < len(self.calls):
                 if self._front:
@@ -233,7 +234,7 @@ class _ParallelRun:
             return None
 
     def _limit(self) -> ComputeError | None:
-        """The reason to stop before the commit, if there is one."""
+        """Return the error with which to stop before the commit: cancelled or too late; else None."""
         progress = f"{len(self.done)} of {len(self.calls)} tasks done"
         if self.cancel is not None and self.cancel.cancelled:
             return Cancelled("the run was cancelled", got=progress)

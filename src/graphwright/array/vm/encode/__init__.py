@@ -1,1 +1,1 @@
-"""From an op on arrays to rows of the VM's code: the `vm` cells of `ops/`, and what splits and fuses them."""
+"""Encoding of ops on arrays as VM instructions (the `vm` field of definitions in `ops/`), splitting and fusion."""

@@ -1,4 +1,4 @@
-"""VM forms of attention and of KV caches."""
+"""Encoding of attention and of writes to KV caches for the VM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from graphwright.array.vm.code import Code
 from graphwright.array.vm.encode import operands as vm
 
 _FEW_QUERIES = 16
-"""Number of queries from which on widening all keys and values costs little beside the attention."""
+"""The number of queries from which on widening all keys and values costs little compared with the attention."""
 
 
 def _wide(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
-    """Float32 copies of bfloat16 operands, without the optional ones, then of the results."""
+    """Return float32 views for copies of the bfloat16 operands, without the optional ones, then of the results."""
     if outs[0].dtype is not bfloat16:
         return []
     count = len(attrs["optional"])
@@ -23,7 +23,7 @@ def _wide(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> list[vm.View]:
 
 @vm.form(work=_wide)
 def SDPA(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """For bfloat16, work in the float32 copies that follow the results in `outs`, then round."""
+    """Encode attention; bfloat16 is widened into the float32 copies that follow the results in `outs`, then rounded."""
     given, results = len(attrs["optional"]), 3 if len(ins) > 3 + len(attrs["optional"]) else 1
     outs, work = outs[:results], outs[results:]
     if work:
@@ -104,7 +104,7 @@ def _attend(
     q: vm.View, k: int, v: int, out: vm.View, groups: int, start: tuple[int, int], attrs: vm.Attrs,
     more: Sequence[int],
 ) -> list[vm.Row]:  # fmt: skip
-    """Code for attention one query at a time; `more` are the first cells of the second row."""
+    """Encode attention one query at a time; `more` are the first words of the second row."""
     batch, heads, queries, width = q.shape
     head = (q.address, k, v, out.address, heads, groups, queries, width, out.shape[3])
     tail = (*start, attrs["window"] or 0, vm.bits(float(attrs["scale"])))

@@ -1,8 +1,8 @@
-"""Fusion: ops over one iteration space as one loop over tiles, with inner values in scratch that stays in cache.
+"""Fusion: ops over one iteration space become one loop over tiles; inner values are in scratch that remains in cache.
 
-A tile is a span of elements, or a whole row where an op depends on its row, as a norm does. A LOOP row (cell 1: rows of
-its body, cell 2: iterations) precedes its body; each iteration computes one tile. bfloat16 operands are widened into a
-tile before an op and rounded after it, so every result has the same bits as without fusion.
+A tile is a span of elements, or a whole row if an op depends on whole rows, as a norm does. A LOOP instruction (word 1:
+rows of code in its body, word 2: iterations) precedes its body; each iteration computes one tile. bfloat16 operands are
+widened into a tile before an op and rounded after it, so every result has the same bits as without fusion.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from graphwright.array.vm.encode.rows import CAST, COPY
 from graphwright.array.vm.encode.share import operand_cells
 
 TILE, TILES = 1024, 16
-"""Elements of a tile, and how many may be held at a time: 64 KiB, which a core's own cache holds beside operands."""
+"""Elements of a tile, and the most tiles in use at a time: 64 KiB, which a core's own cache holds besides operands."""
 TILE_BYTES = 4 * TILE
 TOGETHER: dict[tuple[Code | None, Code | None], Code] = {(Code.ADD, Code.SILU): Code.ADD_SILU}
-"""Pairs of instructions that one row does, where nothing else reads the first result."""
+"""Pairs of instructions -> one instruction that computes both, used if nothing else reads the first result."""
 LONGEST = 4 * TILE
-"""The most elements of a row that is a tile."""
-_NARROW, _FEW = 32, 64  # rows of fewer elements than this are no tiles worth a turn, unless there are few of them
+"""The most elements of a row that can be one tile."""
+_NARROW, _FEW = 32, 64  # fewer elements than _NARROW make a turn too short, unless there are at most _FEW turns
 
 
 class Inner(NamedTuple):
-    """A value that only the group reads: the number of its tile."""
+    """A value that only the fused group reads; it is stored in the tile with this number."""
 
     tile: int
 
 
 class Member(NamedTuple):
-    """One op of a group; its operands are views or inner values."""
+    """One op of a fused group; its operands are views or inner values."""
 
     form: vm.VmForm
     outs: Sequence[vm.View | Inner]
@@ -44,9 +44,10 @@ class Member(NamedTuple):
 
 
 class _Tiles(NamedTuple):
-    """How a space is cut: offsets of the operands for each outer index, then turns of rows of columns.
+    """How an iteration space is walked: for each entry of `lead`, `turns` rows of `cols` columns.
 
-    Steps are of each operand along a row (0 or 1), jumps from one turn to the next, in elements.
+    An entry of `lead` holds the element offset of each operand. `jumps` are the elements from one turn to the next,
+    `steps` those from one column to the next (0 or 1), both per operand.
     """
 
     lead: list[list[int]]
@@ -57,7 +58,7 @@ class _Tiles(NamedTuple):
 
 
 def f32(code: Code) -> vm.VmForm:
-    """The form of one instruction on float32."""
+    """Make the form of one float32 instruction."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         return vm.elementwise(code, outs[0], ins) if vm.all_f32(*outs, *ins) else None
@@ -66,15 +67,15 @@ def f32(code: Code) -> vm.VmForm:
 
 
 def tiles_for(shape: tuple[int, ...], by_row: bool) -> int:
-    """The most inner values that are held at a time."""
+    """Return the most inner values that can be in use at a time."""
     return TILES // -(-shape[-1] // TILE) if by_row else TILES
 
 
 def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bool = False) -> _Tiles | None:
-    """How to walk operands over a space; None if rows would be too short, strided, or too many to unroll.
+    """Return how to walk operands over a space, or None if rows would be too short, strided, or too many to unroll.
 
     Args:
-        by_row: a turn does a whole row, whose elements are adjacent or one in every operand.
+        by_row: each turn computes a whole row, along which the elements of an operand are adjacent or one value.
     """
     strides = [vm.spread(view, shape) for view in views]
     if by_row:
@@ -96,7 +97,7 @@ def layout_of_tiles(shape: tuple[int, ...], views: Sequence[vm.View], by_row: bo
 
 
 def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.Row] | None:
-    """Return rows that run the members tile by tile, or None if the layouts allow no tiles."""
+    """Return instructions that run the members tile by tile, or None if the layouts allow no tiles."""
     if 0 in shape:
         return []
     by_row = any(m.form.by_row for m in members)
@@ -125,7 +126,7 @@ def encode_group(shape: tuple[int, ...], members: Sequence[Member]) -> list[vm.R
 
 
 def _together(members: Sequence[Member]) -> list[Member]:
-    """Merge pairs of members that one instruction computes."""
+    """Merge consecutive members that one instruction computes."""
     made: list[Member] = []
     for n, m in enumerate(members):
         code = TOGETHER.get((made[-1].form.code, m.form.code)) if made else None
@@ -139,7 +140,7 @@ def _together(members: Sequence[Member]) -> list[Member]:
 
 
 def _read(tile: Inner, members: Sequence[Member]) -> bool:
-    """True if members read what a tile holds before it is written again."""
+    """Return whether a member reads the tile before a member writes it again."""
     for m in members:
         if tile in m.ins:
             return True
@@ -149,7 +150,7 @@ def _read(tile: Inner, members: Sequence[Member]) -> bool:
 
 
 def _written_once(members: Sequence[Member], most: int) -> list[Member]:
-    """Hold values that the group overwrites later in a tile until their last write."""
+    """Redirect writes that a later member overwrites into a free tile, so that memory is written once."""
     last = {v.address: n for n, m in enumerate(members) for v in m.outs if isinstance(v, vm.View)}
     free = set(range(most)).difference(v.tile for m in members for v in m.outs if isinstance(v, Inner))
     held: dict[int, Inner] = {}
@@ -175,7 +176,8 @@ def _written_once(members: Sequence[Member], most: int) -> list[Member]:
 def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
     """Make all members float32, with conversions from and to bfloat16 between them.
 
-    A tile of bfloat16 holds float32 that are rounded. Operands are widened into tiles from `most` on, which keep them.
+    The tile of a bfloat16 value holds rounded float32. Operands are widened into the tiles with numbers from `most` on,
+    and reused from there.
     """
     made: list[Member] = []
     spare, wide = cycle(range(most, 2 * most)), dict[vm.View, Inner]()
@@ -185,7 +187,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
             continue
         (out,), narrow, ins, busy = m.outs, m.dtypes[0] is bfloat16, list[vm.View | Inner](), set[int]()
         plain = isinstance(out, vm.View) or not narrow
-        if m.form is CAST and plain and (narrow or isinstance(m.ins[0], vm.View)):  # one row does it
+        if m.form is CAST and plain and (narrow or isinstance(m.ins[0], vm.View)):  # one instruction does it
             made.append(m)
             continue
         for v, dtype in zip(m.ins, m.dtypes[1:], strict=True):
@@ -209,7 +211,7 @@ def _in_f32(members: Sequence[Member], most: int) -> list[Member]:
 
 
 def _free(tiles: Iterator[int], wide: dict[vm.View, Inner], busy: set[int]) -> Inner:
-    """The next tile that the member does not read; its old value is dropped."""
+    """Return the next tile that the member does not read, and forget the widened operand in it."""
     tile = next(t for t in tiles if t not in busy)
     for v in [v for v, held in wide.items() if held.tile == tile]:
         del wide[v]
@@ -225,10 +227,10 @@ def _looped(body: list[vm.Row], turns: int) -> list[vm.Row]:
 def _body(
     members: Sequence[Member], at: Sequence[int], jumps: Sequence[int], steps: Sequence[int], cols: int, pieces: int
 ) -> list[vm.Row]:
-    """The members' rows for one tile, with where operands begin and how far they move from turn to turn.
+    """Encode the members for one tile; operand k begins at offset `at[k]` and moves by `jumps[k]` from turn to turn.
 
     Args:
-        pieces: of TILE elements that an inner value takes.
+        pieces: number of spans of TILE elements that an inner value takes.
     """
     body: list[vm.Row] = []
     k = 0

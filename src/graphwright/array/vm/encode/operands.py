@@ -1,4 +1,4 @@
-"""Vocabulary of VM forms: operands, rows of code, and how the axes of several operands are walked together."""
+"""Types and helpers of VM encoding: operands, instructions, and walking the axes of several operands together."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from graphwright.array.vm.code import CELLS, PAST, Code
 
 Row = list[int]
 Rows = list[Row] | None
-"""Rows of code, or None for dtypes or layouts that only another kernel can do."""
+"""Rows of code, or None for dtypes or layouts that only another kernel supports."""
 Attrs = Mapping[str, Any]
 MOST_ROWS = 64
-"""The most rows of code that outer axes are unrolled to; beyond it another kernel is no slower."""
+"""The most instructions that outer axes are unrolled to; beyond it another kernel is no slower."""
 CACHED = 8 << 20
-"""Bytes of a result from which on stores bypass the caches: measured, slower below and faster above."""
+"""Bytes of a result above which stores bypass the caches; measured: this is slower below and faster above."""
 
 
 class View(NamedTuple):
@@ -48,16 +48,16 @@ Workspace = Callable[[Views, Views, Attrs], list[View]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VmForm:
-    """How the VM runs an op: the `vm` cell of its row.
+    """How the VM runs an op: the `vm` field of its definition.
 
-    The form answers the planner, from layouts alone, and the binder, with addresses.
+    The planner asks it with layouts alone; when kernels are bound, the operands have addresses.
 
     Attributes:
         encode: (results and workspace, operands, attributes) -> rows of code, or None for dtypes or layouts that only
-            another kernel can do.
-        work: (results, operands, attributes) -> views of the memory that the code needs beside its scratch.
-        code: the instruction of a form that is one float32 row per tile.
-        by_row: the results depend on the row of the first operand at the same index.
+            another kernel supports.
+        work: (results, operands, attributes) -> views of the memory that the code needs besides its scratch.
+        code: the opcode, if the form is one float32 instruction per tile.
+        by_row: each row of the results depends on a whole row of the first operand.
         limit: bytes of operands and results from which on ATen's kernel is faster; None if it never is.
     """
 
@@ -68,14 +68,14 @@ class VmForm:
     limit: int | None = None
 
     def workspace(self, outs: Views, ins: Views, attrs: Attrs) -> list[View]:
-        """Views, without addresses, of the memory that the code needs beside its scratch."""
+        """Return views, without addresses, of the memory that the code needs besides its scratch."""
         return [] if self.work is None else self.work(outs, ins, attrs)
 
     def rows(self, outs: Views, ins: Views, attrs: Attrs, work: Sequence[View] | None = None) -> Rows:
-        """Return rows that compute `outs` from `ins`, or None if the form does not cover these layouts and dtypes.
+        """Return rows of code that compute `outs` from `ins`, or None for layouts or dtypes that are not supported.
 
         Args:
-            work: the memory that `workspace` asks for; needed only for rows that will run.
+            work: the memory that `workspace` describes; needed only for code that will run.
         """
         return self.encode([*outs, *(self.workspace(outs, ins, attrs) if work is None else work)], ins, attrs)
 
@@ -83,44 +83,44 @@ class VmForm:
 def form(
     *, work: Workspace | None = None, by_row: bool = False, limit: int | None = None
 ) -> Callable[[Encoder], VmForm]:
-    """Make an encoder the form of an op."""
+    """Make a decorator that turns an encoder into a `VmForm`."""
     return lambda encode: VmForm(encode, work, by_row=by_row, limit=limit)
 
 
 def row_of(code: Code, *cells: int) -> Row:
-    """A row of a code and its cells, padded with zeros."""
+    """Return an instruction: the opcode and its words, padded with zeros."""
     return [int(code), *cells] + [0] * (CELLS - 1 - len(cells))
 
 
 def bits(value: float) -> int:
-    """A float64 as a cell."""
+    """Return the bits of a float64 as an int64 word."""
     return unpack("<q", pack("<d", value))[0]
 
 
 def table_of(cells: Sequence[int]) -> list[Row]:
-    """Cells as whole rows, padded with zeros."""
+    """Split words into rows of 16, the last one padded with zeros."""
     return [[*cells[i : i + CELLS], *[0] * (i + CELLS - len(cells))] for i in range(0, len(cells), CELLS)]
 
 
 def all_f32(*views: View) -> bool:
-    """True if all operands are float32."""
+    """Return whether all operands are float32."""
     return all(view.dtype is float32 for view in views)
 
 
 def copy_row(target: int, words: int, source: int) -> Row:
-    """A copy of packed 4-byte words of any type."""
+    """Return an instruction that copies adjacent 4-byte elements of any type."""
     return row_of(Code.COPY, 1, words, target, 0, 1, source, 0, 1)
 
 
 def copied(target: View, source: View) -> list[Row]:
-    """A copy between packed operands, or nothing if they share an address."""
+    """Encode a copy between row-major operands: no instruction if they share an address or are empty."""
     if target.address == source.address or not target.size:
         return []
     return [copy_row(target.address, target.size * target.dtype.itemsize // 4, source.address)]
 
 
 def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple[int, tuple[int, ...]]]:
-    """Axes (size, stride per operand), merged where possible, without axes of size 1."""
+    """Return axes as (size, stride per operand), merged where possible, without axes of size 1."""
     axes: list[tuple[int, tuple[int, ...]]] = []
     for n, *steps in zip(shape, *strides, strict=True):
         if n == 1:
@@ -133,13 +133,13 @@ def merged(shape: Sequence[int], strides: Sequence[Sequence[int]]) -> list[tuple
 
 
 def spread(view: View, shape: tuple[int, ...]) -> list[int]:
-    """Strides of an operand that is broadcast to `shape`."""
+    """Return the strides of an operand that is broadcast to `shape`."""
     lead = len(shape) - len(view.shape)
     return [0] * lead + [0 if n == 1 else s for n, s in zip(view.shape, view.strides, strict=True)]
 
 
 def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[list[int]]:
-    """Element offsets per operand of every index of some axes."""
+    """Return, for every index of some axes, the element offset in each operand."""
     offsets = [[0] * operands]
     for n, steps in axes:
         offsets = [[p + i * s for p, s in zip(place, steps, strict=True)] for place in offsets for i in range(n)]
@@ -147,7 +147,7 @@ def offsets(axes: Sequence[tuple[int, tuple[int, ...]]], operands: int) -> list[
 
 
 def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows:
-    """Rows over 1 or 2 axes each, with further axes unrolled in the order that takes few rows."""
+    """Encode an elementwise op: each instruction walks 1 or 2 axes; further axes, preferably short, are unrolled."""
     views = [out, *ins]
     if 0 in out.shape:
         return []
@@ -173,12 +173,12 @@ def elementwise(code: Code, out: View, ins: Sequence[View], *cells: int) -> Rows
 
 
 def along(out: View, step: int) -> int:
-    """The step of a result along a row: PAST for results that exceed the caches."""
+    """Return the step of a result along a row: PAST for results that exceed the caches."""
     return PAST if step == 1 and out.dtype is float32 and 4 * out.size > CACHED else step
 
 
 def matrix(view: View) -> tuple[int, int, int] | None:
-    """(rows, columns, elements from row to row) of [..., C] whose last axis is adjacent, or None."""
+    """Return (rows, columns, elements from row to row) of an operand [..., C], or None if it is no such matrix."""
     if not view.shape or 0 in view.shape or (view.strides[-1] != 1 and view.shape[-1] != 1):
         return None
     lead = merged(view.shape[:-1], [view.strides[:-1]])

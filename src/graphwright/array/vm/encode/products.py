@@ -1,4 +1,4 @@
-"""VM forms of matrix products, for float32, bfloat16 and int8 weights."""
+"""Encoding of matrix products for the VM, with float32, bfloat16 and int8 weights."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from graphwright.array.vm.encode import operands as vm
 
 
 def _product(a: vm.View, b: vm.View, out: vm.View, init: int = 0) -> vm.Row:
-    """Code for out[m, n] = init + a[m, k] · b[k, n], all of two axes; columns of `out` are adjacent."""
+    """Encode out[m, n] = init + a[m, k]·b[k, n] for operands of two axes; columns of `out` are adjacent."""
     (m, k), n = a.shape, b.shape[1]
     steps = [4 * s for view in (a, b) for s in view.strides]
-    if b.shape[0] == 1:  # a stride along an axis of one entry says nothing
+    if b.shape[0] == 1:  # the stride of an axis of size 1 is meaningless
         steps[2] = 4 * max(n, 1)
     if n == 1:
         steps[3] = 4
@@ -42,18 +42,18 @@ def LINEAR(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 
 SHORT = 32
-"""Inner size up to which a product of 3 or 4 rows is faster than as many dot products."""
+"""The largest k for which a product of 3 or 4 rows is faster than as many dot products."""
 _FEW_ROWS = {float32: Code.ROWS_F32, bfloat16: Code.ROWS_BF16}
 _MANY_ROWS = {bfloat16: Code.PANELS_BF16}
 
 
 def _few(m: int, w: vm.View) -> bool:
-    """True if m rows are so few that reading the weights dominates, and they fit the scratch."""
+    """Return whether m rows are so few that reading the weights dominates, and whether they fit the scratch."""
     return m <= FEW and m * -(-w.shape[-1] // GROUP) * WORK.get(w.dtype.itemsize, 0) <= STRIPS - ZEROS
 
 
 def _by_rows(code: Code, x: vm.View, w: vm.View, out: vm.View, bias: vm.Views, scales: int = 0) -> vm.Row:
-    """Code for a product with stored weights [out, in]."""
+    """Encode a product with weights that are stored as [out, in]."""
     (m, k), n = x.shape, w.shape[0]
     init = bias[0].address if bias else 0
     return vm.row_of(code, w.address, n, k, init, x.address, 4 * x.strides[0], out.address, 4 * n, m, scales)

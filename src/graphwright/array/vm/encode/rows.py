@@ -1,6 +1,6 @@
-"""VM forms of loops over rows: copies, lookups, rotary embedding, softmax, norms, losses, random draws.
+"""Encoding for the VM of copies, lookups, rotary embedding, softmax, norms, losses and random draws.
 
-Draws are Philox words from a key in memory and the index of each element.
+Random draws are Philox words, made from a key in memory and the index of each element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graphwright.array.vm.encode import operands as vm
 
 @vm.form()
 def COPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Copy elementwise, or over up to four axes; bfloat16 in pairs where layouts allow it."""
+    """Encode an elementwise copy, or one of up to four axes; bfloat16 is copied in pairs where layouts allow it."""
     out, x = outs[0], ins[0]
     if out.dtype is bfloat16 and x.dtype is bfloat16 and _in_pairs(out) and _in_pairs(x):
         out, x = _pairs(out), _pairs(x)
@@ -31,19 +31,19 @@ def COPY(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 
 def _in_pairs(view: vm.View) -> bool:
-    """True if 16-bit numbers fill whole 4-byte words."""
+    """Return whether the 16-bit elements of each row form whole groups of 4 bytes."""
     return bool(view.shape) and view.strides[-1] == 1 and not any(n % 2 for n in (view.shape[-1], *view.strides[:-1]))
 
 
 def _pairs(view: vm.View) -> vm.View:
-    """The view with 4-byte words in place of pairs of 16-bit numbers."""
+    """Return the view with one 4-byte element in place of each pair of 16-bit elements."""
     shape, strides = (*view.shape[:-1], view.shape[-1] // 2), (*[s // 2 for s in view.strides[:-1]], 1)
     return vm.View(float32, shape, strides, view.address)
 
 
 @vm.form()
 def EMBEDDING(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Look up rows of whole 4-byte words, of any dtype."""
+    """Encode a lookup of rows whose length is a multiple of 4 bytes, of any dtype."""
     table, ids = ins
     size = table.dtype.itemsize
     rows, cols = table.shape
@@ -89,7 +89,7 @@ def ROPE_TABLE(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 @vm.form()
 def CAST(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Cast between bfloat16 and float32."""
+    """Encode a cast between bfloat16 and float32."""
     code = _CASTS.get((ins[0].dtype, outs[0].dtype))
     return None if code is None else vm.elementwise(code, outs[0], ins)
 
@@ -120,7 +120,7 @@ def RMS_NORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
 
 @vm.form()
 def LAYER_NORM(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Normalise over one axis, or several that are contiguous."""
+    """Encode layer norm over one axis, or over several that are contiguous."""
     x, *scale = ins
     lead = len(x.shape) - attrs["rank"]
     if 0 in x.shape or not vm.all_f32(*outs, *ins) or not all(view.packed for view in (outs[0], *scale)):
@@ -166,7 +166,7 @@ def _noise(out: vm.View, key: vm.View, attrs: vm.Attrs, kind: int, x: int = 0, *
 
 
 def _drawn(kind: int) -> vm.VmForm:
-    """Form of one draw per element; the last operand is the key, an earlier one probabilities."""
+    """Make the form of one draw per element; the last operand is the key, an earlier one holds probabilities."""
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
         fits = vm.all_f32(outs[0], *ins[:-1]) and all(view.packed for view in (outs[0], *ins))
@@ -180,7 +180,7 @@ UNIFORM, BERNOULLI = _drawn(code.UNIFORM), _drawn(code.BERNOULLI)
 
 @vm.form()
 def DROPOUT(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Keep entries whose random number is at least p; divide by 1 - p, as the other kernel does."""
+    """Encode dropout: entries whose random number is at least p are kept and divided by 1 - p, as in `array/cpu`."""
     (x, key), (out, kept), p = ins, outs, attrs["p"]
     if not vm.all_f32(out, x) or not all(view.packed for view in (x, key, out, kept)):
         return None

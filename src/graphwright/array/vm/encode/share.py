@@ -1,7 +1,8 @@
-"""Split long rows into tickets that several threads share, pack runs of scalar rows, and estimate how long a row takes.
+"""Split long instructions into tickets for several threads, pack runs of scalar instructions, and estimate run times.
 
-A SHARED row (cell 1: number of tickets, cell 2: rows of each) precedes its tickets. With one thread it does nothing,
-and the tickets run one after the other.
+A ticket is a share of an instruction's elements that one thread computes. A SHARED instruction (word 1: number of
+tickets, word 2: rows of code of each) precedes its tickets. With one thread it does nothing, and the tickets run one
+after the other.
 """
 
 from __future__ import annotations
@@ -17,22 +18,26 @@ from graphwright.array.vm.code import CELLS, FEW, GROUP, LOCAL, STORED, UPDATES,
 from graphwright.array.vm.encode import operands as vm
 
 SPLIT_FROM = 100_000
-"""Nanoseconds of a row from which on it is split: waking a helper thread takes about 5 us, more on a busy core."""
-_TICKET = 25_000  # nanoseconds; the shorter, the less one waits for a thread that was interrupted
+"""Estimated nanoseconds from which on an instruction is split: waking a helper thread takes about 5 us or more."""
+_TICKET = 25_000  # nanoseconds; a short ticket limits the wait for a thread that was interrupted
 _MOST = 32
-_SIDE = 96  # rows or columns of a product's ticket, at least
+_SIDE = 96  # the least rows or columns of a product's ticket
 _TABLES: dict[int, int] = {Code.ATTEND: 1, Code.ATTEND_BACKWARD: 2, Code.ATTEND_CACHED: 1}
-"""Instruction -> number of operand rows that follow it."""
+"""Opcode -> number of rows of operands that follow the instruction."""
 
 
 class _Walk(NamedTuple):
-    """Address arithmetic of an instruction: (address cell, stride cell) per row, bytes per row, bytes per column."""
+    """How the addresses of an instruction move when it is split.
+
+    `rows` are (index of an address word, index of the word with its bytes per row), `fixed` (address word, bytes per
+    row), `columns` (address word, bytes per column).
+    """
 
     rows: tuple[tuple[int, int], ...]
     fixed: tuple[tuple[int, int], ...] = ()
     columns: tuple[tuple[int, int], ...] = ()
     ns: float = 0.2  # per element
-    counts: tuple[int, ...] = (1, 2)  # cells whose product is the number of elements
+    counts: tuple[int, ...] = (1, 2)  # words whose product is the number of elements
 
 
 _ONE, _TWO = ((3, 4), (6, 7)), ((3, 4), (6, 7), (9, 10))
@@ -59,11 +64,11 @@ _WALKS: dict[int, _Walk] = {
     Code.CROSS_ENTROPY: _Walk(((6, 7),), ((3, 4), (8, 8), (9, 4)), ns=0.5),
     Code.CROSS_ENTROPY_BACKWARD: _Walk(((3, 4), (6, 7), (11, 12)), ((8, 8), (9, 4)), ns=0.5),
 }
-_STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # of an operand's address: the cell of its step along a row
+_STEPS = {3: 5, 6: 8, 9: 11, 12: 14}  # index of an address word -> index of the word with its step along a row
 
 
 def operand_cells(row: vm.Row) -> tuple[int, ...]:
-    """Address cells of an instruction in a loop; each is followed by its stride."""
+    """Return the indices of an instruction's address words, for use in a loop; the word after each is its stride."""
     walk = _WALKS[row[0]]
     return tuple(cell for cell, _ in walk.columns or walk.rows)
 
@@ -73,12 +78,12 @@ _BINARY = (Code.ADD, Code.SUB, Code.MUL, Code.DIV)
 
 
 def is_scalar(row: vm.Row) -> bool:
-    """True for a scalar instruction that can be packed."""
+    """Return whether an instruction works on single numbers and can be packed."""
     return row[1] == row[2] == 1 and (row[0] in _UNARY or row[0] in _BINARY)
 
 
 def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[tuple[int, list[vm.Row]]]:
-    """Pack consecutive scalar units into one, under the number of the first."""
+    """Pack consecutive scalar units into one, under the index of the first."""
     made: list[tuple[int, list[vm.Row]]] = []
     for single, run in groupby(units, lambda unit: len(unit[1]) == 1 and is_scalar(unit[1][0])):
         parts = list(run)
@@ -89,7 +94,7 @@ def pack_runs(units: Iterable[tuple[int, list[vm.Row]]], scratch: int) -> list[t
 
 
 def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
-    """One row for scalar rows; `scratch` is the base of addresses below LOCAL."""
+    """Pack scalar instructions into one; `scratch` is the base of addresses below LOCAL."""
     table: list[int] = []
     for row in rows:
         operands = (row[3], row[6], row[9] if row[0] in _BINARY else row[6])
@@ -98,14 +103,14 @@ def _packed(rows: Sequence[vm.Row], scratch: int) -> list[vm.Row]:
 
 
 class Cut:
-    """The rows of an op, split for threads.
+    """The code of an op, split for threads. A unit is an instruction with its loop body or table.
 
     Attributes:
-        parts: units of rows, split if they take long.
+        parts: units, each split into tickets if it takes long.
         ns: estimated nanoseconds on one core.
-        code: int64 [rows, CELLS], all of them.
-        scalar: whether some are scalar instructions.
-        shares: whether some are split for threads.
+        code: int64 [rows, CELLS], all parts.
+        scalar: whether a part is a scalar instruction that can be packed.
+        shares: whether a part is split for threads.
     """
 
     __slots__ = ("code", "ns", "parts", "scalar", "shares")
@@ -118,13 +123,13 @@ class Cut:
 
 
 def cut(rows: Sequence[vm.Row]) -> Cut:
-    """Split the rows of an op for threads."""
+    """Split the code of an op for threads."""
     timed = [(unit, _nanoseconds(unit)) for unit in units(rows)]
     return Cut([shared(unit, ns) for unit, ns in timed], sum([ns for _, ns in timed]))
 
 
 def units(rows: Sequence[vm.Row]) -> Iterator[list[vm.Row]]:
-    """Group each row with its body (of a loop) or table (of an update)."""
+    """Group each instruction with the body (of a loop) or the table (of operands or parameters) that follows it."""
     i = 0
     while i < len(rows):
         row = rows[i]
@@ -147,21 +152,21 @@ def _nanoseconds(unit: list[vm.Row]) -> float:
     if row[0] in STORED:
         each = max(STORED[row[0]] / 35, row[9] / 40) if row[9] <= FEW else 0.1 + row[9] / 100
         return 20 + row[2] * row[3] * each
-    if row[0] == Code.ATTEND_CACHED:  # as if all keys were there
+    if row[0] == Code.ATTEND_CACHED:  # as if the cache were full
         return 20 + row[2] * row[9] * unit[1][6] * (row[10] + row[11]) / 20
-    if row[0] in _TABLES:  # a head's share of multiplications, half of them masked where causal
+    if row[0] in _TABLES:  # multiplications of a unit, half of them masked if causal
         each = row[5] * row[6] * (row[7] + row[8]) * (1 if row[0] == Code.ATTEND else 3 * row[3] // row[4])
         return row[2] * each / (120 if row[11] else 60)
     if row[0] == Code.PRODUCT:
         return 20 + row[9] * row[10] * row[11] / 60
-    if row[0] == Code.SAMPLE_TOKEN:  # as if it drew
+    if row[0] == Code.SAMPLE_TOKEN:  # as if a random draw is needed
         return 20 + row[1] * row[2] * 3
     walk = _WALKS.get(row[0])
     return 5 + (prod(row[c] for c in walk.counts) * walk.ns if walk is not None else 0)
 
 
 def shared(unit: list[vm.Row], taken: float) -> list[vm.Row]:
-    """Split a unit that takes long, in nanoseconds."""
+    """Split a unit into tickets if its time in nanoseconds is long."""
     parts = _parts(unit, min(_MOST, int(taken / _TICKET))) if taken > SPLIT_FROM else [unit]
     if len(parts) < 2:
         return unit
@@ -189,20 +194,20 @@ def _parts(unit: list[vm.Row], count: int) -> list[list[vm.Row]]:
 
 
 def _turns(unit: list[vm.Row], begin: int, size: int) -> list[vm.Row]:
-    """Some iterations of a loop."""
+    """Return `size` iterations of a loop, from `begin` on."""
     head, *body = unit
     moved = [_moved(row, 0, row[0], [(a, begin * row[a + 1]) for a in operand_cells(row)]) for row in body]
     return [_moved(head, 2, size, []), *moved]
 
 
 def _spans(total: int, count: int, grain: int) -> list[tuple[int, int]]:
-    """(begin, size) of about `count` equal spans, multiples of `grain`."""
+    """Return (begin, size) of about `count` equal spans; sizes are multiples of `grain`, but for the last."""
     size = -(-total // (count * grain)) * grain
     return [(begin, min(size, total - begin)) for begin in range(0, total, size)]
 
 
 def _split(row: vm.Row, counted: int, steps: Sequence[tuple[int, int]], count: int, grain: int) -> list[list[vm.Row]]:
-    """Cut the extent in cell `counted`; `steps` are (address cell, bytes per unit of it)."""
+    """Split the extent in word `counted`; `steps` are (index of an address word, bytes per unit of the extent)."""
     spans = _spans(row[counted], count, grain)
     return [[_moved(row, counted, size, [(a, begin * step) for a, step in steps])] for begin, size in spans]
 
@@ -216,8 +221,9 @@ def _moved(row: vm.Row, counted: int, size: int, moves: Sequence[tuple[int, int]
 
 
 def _product(row: vm.Row, count: int) -> list[vm.Row]:
-    """Rectangles of the result: rows in whole tiles of 12, columns in panels of 32, no side so short that B or A would
-    be read again too often.
+    """Split a product into rectangles of the result: rows in whole tiles of 12, columns in panels of 32.
+
+    No side is so short that A or B would be read too often.
     """
     m, n = row[9], row[10]
     down = max(1, min(count, m // _SIDE))
@@ -233,7 +239,7 @@ def _product(row: vm.Row, count: int) -> list[vm.Row]:
 
 
 def _stored(row: vm.Row, count: int) -> list[list[vm.Row]]:
-    """Split the weight rows into whole panels of 32."""
+    """Split the weight rows of a product into whole panels of 32."""
     steps = [(1, STORED[row[0]] * row[3]), (7, 4)]
     steps += ([(4, 4)] if row[4] else []) + ([(10, -(-row[3] // GROUP) * 4)] if row[10] else [])
     return _split(row, 2, steps, count, 32)

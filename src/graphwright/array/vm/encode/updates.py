@@ -1,4 +1,4 @@
-"""VM forms of optimizer steps: one row of code, and half a row for each parameter."""
+"""Encoding of optimizer steps for the VM: one instruction, and half a row for each parameter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ def _step(
     code: Code, numbers: Sequence[str], flags: Sequence[str],
     moments: Callable[[vm.Attrs], tuple[bool, ...]] = lambda attrs: (True,),
 ) -> vm.VmForm:  # fmt: skip
-    """Form of an optimizer step.
+    """Make the form of an optimizer step.
 
     Args:
-        numbers, flags: attributes in cells 4 and following, and attributes in the bits of cell 9.
-        moments: attributes -> which moments of the instruction are present.
+        numbers: names of the attributes in words 4 and following.
+        flags: names of the attributes in the bits of word 9.
+        moments: attributes -> whether each moment of the instruction is present.
     """
 
     def encode(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
@@ -58,7 +59,7 @@ _muon = _step(Code.MUON, ("momentum", "eps", "weight_decay", "iterations"), ("ma
 
 @vm.form()
 def MUON(outs: vm.Views, ins: vm.Views, attrs: vm.Attrs) -> vm.Rows:
-    """Step matrices that fit into the scratch together with two square matrices."""
+    """Encode a step of Muon, for matrices of which two copies and two square matrices fit the scratch."""
     rows = _muon.encode(outs, ins, attrs)
     n = len(outs) // 3
     shapes = [view.shape for view in outs[:n]]

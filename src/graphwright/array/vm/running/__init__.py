@@ -1,1 +1,1 @@
-"""Running code: segments of a plan, calls of the machine, helper threads."""
+"""Running VM code: segments of a plan, calls of the machine, helper threads."""

@@ -1,4 +1,4 @@
-"""Call the machine on a context, and the helper threads that large rows are shared with.
+"""Calls of the machine with a context (the arguments of a call, see `sharing.py`), and the helper threads.
 
 A quick call takes some 30 ns: it is a builtin method whose `self` is a bytes object with the context's address, and
 whose C function is the machine, which returns None, or NotImplemented for a failure. It holds the GIL, so only short
@@ -23,7 +23,7 @@ from graphwright.array.vm.code import SCRATCH
 from graphwright.array.vm.machine import build
 
 Call = Callable[[], Any]
-"""Runs the code; returns None, or another object if a row failed."""
+"""A function that runs the code and returns None, or another object if an instruction failed."""
 
 _NOARGS = 4  # METH_NOARGS
 _LASTING = (3, 12)  # from this version on None is immortal: references to it are not counted
@@ -40,7 +40,7 @@ class _Method(ctypes.Structure):
 
 @cache
 def _make_method() -> Any:
-    """(method, self) -> builtin method, or None where the layout of CPython objects is unknown."""
+    """Return the constructor (method, self) -> builtin method, or None if the layout of CPython objects is unknown."""
     plain = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
     if not plain or bytes.__basicsize__ - 1 != at.PAYLOAD or ctypes.sizeof(ctypes.c_void_p) != 8:
         return None
@@ -55,18 +55,19 @@ def _method() -> _Method:
 
 
 def guarded(context: np.ndarray, memory: Any, otherwise: Callable[[], None]) -> Call:
-    """A call that holds the GIL, checks a guard itself, and calls `otherwise` if the check or a row fails.
+    """Return a call that runs the code if the number at the address `GUARD` equals `SEEN`, else calls `otherwise`.
 
-    The check compares the number at `GUARD` with `SEEN`. No Python code runs around the machine's.
+    It also calls `otherwise` after a failed instruction. The call holds the GIL; its check is native code. Where quick
+    calls are impossible, `otherwise` itself is returned.
     """
-    context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first cell, is 0
+    context[at.GUARD], context[at.SEEN] = context.ctypes.data, -1  # no segment yet: the guard, the first word, is 0
     context[at.ASK] = ctypes.cast(ctypes.pythonapi.PyObject_CallNoArgs, ctypes.c_void_p).value
     context[at.OTHERWISE] = id(otherwise)
     return quick(context, (memory, otherwise)) or otherwise
 
 
 def quick(context: np.ndarray, memory: Any) -> Call | None:
-    """A call that holds the GIL and keeps `memory`, which the context points to, alive; None if there is no such."""
+    """Return a call that holds the GIL and keeps `memory`, which the context points to, alive; None if impossible."""
     make = _make_method()
     if make is None:
         return None
@@ -80,7 +81,7 @@ _Plain = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)
 
 
 def patient(context: np.ndarray, memory: Any) -> Call:
-    """A call that releases the GIL; it keeps `memory`, which the context points to, alive."""
+    """Return a call that releases the GIL and keeps `memory`, which the context points to, alive."""
     context[at.FINE], context[at.FAILED], context[at.COUNTED] = 0, 1, 0
     block = np.array([context.ctypes.data], np.int64)
     run, me = _Plain(build().address), int(block.ctypes.data) - at.PAYLOAD
@@ -100,7 +101,10 @@ _helpers: list[Thread] = []
 
 
 def team(threads: int) -> int:
-    """Address of the team, started for this number of threads; 0 where the platform has no semaphores."""
+    """Return the address of the helper threads' shared memory; 0 where the platform has no semaphores.
+
+    Missing helpers are started, so that with the caller there are `threads` threads.
+    """
     if len(_helpers) + 1 < threads and sys.platform == "linux":
         with _lock:
             _grow(threads)

@@ -20,7 +20,7 @@ _PATIENT = 50_000  # ns above which a call releases the GIL
 
 
 class BadIndex(IndexError):
-    """An index is out of range; `op` is the number of the op in its segment."""
+    """An index is out of range; `op` is the index of the op in its segment."""
 
     def __init__(self, op: int) -> None:
         super().__init__("an index is out of range")
@@ -28,12 +28,12 @@ class BadIndex(IndexError):
 
 
 def new_scratch() -> np.ndarray:
-    """Allocate scratch memory for code."""
+    """Allocate scratch memory for a segment."""
     return np.zeros(SCRATCH + 64, np.uint8)
 
 
 def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
-    """Code of each op; a run of ops on single numbers is packed into one row, which belongs to the first of them."""
+    """Return the code of each op; a run of ops on single numbers is one instruction, stored with the first of them."""
     blocks = [op.code for op in ops]
     numbered = [(i, op) for i, op in enumerate(ops) if op.parts]
     for scalar, run in groupby(numbered, lambda one: one[1].scalar):
@@ -48,7 +48,7 @@ def _blocks(ops: Sequence[Cut], scratch: int) -> list[np.ndarray]:
 
 
 def _shared_ends(ops: Sequence[Cut], others: Sequence[Cut]) -> tuple[int, int]:
-    """Number of ops that are identical at the start and at the end, without splitting a run of single numbers."""
+    """Return how many ops are identical at the start and the end, without splitting a run of ops on single numbers."""
     head, tail = _first_other(ops, others), _first_other(ops[::-1], others[::-1])
     tail = min(tail, len(ops) - head, len(others) - head)
     while head and (ops[head - 1].scalar or not ops[head - 1].parts):
@@ -64,15 +64,15 @@ def _first_other(ops: Sequence[Cut], others: Sequence[Cut]) -> int:
 
 
 class VmSegment:
-    """Code for fixed addresses; calling it runs all of it and allocates nothing.
+    """The code of a sequence of ops for fixed addresses; calling it runs all of it and allocates nothing.
 
     Args:
-        ops: the rows of each op in order, or their `Cut`s.
+        ops: the code of each op in order, as rows or as a `Cut`.
         scratch: from `new_scratch()`, shared by segments that never run at the same time; by default its own.
         before: a segment with the same scratch; the code of the ops that both begin or end with is reused.
 
     Attributes:
-        run: the call: returns None, or another object if an index was out of range (see `failure`).
+        run: a function that runs the code and returns None, or another object if an index was out of range.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class VmSegment:
         self._hold(blocks, owner, 0)
 
     def _hold(self, blocks: Sequence[np.ndarray], owner: np.ndarray, runs: int) -> None:
-        """Store the code, the op of each row, and the call."""
+        """Store the code and the op index of each row, and create the call."""
         self._code, self._owner = np.concatenate([np.zeros((0, CELLS), np.int64), *blocks]), owner
         context = self._context = np.zeros(at.CELLS, np.int64)
         context[at.CODE] = self._code.ctypes.data
@@ -105,7 +105,7 @@ class VmSegment:
         self.run: Call = self._shared if self._shares else self._alone
 
     def after(self, lead: Sequence[Row], runs: int) -> VmSegment:
-        """The same code after the rows of `lead`, as a separate call.
+        """Return the same code, preceded by the instructions of `lead`, as a separate call.
 
         Args:
             runs: address of a counter that every call increments.
@@ -120,53 +120,57 @@ class VmSegment:
         return self._alone()
 
     def source_of(self, lead: int) -> Callable[[int], None]:
-        """A function that sets the address that a leading row copies from."""
+        """Return a function that sets the address from which the copy instruction with index `lead` reads."""
         cells = self._code.reshape(-1)
         return partial(cells.__setitem__, CELLS * lead + 6)
 
     @property
     def short(self) -> bool:
-        """Whether the call holds the GIL and needs no team."""
+        """Whether the call holds the GIL and needs no helper threads."""
         return not self._long and self.run is self._alone
 
     def failure(self, where: int | None = None) -> BadIndex:
-        """The exception to raise after a failed run; `where` is the failed row of a `Guarded` call."""
+        """Return the exception to raise after a failed run; `where` is the address that `Guarded.failed` returned."""
         row = int(self._context[at.WHERE]) if where is None else where
         return BadIndex(int(self._owner[(row - self._code.ctypes.data) // BYTES]))
 
     def __call__(self) -> None:
-        """Run. Raises BadIndex; results computed before the failed row remain."""
+        """Run the code. Raises: BadIndex; results computed before the failed instruction remain."""
         if self.run() is not None:
             raise self.failure()
 
 
 class Guarded:
-    """A call that stays valid while its segment is exchanged; the check for a stale segment is native code."""
+    """A call that remains valid when its segment is replaced; the check for a stale segment is native code."""
 
     def __init__(self) -> None:
         self._context = np.zeros(at.CELLS, np.int64)
         self._segments: list[VmSegment] = []
 
     def call(self, otherwise: Callable[[], None]) -> Call:
-        """The call: it returns None, or the result of `otherwise`.
+        """Return the call, which returns None, or the result of `otherwise`.
 
-        It calls `otherwise` if there is no segment, if the guard has changed, and after a failed row (see `failed`).
+        It calls `otherwise` if there is no segment, if the guard changed, or after a failed instruction (see `failed`).
         """
         return guarded(self._context, (self._context, self._segments), otherwise)
 
     def aim(self, segment: VmSegment, guard: int, seen: int, runs: int) -> None:
-        """Run a short segment while the number at the address `guard` is `seen`; increment the counter at `runs`."""
+        """Make the call run a short segment as long as the number at the address `guard` equals `seen`.
+
+        Args:
+            runs: address of a counter that every run increments.
+        """
         cells = slice(at.CODE, at.SCRATCH + 1)
         self._segments[:] = [segment]
         self._context[cells] = segment._context[cells]
         self._context[at.RUNS], self._context[at.GUARD], self._context[at.SEEN] = runs, guard, seen
 
     def rest(self) -> None:
-        """Run nothing until the next `aim`."""
+        """Make the call run nothing until the next `aim`."""
         self._context[at.SEEN] = -1
 
     def failed(self) -> int:
-        """Return and reset the address of the row that failed in the last call, or 0."""
+        """Return the address of the instruction that failed in the last call, or 0; reset it to 0."""
         where, self._context[at.WHERE] = int(self._context[at.WHERE]), 0
         return where
 
