@@ -49,9 +49,7 @@ def next_token_nats(logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def nats(stream: Stream) -> float:
-    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite or there are no
-    tokens.
-    """
+    """Return the mean -ln p of next tokens over the windows of a stream; infinity if it is not finite."""
     total, count = 0.0, 0
     for feeds, logits in zip(stream.feeds, stream.outputs("logits"), strict=True):
         found = next_token_nats(logits, feeds["ids"])
@@ -60,9 +58,7 @@ def nats(stream: Stream) -> float:
 
 
 def squared_drift(stream: Stream, reference: Sequence[np.ndarray]) -> float:
-    """Return the squared difference of the first output from a reference, divided by the sum of squares of the
-    reference.
-    """
+    """Return ‖output - reference‖² / ‖reference‖² of the first output, over all chunks of a stream."""
     lost = whole = 0.0
     for found, before in zip(stream.outputs(), reference, strict=True):
         lost += float(((found.astype(np.float64) - before) ** 2).sum())
@@ -78,7 +74,7 @@ def loss(stream: Stream, reference: Sequence[np.ndarray] | None = None) -> float
 def quality(
     p: Program, calibration: Calibration, reference: Program | None = None, tokenizer: Any = None
 ) -> dict[str, float]:
-    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} from the reference without logits.
+    """Measure {nats, perplexity, bits_per_byte} on the held-out windows, or {drift} if the program scores no tokens.
 
     `bits_per_byte` needs a tokenizer, to count the bytes of the scored tokens.
     Raises: CalibrationLeak if a window was learned from; UsageError if no window is held out.
@@ -115,9 +111,7 @@ def activation_memory(program: Program, inputs: Mapping[str, Any]) -> int:
 
 
 def speed(p: Program, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens, or {ms_per_run} if the program scores no
-    tokens.
-    """
+    """Measure {ms_per_token, tokens_per_s} of decoding after 128 tokens; {ms_per_run} if there are no token scores."""
     if not scores_tokens(p):
         plan = p.compile(feeds, freeze=True)
         return {"ms_per_run": _median_ms(lambda: plan(feeds))}
@@ -143,9 +137,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def loss_gradients(
     p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
 ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Yield, for each chunk, path -> (value, gradient of the chunk's summed -ln p of next tokens with respect to the
-    value).
-    """
+    """Yield for each chunk: path -> (value, gradient of the summed -ln p of next tokens with respect to it)."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
         with p.run(given, keep=[*paths]) as run:

@@ -44,9 +44,7 @@ class _ChainBuilder:
         return self.e.add(op, *inputs, name=self.e.program.free_name(f"{self.name}.{step}"), **attrs)
 
     def permute(self, x: NodeId, lead: int, before: Sequence[str], after: Sequence[str], step: str) -> NodeId:
-        """Reorder the axes after the first `lead` from labels `before` to labels `after`; return `x` if the order is
-        the same.
-        """
+        """Reorder the axes after the first `lead` from labels `before` to `after`; return `x` if both are the same."""
         axes = (*range(lead), *(lead + list(before).index(name) for name in after))
         return x if list(axes) == sorted(axes) else self.add("permute", x, axes=axes, step=step)
 
@@ -74,9 +72,7 @@ class _ChainBuilder:
         return self._contract(node, _labels("i", inner), range(len(self.cores)), bias, 0)
 
     def rows(self, ids: Value) -> NodeId:
-        """Add the nodes that look up rows of W by id: rows of the core with the output mode, multiplied by the other
-        cores.
-        """
+        """Add the nodes that look up rows of W: rows of the core with the output mode, times the other cores."""
         cores = self.factors.cores
         first = next(k for k, core in enumerate(cores) if "o1" in core.labels)
         node = self.add("embedding", self.cores[first], ids, step=cores[first].name)
@@ -85,9 +81,7 @@ class _ChainBuilder:
         return self._contract(node, labels, [k for k in range(len(cores)) if k != first], None, 1)
 
     def _contract(self, x: NodeId, labels: list[str], which: Sequence[int], bias: Value | None, side: int) -> NodeId:
-        """Multiply X by the cores `which`; join the modes of the result: output modes for side 0, input modes for side
-        1.
-        """
+        """Multiply X by the cores `which`; join the modes of the result (side 0: output, side 1: input)."""
         modes, size = self.factors.modes[side], self.factors.shape[side]
         used = [self.factors.cores[k] for k in which]
         sizes = _sizes(self.factors)
@@ -203,9 +197,7 @@ def factors_of(p: Program, base: str, shape: tuple[int, int] | None = None) -> F
 
 
 def _densify(e: Transaction, base: str) -> tuple[str, list[NodeId]]:
-    """Replace the chains of one map by its matrix. Returns: the path of the matrix, and nodes of the chains, now
-    unread.
-    """
+    """Replace the chains of one map by its matrix. Returns: the matrix's path, and unread nodes of the chains."""
     p, dead = e.program, list[NodeId]()
     cores = cores_of(p, base)
     known = flood(cores.values(), lambda n: [r for r in p.consumers(n) if traits(p.op(r)).casts])

@@ -184,7 +184,7 @@ def _most_params(budget: Ratio | Params | Bytes, subjects: list[_Subject], whole
         return int(budget.most // max((s.matrix.dtype.itemsize for s in subjects), default=1))
     if budget.of == "flops":
         raise UsageError(
-            "compress cannot meet a budget of operations",
+            "compress cannot meet a budget of floating point operations",
             where="budget",
             got=budget,
             expected="a budget of parameters or bytes",
@@ -294,9 +294,7 @@ def _apply(e: Transaction, s: _Subject, found: CompressionReport, *, alone: bool
 
 # -- without changing anything -----------------------------------------------------------------------------------------
 class CurvePoint(NamedTuple):
-    """Compression ratio (parameters before / after) of a matrix, and relative error: of outputs for `asvd`, else of
-    weights.
-    """
+    """Parameters before / after of a matrix, and relative error: of the outputs for `asvd`, else of the weights."""
 
     ratio: float
     error: float

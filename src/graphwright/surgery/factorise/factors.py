@@ -103,7 +103,7 @@ Factors = LowRank | TensorRing
 """A factored matrix with `shape` (out, in), `modes` (sizes of o₁, o₂, .. and i₁, i₂, ..), `ranks` of bonds, `cores`."""
 
 
-def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the field's name
+def TensorTrain(arrays: Sequence[np.ndarray], shape: tuple[int, int]) -> TensorRing:  # the name in the literature
     """Make a tensor train: a ring whose first and last rank are 1. Raises: ValueError for other ranks."""
     if arrays[0].shape[0] != 1 or arrays[-1].shape[3] != 1:
         raise ValueError(
@@ -141,9 +141,7 @@ def reconstruct(factors: Factors) -> np.ndarray:
 
 
 class ContractionStep(NamedTuple):
-    """A product of the running value with one core: axis labels that remain, are summed over, and are added by the
-    core.
-    """
+    """A product with one core: axis labels of the value that are kept, are summed over, and are added by the core."""
 
     core: int
     kept: tuple[str, ...]
@@ -209,9 +207,7 @@ def split(n: int, order: int, pad: bool = True) -> tuple[int, ...]:
 
 @lru_cache(4096)
 def _balanced(n: int, order: int, least: int) -> tuple[int, ...] | None:
-    """Return `order` ascending factors of n, each at least `least`, with the smallest sum; None if n has no such
-    factors.
-    """
+    """Return `order` ascending factors of n, each at least `least`, with the smallest sum; None if impossible."""
     if order == 1:
         return (n,) if n >= least else None
     best: tuple[int, ...] | None = None

@@ -59,7 +59,6 @@ def recover(
     """Fit a ring of given ranks r_0 .. r_{d-1} from random cores; restart until the error is at most `tol`.
 
     Each start is the best of several candidates after a few sweeps, when most bad candidates have stalled.
-    Returns: the best cores, and their errors by sweep.
     """
     found: list[tuple[list[np.ndarray], list[float]]] = []
     rng = np.random.default_rng(seed)
@@ -251,8 +250,7 @@ class LowRankFit:
 
 
 def svd(w: np.ndarray, rank: int) -> LowRank:
-    """Return the truncated SVD of a matrix [out, in]. Its squared error is the sum of the dropped squared singular
-    values.
+    """Return the truncated SVD of [out, in]. Its squared error is the sum of the dropped squared singular values.
 
     Raises: NonFiniteWeight.
     """
@@ -260,9 +258,7 @@ def svd(w: np.ndarray, rank: int) -> LowRank:
 
 
 def asvd(w: np.ndarray, rank: int, gram: np.ndarray) -> LowRank:
-    """Return the factors with least error of y = x · Wᵀ for inputs x with a Gram matrix [in, in]. Raises:
-    NonFiniteWeight.
-    """
+    """Return the factors with least error of y = x · Wᵀ, given the Gram matrix of the x. Raises: NonFiniteWeight."""
     return LowRankFit.of(finite(np.asarray(w, np.float64)), finite(np.asarray(gram, np.float64), "gram")).at(rank)
 
 
@@ -329,9 +325,7 @@ class RingMethod:
         return TensorRing(to_cores(arrays, self.out, self.inner), (self.w.shape[0], self.w.shape[1]))
 
     def within_params(self, params: int) -> TensorRing | None:
-        """Return the train or ring of least error with at most `params` parameters, by bisection; None if rank 1 has
-        more.
-        """
+        """Return the train or ring of least error that fits, by bisection; None if not even rank 1 fits."""
         low, high = 0.0, 1.0
         best = self.within_error(high)
         if parameters(best) > params:

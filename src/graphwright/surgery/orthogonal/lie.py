@@ -105,10 +105,7 @@ def _real_basis(v: np.ndarray) -> np.ndarray:
 
 
 def _planes(k: np.ndarray, basis: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return pairs of orthonormal vectors that span planes invariant under the skew K, the fastest rotation first.
-
-    If K is 0 within rounding, any planes are returned.
-    """
+    """Return pairs of orthonormal vectors that span planes invariant under the skew K, the fastest rotation first."""
     found = []
     small = basis.T @ k @ basis
     while len(small) > 1:
@@ -147,8 +144,7 @@ RETRACTIONS = ("qr", "polar", "cayley")
 
 
 def retract(w: np.ndarray, gradient: np.ndarray, lr: float, by: str = "qr") -> np.ndarray:
-    """Make one Riemannian gradient step that keeps the columns (rows, if wide) of `w` orthonormal; return the new
-    matrix.
+    """Return `w` after one Riemannian gradient step, which keeps its columns (rows, if wide) orthonormal.
 
     ξ = W skew(WᵀG) + (I - WWᵀ) G is the tangent part of the gradient G.
 

@@ -1,8 +1,7 @@
 """Allocation: how many units each axis loses, so that a budget is met at the least predicted error.
 
 Each axis has blocks of units, cheapest first. The blocks of all axes are sorted by error per cost, and the shortest
-prefix that meets the budget is cut. Within an axis the values never fall from block to block, so its blocks are cut in
-order.
+prefix that meets the budget is cut. Within an axis the sort keys never fall, so its blocks are cut in order.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ SCOPES = ("loss", "global", "kind", "layer")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The error of removing units of an axis one by one; axes of the same kind and size are treated as equal.
+    """The error of removing units of an axis one by one; axes of equal `kind` and `size` are comparable.
 
     Attributes:
         growth: [size] squared error that each removal adds, in the order of removal; infinite for the last unit.
@@ -109,9 +108,7 @@ def _blocks(group: Sequence[Curve], scope: str, round_to: int, min_keep: float) 
 
 
 class Footprint:
-    """Parameters, bytes and operations of some nodes of a program (by default all), as a function of the sizes of its
-    axes.
-    """
+    """Parameters, bytes and operations of some nodes of a program (by default all), given the sizes of its axes."""
 
     def __init__(self, p: Program, nodes: Collection[NodeId] | None = None) -> None:
         self.p, self.axes = p, p.axes()

@@ -1,5 +1,4 @@
-"""Options, plans and reports of pruning. A plan is a list of steps; a step removes units or a module with all coupled
-weights.
+"""Options, plans and reports of pruning. Each step of a plan removes units or a module with all coupled weights.
 
 A step holds names and values, no handles, so it can be applied later, alone or with the others. It refuses to run if
 its weights changed in the meantime.
@@ -113,7 +112,7 @@ class PruneKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PruneStep(ReportBase):
-    """The removal of one coupled group.
+    """The removal of units of an axis, or of a module, with all coupled weights.
 
     Attributes:
         what: `units` of an axis, or a `module` (a residual branch).

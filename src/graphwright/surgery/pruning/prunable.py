@@ -188,9 +188,7 @@ def prunable(p: Program, where: Any = None, kinds: Sequence[str] = NEURONS, prot
 
 
 def prunable_axis(group: AxisGroup, moving: Collection[NodeId] | None = None) -> PrunableAxis | None:
-    """Return a prunable axis; None if it is frozen, not exact, or summed over by anything but products with trained
-    matrices.
-    """
+    """Return a prunable axis; None if it is frozen, not exact, or not only summed over by trained products."""
     if group.frozen or not group.exact:
         return None
     p, notes = group.axes.program, [note for a in group.atoms if (note := group.axes.solution.notes.get(a)) is not None]

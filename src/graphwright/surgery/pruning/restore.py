@@ -97,7 +97,7 @@ class Gram:
 
     @staticmethod
     def of(chunks: Iterable[np.ndarray]) -> Gram:
-        """Compute the moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises:
+        """Compute moments of rows [n, m] in chunks: float32 products of 2048 rows, summed in float64. Raises:
         NonFinite.
         """
         total, mean, count = np.zeros(()), np.zeros(()), 0
@@ -200,9 +200,7 @@ def energy(matrix: np.ndarray, gram: Gram) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """A product before a cut: its matrix [out, columns], its bias [out] (or zeros), and the columns that the cut
-    leaves.
-    """
+    """A product before a cut: matrix [out, columns], bias [out] (or zeros), and the columns that the cut leaves."""
 
     consumer: Consumer
     matrix: np.ndarray

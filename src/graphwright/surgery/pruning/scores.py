@@ -104,9 +104,7 @@ def unit_scores(
 
 @dataclass(frozen=True, slots=True)
 class RemovalOrder:
-    """The removed units of an axis in order, the `growth` of the error by each, and the `scores` of all units at the
-    start.
-    """
+    """Removed units of an axis in order, the `growth` of the error by each, and the first `scores` of all units."""
 
     order: np.ndarray
     growth: np.ndarray
