@@ -17,6 +17,7 @@ from graphwright.report import ReportBase
 from graphwright.surgery.calibration import Calibration, Stream, as_float, chunked
 
 if TYPE_CHECKING:
+    from graphwright.program.op_graph import Value
     from graphwright.program.program import Program
 
 
@@ -135,24 +136,24 @@ def _median_ms(call: Callable[[], object]) -> float:
 
 
 def loss_gradients(
-    p: Program, feeds: Sequence[Mapping[str, np.ndarray]], paths: Sequence[str]
-) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-    """Yield for each chunk: path -> (value, gradient of the summed -ln p of next tokens with respect to it)."""
+    p: Program, feeds: Sequence[Mapping[str, np.ndarray]], wrt: Sequence[str], keep: Sequence[Value] = ()
+) -> Iterator[tuple[dict[Value, np.ndarray], dict[str, np.ndarray]]]:
+    """Yield for each chunk the values of `keep`, and by path the gradients of the summed -ln p of next tokens."""
     for given in (part for f in feeds for part in chunked(p, f, max(1024 // f["ids"].shape[1], 1))):
         batch, length = given["ids"].shape
-        with p.run(given, keep=[*paths]) as run:
+        with p.run(given, keep=[*keep]) as run:
             logits = run["logits"].to_numpy("float64")
-            values = {path: as_float(run.value(path)) for path in paths}
+            values = {value: as_float(run.value(value)) for value in keep}
         z = np.exp(logits - logits.max(axis=-1, keepdims=True))
         seed = z / z.sum(axis=-1, keepdims=True)
         rows, columns = np.ogrid[:batch, : length - 1]
         seed[rows, columns, given["ids"][:, 1:]] -= 1
         seed[:, -1] = 0
-        gradient = p.grad("logits", list(paths), {"B": batch, "T": length}, seeded=True)
+        gradient = p.grad("logits", list(wrt), {"B": batch, "T": length}, seeded=True)
         name = next(n for n in gradient.input_names() if n not in given)
         kind = p.spec(p.output("logits")).dtype.name
         found = gradient.run({**given, name: seed.astype(kind)}, keep="outputs")
-        yield {path: (values[path], as_float(found[f"grad.{path}"])) for path in paths}
+        yield values, {path: as_float(found[f"grad.{path}"]) for path in wrt}
 
 
 class Drift(ReportBase):

@@ -18,7 +18,7 @@ from graphwright.report import ReportBase, plain
 from graphwright.surgery.errors import StaleStep, check_choices
 from graphwright.surgery.pruning.allocate import SCOPES
 from graphwright.surgery.pruning.prunable import NEURONS, Where, remove_branch, residual_branches
-from graphwright.surgery.pruning.scores import METHODS
+from graphwright.surgery.pruning.scores import CRITERIA
 
 if TYPE_CHECKING:
     from graphwright.program.program import Program
@@ -79,7 +79,7 @@ class PruneOptions:
 
     def __post_init__(self) -> None:
         given = {"recipe": self.recipe, "method": self.method, "scope": self.scope or SCOPES[0]}
-        check_choices(given, {"recipe": RECIPES, "method": METHODS, "scope": SCOPES})
+        check_choices(given, {"recipe": RECIPES, "method": tuple(CRITERIA), "scope": SCOPES})
         if self.round_to < 1:
             raise UsageError("round_to is out of range", expected="round_to >= 1", got=self.round_to)
         if not 0 <= self.min_keep <= 1:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphwright.array import NDArray
 from graphwright.errors import UsageError
 from graphwright.graph import EdgeId, NodeId
 from graphwright.ops import traits
@@ -63,12 +62,16 @@ class Consumer:
         """Reshape a matrix [out, columns] to the shape in which this product's weights are stored."""
         return np.ascontiguousarray(matrix.T if traits(self.op).contracts == "in_out" else matrix.reshape(like))
 
-    def rows(self, p: Program, x: NDArray) -> np.ndarray:
-        """Return values of the product's input as rows [rows, columns]; see `as_float`."""
-        a = as_float(x)
+    def rows(self, p: Program, a: np.ndarray) -> np.ndarray:
+        """Return values of the product's input as rows [rows, columns]."""
         if traits(self.op).contracts != "window":
             return a.reshape(-1, a.shape[-1])
         return _windows(a, p.weights.array(self.key).shape[2:], self.attrs)
+
+    def result_rows(self, y: np.ndarray) -> np.ndarray:
+        """Return the product's result, or its gradient, as rows [rows, out], in the order of `rows`."""
+        last = np.moveaxis(y, 1, -1) if traits(self.op).contracts == "window" else y
+        return last.reshape(-1, last.shape[-1])
 
     def remaining(self, keep: np.ndarray, width: int) -> np.ndarray:
         """Return the columns that remain if the units of a mask are kept. Columns of no unit always remain."""

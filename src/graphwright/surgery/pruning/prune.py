@@ -34,7 +34,7 @@ from graphwright.surgery.pruning.allocate import Curve, Goal, allocate, smallest
 from graphwright.surgery.pruning.plan import TOOL, PruneKeywords, PruneOptions, PrunePlan, PruneReport, PruneStep
 from graphwright.surgery.pruning.prunable import PrunableAxis, ResidualBranch
 from graphwright.surgery.pruning.restore import RIDGE, Gram, ProductCut, Restored, restored
-from graphwright.surgery.pruning.scores import DATA_FREE, error_scales, grams, importance, removal_order
+from graphwright.surgery.pruning.scores import CRITERIA, error_scales, grams, importance, removal_order
 
 if TYPE_CHECKING:
     from graphwright.models.model import Model
@@ -160,19 +160,21 @@ class Pruner:
     def _curves(self, p: Program, axes: Sequence[PrunableAxis], footprint: Any) -> list[Curve]:
         """Return the error of removing units of each axis, from one pass over the data (and one for gradients)."""
         o = self.options
-        data_free, by_loss = o.method in DATA_FREE, o.scope == "loss"
+        criterion, by_loss = CRITERIA[o.method], o.scope == "loss"
         weighed = None
-        if o.method == "taylor" or (by_loss and not data_free):
-            weighed = importance(p, axes, self.feeds)
+        if criterion.needs == "gradients" or (by_loss and criterion.needs == "moments"):
+            weighed = importance(p, axes, self.feeds, criterion)
         stream, curves = Stream(p, self.feeds), []
         for i, axis in enumerate(axes):
             self.report(Progress("scoring", i, len(axes)))
             moments: Sequence[Gram | None] = [None] * len(axis.consumers)
             scales = None
-            if not data_free and o.method != "taylor":
+            if criterion.needs == "moments":
                 moments = grams(p, axis.consumers, stream.advance(axis.start))
                 scales = error_scales(p, axis, moments, weighed if by_loss else None)
-            made = removal_order(p, axis, moments, o.method, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed)
+            made = removal_order(
+                p, axis, moments, criterion, scales=scales, weighed=weighed, ridge=o.ridge, seed=o.seed
+            )
             growth = np.concatenate([made.growth, np.full(axis.size - len(made.growth), np.inf)])
             cost = unit_cost(footprint, self.goal.of, axis.name, axis.size)
             curves.append(Curve(axis.name, axis.group.kind, axis.size, growth, cost))
@@ -186,14 +188,15 @@ class Pruner:
         learn, held = Stream(source, self.feeds), Stream(source, self.held)
         names = [a.name for a in axes if kept[a.name] < a.size]
         cut = [a for a in axes if a.name in names]
-        weighed = importance(p, cut, self.feeds) if o.method == "taylor" else None
+        criterion = CRITERIA[o.method]
+        weighed = importance(p, cut, self.feeds, criterion) if criterion.needs == "gradients" else None
         for i, name in enumerate(names):
             self.report(Progress("restoring" if o.restore else "cutting", i, len(names)))
             axis = pr.prunable_axis(p.axes()[name])
             assert axis is not None
             moments: Sequence[Gram] = grams(source, axis.consumers, learn.advance(axis.start))
             most = axis.size - kept[name]
-            made = removal_order(p, axis, moments, o.method, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
+            made = removal_order(p, axis, moments, criterion, weighed=weighed, most=most, ridge=o.ridge, seed=o.seed)
             attempt.steps.append(self._cut(p, axis, np.sort(made.order[:most]), moments, held, made.scores))
             del moments
 
